@@ -133,6 +133,9 @@ class Leases(Protocol):
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
         """Get the leases of the kernel's far sessions; return warnings. Raises SessionHeld."""
 
+    def resumed(self, kernel_id: str) -> None:
+        """Note that the kernel runs, so that its leases can be released as soon as it does not."""
+
 
 def thaw(
     machine: Machine,
@@ -151,6 +154,7 @@ def thaw(
         resumed = machine.resume(
             manifest, record, exit_path, operation.progress, visible_gpus=request.visible_gpus
         )
+        leases.resumed(record.kernel_id)
         info = manifest.info
         chosen = info.snapshot_id
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)

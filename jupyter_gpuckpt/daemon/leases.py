@@ -149,6 +149,10 @@ class DaemonLeases:
                 )
         return warnings
 
+    def resumed(self, kernel_id: str) -> None:
+        """End the reservation of a kernel that `require` or a fetch made: the kernel runs, and that alone keeps its leases."""
+        self.reserved.end(kernel_id)
+
     def _require_at(
         self,
         remote: Remote,

@@ -26,6 +26,11 @@ class Reservations:
             until = time.monotonic() + seconds
             self._until[kernel_id] = max(until, self._until.get(kernel_id, until))
 
+    def end(self, kernel_id: str) -> None:
+        """End the reservation of a kernel, if there is one."""
+        with self._lock:
+            self._until.pop(kernel_id, None)
+
     def clear(self) -> None:
         """End all reservations."""
         with self._lock:

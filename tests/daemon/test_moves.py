@@ -66,6 +66,17 @@ def test_a_suspended_kernel_is_moved_and_offered_first(client, suspended, add, s
     assert found.get(suspended.kernel_id).moved_at == 0
 
 
+def test_a_kernel_that_was_just_resumed_is_released_at_once(client, suspended, add, sessions):
+    add()
+    assert ended(client, client.send(calls.move(suspended.kernel_id))).outcome().warnings == []
+    client.wait(client.send(calls.resume(suspended.kernel_id)).operation_id)
+    client.wait(client.send(calls.suspend(suspended.kernel_id)).operation_id)
+    moved = ended(client, client.send(calls.move(suspended.kernel_id))).outcome()
+    assert moved.warnings == []
+    found, _ = sessions()
+    assert found.get(suspended.kernel_id).lease is None
+
+
 def test_what_cannot_be_moved_is_refused_by_name(client, kernel, add):
     with pytest.raises(KernelStateConflict, match="is running, so it cannot be moved"):
         client.send(calls.move(kernel.kernel_id))
