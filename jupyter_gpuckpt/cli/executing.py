@@ -6,7 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import calls
 from . import output
+from .daemon_calls import daemon
+from .ids import one_snapshot
 
 SUMMARY = "execute a notebook, or continue an execution that was interrupted"
 DESCRIPTION = (
@@ -68,7 +71,7 @@ def execute(args: Namespace) -> int:
         args.allow_errors,
         args.autosave,
         args.restart,
-        args.from_snapshot,
+        _snapshot_id(args.from_snapshot),
     )
     try:
         with output.ProgressBar(f"Executing {options.notebook.name}") as bar:
@@ -82,3 +85,11 @@ def execute(args: Namespace) -> int:
     elif error is not None:
         output.note(str(error))
     return _FAILED if error is not None else 0
+
+
+def _snapshot_id(prefix: str) -> str:
+    """Return the id of the only snapshot whose id begins with `prefix`; empty without a prefix."""
+    if not prefix:
+        return ""
+    with daemon() as client:
+        return one_snapshot(prefix, [one.snapshot_id for one in client.send(calls.snapshots())])

@@ -84,6 +84,19 @@ def test_a_stop_suspends_the_kernel_and_the_next_runner_resumes_it(runner):
     assert (status, outputs(runner.output)) == (0, EXPECTED), said
 
 
+@pytest.mark.slow
+def test_a_snapshot_is_named_by_the_beginning_of_its_id(runner):
+    runner.start()
+    wait_for(lambda: runner.has_shown(AT_FIRST))
+    runner.process.terminate()
+    assert runner.ended()[0] == 130
+    [snapshot] = runner.snapshots()
+    runner.open_gate(10)
+    runner.open_gate(20)
+    status, said = runner.run("--from", snapshot.snapshot_id[:8])
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said
+
+
 def test_an_error_ends_the_notebook_unless_its_cell_is_tagged(runner):
     cells = ["1 / 0", "print('skipped')", "print('shown')", "int('x')", "print('never')"]
     tags = {0: ["raises-exception"], 1: ["skip-execution"]}

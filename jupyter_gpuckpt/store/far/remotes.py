@@ -70,10 +70,9 @@ class Remotes:
         for remote in found:
             if remote.name == name:
                 return remote
-        names = ", ".join(remote.name for remote in found) or "none"
         raise RemoteNotFound(
             f"There is no remote {name[:200]!r}.",
-            hint=f"There are: {names}. `jupyter gpuckpt remote add` adds one.",
+            hint=_hint(found),
         )
 
     def require_new(self, remote: Remote) -> None:
@@ -120,3 +119,9 @@ class Remotes:
 
 class _Version(msgspec.Struct, frozen=True):
     version: int
+
+
+def _hint(found: list[Remote]) -> str:
+    names = ", ".join(remote.name for remote in found)
+    known = f"Known remotes: {names}." if names else "No remote is configured."
+    return f"{known} `jupyter gpuckpt remote add` adds one."
