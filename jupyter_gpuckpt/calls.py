@@ -22,7 +22,6 @@ from .model import LaunchSpec, RetentionPolicy
 from .protocol import (
     SILENCE_SECONDS,
     BranchRequest,
-    Changes,
     ClaimRequest,
     EndRequest,
     Event,
@@ -44,6 +43,7 @@ from .protocol import (
 from .reclaim_records import NoticeRequest, NoticesReport
 from .snapshot_records import (
     AnnotateRequest,
+    Changes,
     RemoteUploads,
     Snapshot,
     SnapshotVariables,

@@ -359,31 +359,6 @@ class SuspendedKernel(msgspec.Struct, frozen=True):
     secrets: dict[str, Any] = {}
 
 
-class Change(StrEnum):
-    """The kind of a file's change."""
-
-    CHANGED = "changed"
-    REMOVED = "removed"
-    SMALLER = "smaller"
-
-
-class FileChange(msgspec.Struct, frozen=True):
-    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0: gone. Lengths are in bytes; None: unknown."""
-
-    path: str
-    change: Change
-    mtime: float
-    length_then: int | None = None
-    length_now: int | None = None
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """GET /snapshots/{id}/changes: changed files, and the obstacles to a resume here, a sentence each."""
-
-    files: list[FileChange] = []
-    obstacles: list[str] = []
-
-
 class Check(msgspec.Struct, frozen=True):
     """A line of the doctor's report. `ok` None: does not apply here. `fix`: the one command that fixes it."""
 

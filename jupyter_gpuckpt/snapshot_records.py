@@ -207,3 +207,28 @@ class StoreUsage(msgspec.Struct, frozen=True):
     by_name: list[NameUsage] = []
     #: The growth, oldest first, at most sixty points.
     growth: list[Growth] = []
+
+
+class Change(StrEnum):
+    """The kind of a file's change."""
+
+    CHANGED = "changed"
+    REMOVED = "removed"
+    SMALLER = "smaller"
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0: gone. Lengths are in bytes; None: unknown."""
+
+    path: str
+    change: Change
+    mtime: float
+    length_then: int | None = None
+    length_now: int | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """GET /snapshots/{id}/changes: changed files, and the obstacles to a resume here, a sentence each."""
+
+    files: list[FileChange] = []
+    obstacles: list[str] = []

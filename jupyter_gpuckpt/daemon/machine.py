@@ -38,8 +38,8 @@ from ..images.workers import processes as worker_processes
 from ..model import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
-from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
-from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
+from ..protocol import GpuRoom, HostReport, Owner, ResumeRequest
+from ..snapshot_records import Changes, SnapshotChange, SnapshotVariables, StoreUsage
 from ..snapshots import arrivals, changes, resume, save, stored_secrets
 from ..states import KernelState
 from ..store import bringing, stores

@@ -37,17 +37,25 @@ _log = logging.getLogger(__name__)
 
 
 class _MoveSubject:
-    """The subject of a move. All owners are told, because a command line that owns nothing may have asked for it."""
+    """The subject of a move: a kernel, whose state a move does not change."""
 
-    owner_id = ""
+    def __init__(self, kernel: ManagedKernel, streams: Streams) -> None:
+        self._kernel, self._streams = kernel, streams
 
-    def __init__(self, kernel_id: str, streams: Streams) -> None:
-        self.kernel_id, self._streams = kernel_id, streams
+    @property
+    def kernel_id(self) -> str:
+        """Return the kernel's id."""
+        return self._kernel.kernel_id
+
+    @property
+    def owner_id(self) -> str:
+        """Return the id of the kernel's owner."""
+        return self._kernel.owner_id
 
     def on_operation(self, operation: RunningOperation) -> None:
-        """Publish the progress of the move."""
+        """Publish the progress of the move to the kernel's owner."""
         event = Event(self._streams.advance(), operation=operation.public())
-        self._streams.publish(event, droppable=not operation.ended)
+        self._streams.publish(event, self.owner_id, droppable=not operation.ended)
 
 
 class Moves:
@@ -90,7 +98,7 @@ class Moves:
         # Another client may have started the same move meanwhile.
         if running := self._running.get(kernel_id):
             return _same(running, kernel_id, remote.name)
-        subject = _MoveSubject(kernel_id, self._streams)
+        subject = _MoveSubject(kernel, self._streams)
         operation = self._operations.add(OperationKind.MOVE, subject)
         self._running[kernel_id] = remote.name, operation
         task = asyncio.get_running_loop().create_task(
@@ -118,8 +126,11 @@ class Moves:
             operation.fail(error)
         else:
             warnings = [] if is_released else [_STILL_LEASED]
+            spent = operation.progress.seconds_by_stage
             seconds = time.monotonic() - began
-            operation.succeed(Result(snapshot_id, seconds, kernel.record.sizes, warnings=warnings))
+            operation.succeed(
+                Result(snapshot_id, seconds, seconds_by_stage=dict(spent), warnings=warnings)
+            )
         finally:
             del self._running[kernel.kernel_id]
 

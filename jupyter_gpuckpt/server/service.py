@@ -24,6 +24,7 @@ from .kernels.descriptions import KernelDescriptions
 from .kernels.kernel_list import KernelList
 from .kernels.kernel_listener import KernelListeners
 from .kernels.kernel_manager import install_kernel_manager
+from .kernels.moves import Moves
 from .kernels.operations import ServerOperations
 from .kernels.peer_access import PeerAccessSwitch
 from .kernels.reconnector import Reconnector
@@ -162,6 +163,7 @@ class Service:
             gpu_room.resume,
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
+            Moves(link, operations, gpu_room.resume, log),
             shut_downs,
             idle,
         )

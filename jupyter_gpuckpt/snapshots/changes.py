@@ -11,7 +11,7 @@ from ..engine.criu import missing_files
 from ..host import fingerprint
 from ..host.file_digests import FileDigests
 from ..model import FORMER_SCRATCH, Manifest
-from ..protocol import Change, Changes, FileChange
+from ..snapshot_records import Change, Changes, FileChange
 from ..store.local import LocalStore
 from .resume import obstacles
 from .stored_images import FILES, write_images

@@ -215,6 +215,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("GET", "openapi.json")
     for method, path in (
         ("POST", f"{kernel}/park"),
+        ("POST", f"{kernel}/move"),
         ("POST", f"{kernel}/undo_shutdown"),
         ("POST", "snapshots/import"),
         ("POST", f"{kernel}/roll_back"),

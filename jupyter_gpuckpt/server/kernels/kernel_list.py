@@ -65,6 +65,8 @@ class KernelList:
         error, operation = kernel.error, kernel.operation
         if operation is not None and self._tracked is not None:
             operation = self._tracked.as_seen(operation)
+        if self._tracked is not None:
+            operation = self._tracked.composed(kernel_id) or operation
         in_flight = operation is not None and not operation.is_over
         return msgspec.structs.replace(
             view,

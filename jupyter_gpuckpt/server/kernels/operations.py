@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import calls
 from ...errors import (
@@ -55,8 +55,15 @@ _MAX_FINGERPRINT_SECONDS = 1.0
 _TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
 Release = Callable[[], None]
-#: `GpuRoom.resume`: (kernel id, snapshot id or "" for the latest).
-Resume = Callable[[str, str], Awaitable[Operation]]
+
+
+class Resume(Protocol):
+    """The type of `GpuRoom.resume`. An empty snapshot id means the latest one."""
+
+    def __call__(
+        self, kernel_id: str, snapshot_id: str, *, take_over: bool = False
+    ) -> Awaitable[Operation]:
+        """Start a resume."""
 
 
 class ServerOperations(KernelListener):
@@ -111,13 +118,16 @@ class ServerOperations(KernelListener):
         """
         return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
 
-    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
+    async def resume(
+        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
+    ) -> Operation:
         """Start resuming a suspended kernel, by default from its latest snapshot, whether or not the GPU has room for it.
 
-        Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
+        `take_over`: even if another machine runs its session. Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
         """
         served = self.served(kernel_id)
-        operation = await self._link.daemon.send(calls.resume(kernel_id, snapshot_id))
+        call = calls.resume(kernel_id, snapshot_id, take_over=take_over)
+        operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
     async def park(self, kernel_id: str) -> Operation:
@@ -160,7 +170,8 @@ class ServerOperations(KernelListener):
 
     async def cancel(self, operation_id: str) -> None:
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
-        await self._link.daemon.send(calls.cancel(operation_id))
+        if running_id := self.tracked.cancel(operation_id):
+            await self._link.daemon.send(calls.cancel(running_id))
 
     async def measured(self) -> list[Kernel]:
         """Return the daemon's records of all kernels, with their use of resources measured now."""

@@ -50,8 +50,10 @@ class Rollbacks:
             )
         if served.is_rolling_back:
             raise KernelStateConflict("A snapshot of this kernel is being restored already.")
-        work = self._work(served, snapshot_id, served.roll_back())
-        return self._operations.tracked.compose(OperationKind.ROLL_BACK, kernel_id, work)
+        end = served.roll_back()
+        return self._operations.tracked.compose(
+            OperationKind.ROLL_BACK, kernel_id, lambda _: self._work(served, snapshot_id, end)
+        )
 
     async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
         daemon = self._link.daemon

@@ -8,20 +8,37 @@ from collections.abc import Callable, Coroutine
 
 import msgspec
 
-from ...errors import GpuCkptError, record_of
+from ...errors import GpuCkptError, OperationCancelled, record_of
+from ...progress import ProgressRecord
 from ...protocol import Operation, OperationKind, OperationState, Result
 
 #: The number of ended operations that can still be requested.
 _REMEMBERED = 200
 
 
-class TrackedOperations:
-    """A table of the operations that this server started, by id. `on_end` is called with the kernel's id whenever one is over."""
+class Steps:
+    """The steps of a composed operation: the progress of the one that runs is its progress, and a cancellation goes to that one."""
 
-    def __init__(self, on_end: Callable[[str], None]) -> None:
-        self._on_end = on_end
+    def __init__(self, note: Callable[[ProgressRecord], None]) -> None:
+        self.note = note
+        self.is_cancelled = False
+        #: The id of the daemon's operation that runs now; empty if none does.
+        self.running_id = ""
+
+    def check(self) -> None:
+        """Raise OperationCancelled if the composed operation was canceled."""
+        if self.is_cancelled:
+            raise OperationCancelled("The operation was canceled.")
+
+
+class TrackedOperations:
+    """A table of the operations that this server started, by id. `on_change`: called with the kernel's id at a change of what pages see."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
         self._latest: dict[str, Operation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._steps: dict[str, Steps] = {}
 
     def __contains__(self, operation_id: str) -> bool:
         return operation_id in self._tasks
@@ -30,7 +47,7 @@ class TrackedOperations:
         """Add an operation. It is over when `following` has ended, which calls `note` at each change."""
         self._latest[operation.operation_id] = operation
         task = asyncio.ensure_future(following)
-        task.add_done_callback(lambda _: self._on_end(operation.kernel_id))
+        task.add_done_callback(lambda _: self._on_change(operation.kernel_id))
         self._tasks[operation.operation_id] = task
         self._forget_old()
 
@@ -43,27 +60,49 @@ class TrackedOperations:
         return self._latest[operation_id]
 
     def compose(
-        self, kind: OperationKind, kernel_id: str, work: Coroutine[None, None, Result]
+        self,
+        kind: OperationKind,
+        kernel_id: str,
+        work: Callable[[Steps], Coroutine[None, None, Result]],
     ) -> Operation:
         """Start an operation of this server that consists of several of the daemon's; an exception of `work` is its error."""
         begun = Operation(uuid.uuid4().hex, kind, kernel_id, OperationState.RUNNING)
+        operation_id = begun.operation_id
+
+        def note(progress: ProgressRecord) -> None:
+            self.note(operation_id, msgspec.structs.replace(begun, progress=progress))
+            self._on_change(kernel_id)
+
+        steps = self._steps[operation_id] = Steps(note)
 
         async def follow() -> None:
-            ended = begun
+            changes: dict[str, object] = {}
             try:
-                result = await work
-                ended = msgspec.structs.replace(
-                    begun, state=OperationState.SUCCEEDED, result=result
-                )
+                changes = {"state": OperationState.SUCCEEDED, "result": await work(steps)}
+            except OperationCancelled as error:
+                changes = {"state": OperationState.CANCELLED, "error": record_of(error)}
             except GpuCkptError as error:
-                ended = msgspec.structs.replace(
-                    begun, state=OperationState.FAILED, error=record_of(error)
-                )
+                changes = {"state": OperationState.FAILED, "error": record_of(error)}
             finally:
-                self.note(begun.operation_id, ended)
+                del self._steps[operation_id]
+                latest = self.latest(operation_id)
+                self.note(operation_id, msgspec.structs.replace(latest, **changes))
 
         self.track(begun, follow())
         return begun
+
+    def composed(self, kernel_id: str) -> Operation | None:
+        """Return the composed operation that runs on a kernel and tells its progress; None if there is none."""
+        found = (self._latest[operation_id] for operation_id in self._steps)
+        return next((o for o in found if o.kernel_id == kernel_id and o.progress.stage), None)
+
+    def cancel(self, operation_id: str) -> str:
+        """Note that an operation is canceled; return the id of the daemon's operation to cancel, empty if none runs for it now."""
+        steps = self._steps.get(operation_id)
+        if steps is None:
+            return operation_id
+        steps.is_cancelled = True
+        return steps.running_id
 
     async def wait(self, operation_id: str, timeout_seconds: float | None) -> Operation | None:
         """Wait for the end of an operation and return it; None if another client started it, or it ended long ago."""

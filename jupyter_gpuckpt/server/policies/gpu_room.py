@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...protocol import Operation
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
+    from ..kernels.tracked_operations import Steps
 
 #: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
@@ -49,18 +50,25 @@ class GpuRoom:
         self._wait_seconds, self._log = wait_seconds, log
         self._queue = asyncio.Lock()
 
-    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
-        """Start resuming a suspended or parked kernel, after making room on the GPU if it needs some."""
-        self._operations.served(kernel_id)
-        if not await self.is_needed(kernel_id, snapshot_id):
-            return await self._operations.resume(kernel_id, snapshot_id)
-        work = self._resume_with_room(kernel_id, snapshot_id)
-        return self._operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
+    async def resume(
+        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
+    ) -> Operation:
+        """Start resuming a suspended or parked kernel, after making room on the GPU if it needs some.
 
-    async def _resume_with_room(self, kernel_id: str, snapshot_id: str) -> Result:
+        `take_over`: even if another machine runs its session.
+        """
         operations = self._operations
-        async with self.made(kernel_id, snapshot_id):
-            return await operations.tracked.result(await operations.resume(kernel_id, snapshot_id))
+        operations.served(kernel_id)
+        if not await self.is_needed(kernel_id, snapshot_id):
+            return await operations.resume(kernel_id, snapshot_id, take_over=take_over)
+
+        async def work(steps: Steps) -> Result:
+            async with self.made(kernel_id, snapshot_id):
+                steps.check()
+                started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
+                return await operations.tracked.result(started)
+
+        return operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
 
     async def is_needed(self, kernel_id: str, snapshot_id: str) -> bool:
         """Return whether the kernel will need GPU memory when it is resumed."""

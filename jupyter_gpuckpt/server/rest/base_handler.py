@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..kernels.branching import Branching
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_list import KernelList
+    from ..kernels.moves import Moves
     from ..kernels.operations import Resume, ServerOperations
     from ..kernels.rollbacks import Rollbacks
     from ..policies.idle import IdleSuspension
@@ -42,6 +43,7 @@ class Parts:
     resume: Resume
     branching: Branching
     rollbacks: Rollbacks
+    moves: Moves
     shut_downs: ShutDowns
     idle: IdleSuspension
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from ...errors import GpuCkptError, KernelNotFound
+from ...far_records import MoveRequest
 from ...protocol import Kernel, ResumeRequest
 from ..policies.shut_downs import ShutDown
 from ..policies.suspend_all import suspend_all
@@ -100,8 +101,25 @@ class ResumeHandler(GpuCkptHandler):
     async def post(self, kernel_id: str) -> None:
         """Start a resume."""
         request = self.record(ResumeRequest)
-        operation = await self.parts.resume(kernel_id, request.snapshot_id)
+        operation = await self.parts.resume(
+            kernel_id, request.snapshot_id, take_over=request.take_over
+        )
         self.reply(operation_view(operation))
+
+
+class MoveHandler(GpuCkptHandler):
+    """Handler for moves to a remote."""
+
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=MoveRequest)
+    async def post(self, kernel_id: str) -> None:
+        """Start suspending a kernel, uploading it, and releasing its session, so that another machine can go on with it.
+
+        If that fails or is canceled, the kernel is as it was.
+        """
+        # A kernel that does not exist is reported before a body that is not valid.
+        self.parts.operations.served(kernel_id)
+        request = self.record(MoveRequest)
+        self.reply(operation_view(await self.parts.moves.move(kernel_id, request.remote)))
 
 
 class SuspendAllHandler(GpuCkptHandler):
@@ -196,6 +214,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
     "/kernels/{kernel_id}/park": ParkHandler,
+    "/kernels/{kernel_id}/move": MoveHandler,
     "/kernels/{kernel_id}/keep_running": KeepRunningHandler,
     "/suspend_all": SuspendAllHandler,
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,

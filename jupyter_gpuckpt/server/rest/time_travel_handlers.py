@@ -7,7 +7,7 @@ from http import HTTPStatus
 import msgspec
 
 from ... import calls
-from ...protocol import Changes
+from ...snapshot_records import Changes
 from ..views import BranchView, OperationView, branch_view, operation_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
