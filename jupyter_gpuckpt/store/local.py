@@ -35,7 +35,7 @@ from .listing import Listed, Listing
 from .lock import StoreLock
 from .packs import Entry
 from .places import Location, Places
-from .records import Records
+from .records import FreshPlaces, Records
 from .repack import Repacking
 from .space import Space
 from .staging import Staged, Staging, exists
@@ -228,9 +228,9 @@ class LocalStore:
                 with self.holding(digests):
                     with store_errors(self.root):
                         self.require_absent(snapshot_id)
-                        self.locate(digests)
+                        located = FreshPlaces(self._catalog.moves, self.locate(digests))
                         staged = Staged(self._manifests, manifest)
-                    with self._staging.recorded(staged, digests):
+                    with self._staging.recorded(staged, digests, located):
                         yield staged
                     if not staged.published:
                         return

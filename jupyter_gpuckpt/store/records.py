@@ -29,6 +29,7 @@ from .catalog import Catalog
 from .database import sealed, unsealed
 from .needs import Needs, Newest, add, chosen_of, decoded, encoded, newer_needs, pack_bits
 from .place_index import Located, PlaceIndex
+from .places import Places
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ _MANY = 100
 _AT_ONCE = 50
 # The same for snapshots without their needs.
 _INFOS_AT_ONCE = 500
+
+
+class FreshPlaces(NamedTuple):
+    """The places of a snapshot's chunks, and the catalog's count of moves before they were looked up."""
+
+    moves: int
+    places: Places
 
 
 class _LookUp(NamedTuple):
@@ -81,14 +89,25 @@ class Records:
 
         return self._catalog.database.run(read)
 
-    def add(self, info: SnapshotInfo, digests: Collection[bytes]) -> Needs:
-        """Record a snapshot that was just published; return those of its chunks that the store has."""
-        return self._add(info, digests, self.identity(info.snapshot_id))
+    def add(
+        self, info: SnapshotInfo, digests: Collection[bytes], located: FreshPlaces | None = None
+    ) -> Needs:
+        """Record a snapshot that was just published; return those of its chunks that the store has.
 
-    def _add(self, info: SnapshotInfo, digests: Collection[bytes], identity: str) -> Needs:
+        `located`: where its chunks were a moment ago, so that they need not be looked up again.
+        """
+        return self._add(info, digests, self.identity(info.snapshot_id), located)
+
+    def _add(
+        self,
+        info: SnapshotInfo,
+        digests: Collection[bytes],
+        identity: str,
+        located: FreshPlaces | None = None,
+    ) -> Needs:
         """Record the content of a manifest whose file had this `identity`."""
         while True:
-            found = self._look_up(digests)
+            found, located = self._look_up(digests, located), None
             if self._catalog.database.run(partial(self._put, info, identity, found)):
                 return found.needs
 
@@ -231,12 +250,12 @@ class Records:
         digests = found.digests(stub.keeps if stub else None)
         return self._add(found.info, digests, identity)
 
-    def _look_up(self, digests: Collection[bytes]) -> _LookUp:
-        index, moves = self._index, self._catalog.moves
-        if index is not None and index.usable and index.moves == moves:
+    def _look_up(self, digests: Collection[bytes], known: FreshPlaces | None = None) -> _LookUp:
+        index, moves = self._index, known.moves if known else self._catalog.moves
+        if known is None and index is not None and index.usable and index.moves == moves:
             located = index.find(digests)
         else:
-            places = self._catalog.locate(digests)
+            places = known.places if known else self._catalog.locate(digests)
             rows = places.rows
             complete = len(rows) == len(set(digests)) and not np.any(rows["damaged"])
             located = Located(list(places.packs), rows["pack"], rows["offset"], complete)

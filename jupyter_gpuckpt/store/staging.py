@@ -15,7 +15,7 @@ from ..model import Manifest, SnapshotInfo
 from . import manifests, stub_files
 from .faults import store_errors
 from .leases import Leases
-from .records import Records
+from .records import FreshPlaces, Records
 
 logger = logging.getLogger(__name__)
 
@@ -75,19 +75,21 @@ class Staging:
                 self._ids.discard(snapshot_id)
 
     @contextmanager
-    def recorded(self, staged: Staged, digests: set[bytes]) -> Iterator[None]:
+    def recorded(self, staged: Staged, digests: set[bytes], located: FreshPlaces) -> Iterator[None]:
         """Let `staged` be published inside the block, and record the snapshot afterwards if it was."""
         try:
             with staged:
                 yield
         finally:
             if staged.published:
-                self.record(staged.manifest.info, digests)
+                self.record(staged.manifest.info, digests, located)
 
-    def record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
+    def record(
+        self, info: SnapshotInfo, digests: set[bytes], located: FreshPlaces | None = None
+    ) -> None:
         """Record a snapshot that was just published or is whole again. From then on the record protects its chunks, not a lease."""
         try:
-            self._records.add(info, digests)
+            self._records.add(info, digests, located)
         except (OSError, sqlite3.OperationalError) as error:
             # Its manifest will be read later. A running collection has not seen that manifest, so a lease must outlast it.
             logger.warning("Snapshot %s is not recorded yet: %s", info.snapshot_id, error)

@@ -47,7 +47,7 @@ def publish(store, stack):
 def publish_without_a_record(store, stack):
     """Publish while the catalog cannot be written."""
 
-    def fail(self, info, digests):
+    def fail(self, info, digests, located=None):
         raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.MonkeyPatch.context() as patched:
