@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,12 @@ from .compression import Compressor
 from .segments import (
     LOOK_AHEAD,
     MIN_SEGMENT,
+    PartialSource,
     Segment,
     SharedSource,
     Source,
     chunks_of,
+    readable,
     segment_bytes,
     segments,
 )
@@ -103,7 +105,8 @@ def pack(
 ) -> Packed:
     """Store every source; on return all is durable, and stays in the store until a manifest that refers to it is published.
 
-    Chunks of which few pages changed since the `predecessor` are composed of stored chunks (`composing.py`).
+    Chunks of which few pages changed since the `predecessor` are composed of stored chunks (`composing.py`). Of a `PartialSource` only
+    its ranges are read.
 
     `progress` advances by the sources' bytes. The first error of any thread stops the others and is raised: a source's own
     error, OperationCancelled, StoreFull, StoreUnavailable, CheckpointError when a source changed while it was read. Chunks
@@ -111,11 +114,12 @@ def pack(
     memory), but always as much as one thread needs: 12 MiB, with a process 20 MiB, with a predecessor 10 MiB more.
     """
     raw_bytes = sum(source.length for source in sources)
-    wide = worth_it(raw_bytes, threads)
+    to_read = sum(end - begin for source in sources for begin, end in readable(source))
+    wide = worth_it(to_read, threads)
     beside = _BESIDE_PROCESS if wide else _BESIDE
     threads, length = fitting(
         threads,
-        segment_bytes(raw_bytes, threads),
+        segment_bytes(to_read, threads),
         min_bytes=MIN_SEGMENT,
         beside_bytes=beside + (COMPOSING_BYTES if predecessor else 0),
         memory_bytes=memory_bytes,
@@ -142,12 +146,17 @@ def pack(
 
             return work
 
-        share_out(waiting, make_worker, min(threads, len(waiting)))
+        parts = [_kept(source, totals) for source in sources]
+        progress.advance(raw_bytes - to_read)
+        if waiting:
+            share_out(waiting, make_worker, min(threads, len(waiting)))
         writer.finish()
-    parts: list[list[_Done]] = [[] for _ in sources]
     for segment in waiting:
         parts[segment.number].append(done[segment])
-    streams = [_join(source, found) for source, found in zip(sources, parts, strict=True)]
+    streams = [
+        _join(source, sorted(found, key=lambda one: one.start))
+        for source, found in zip(sources, parts, strict=True)
+    ]
     return Packed(streams, raw_bytes, totals.stored, totals.new_bytes)
 
 
@@ -282,10 +291,18 @@ class _Totals:
         self.stored: dict[bytes, int] = {}
         self.new_bytes = 0
 
-    def add(self, stored: dict[bytes, int], new_bytes: int) -> None:
+    def add(self, stored: Mapping[bytes, int], new_bytes: int) -> None:
         with self._lock:
             self.stored.update(stored)
             self.new_bytes += new_bytes
+
+
+def _kept(source: Source, totals: _Totals) -> list[_Done]:
+    """Return the chunks of a source that an earlier snapshot stored."""
+    if not isinstance(source, PartialSource):
+        return []
+    totals.add(source.stored, 0)
+    return [_Done(one.start, list(one.chunks)) for one in source.kept]
 
 
 def _join(source: Source, parts: list[_Done]) -> Stream:

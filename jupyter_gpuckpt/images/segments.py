@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model import Chunk
@@ -33,6 +33,30 @@ class Source(Protocol):
         """Fill the whole `buffer` from `offset`; called by several threads at once."""
 
 
+class Kept(NamedTuple):
+    """Stored chunks that follow each other in a source from an offset."""
+
+    start: int
+    chunks: Sequence[Chunk]
+
+
+@runtime_checkable
+class PartialSource(Source, Protocol):
+    """A source that can be read in some ranges only: its other bytes are those of stored chunks."""
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """The chunks of the bytes that cannot be read, in order."""
+
+    @property
+    def stored(self) -> Mapping[bytes, int]:
+        """The stored bytes of all chunks to which `kept` refers, by digest. The caller holds these chunks in the store."""
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """The ranges that can be read, in order."""
+
+
 @runtime_checkable
 class SharedSource(Source, Protocol):
     """A source that other processes can read."""
@@ -42,11 +66,16 @@ class SharedSource(Source, Protocol):
 
 
 class Segment(NamedTuple):
-    """A part of a source between nominal borders; content shifts the real ones. `number`: the index of the source."""
+    """A part of a source between nominal borders; content shifts the real ones. `number`: the index of the source.
+
+    `first` and `limit`: the borders of the range that can be read, which content does not shift.
+    """
 
     number: int
     start: int
     end: int
+    first: int
+    limit: int
 
 
 class SegmentChunks(NamedTuple):
@@ -67,10 +96,16 @@ def segment_bytes(raw_bytes: int, threads: int) -> int:
 def segments(sources: Sequence[Source], length: int) -> list[Segment]:
     """Return the segments, of `length` bytes each, of all sources."""
     return [
-        Segment(number, start, min(start + length, source.length))
+        Segment(number, start, min(start + length, limit), first, limit)
         for number, source in enumerate(sources)
-        for start in range(0, source.length, length)
+        for first, limit in readable(source)
+        for start in range(first, limit, length)
     ]
+
+
+def readable(source: Source) -> Sequence[tuple[int, int]]:
+    """Return the ranges of a source that can be read."""
+    return source.ranges if isinstance(source, PartialSource) else [(0, source.length)]
 
 
 def chunks_of(
@@ -81,7 +116,7 @@ def chunks_of(
     Neighboring segments find the same borders, because both search the same bytes: those after the nominal border.
     """
     length = segment.end - segment.start
-    ahead = min(LOOK_AHEAD, source.length - segment.end)
+    ahead = min(LOOK_AHEAD, segment.limit - segment.end)
     buffer = memory(length + ahead)
     source.read_into(segment.start, buffer[:length])
     end = length
@@ -95,8 +130,8 @@ def chunks_of(
             end = length + begin
             break
     start = 0
-    if segment.start:
-        # The previous segment makes the same search; it reaches beyond this segment's nominal end only at the end of the source.
+    if segment.start > segment.first:
+        # The previous segment makes the same search; it reaches beyond this segment's nominal end only at the end of the range.
         start = first_begin(buffer[: min(LOOK_AHEAD, length)]) or 0
     return SegmentChunks(segment.start + start, *_cut(buffer[start:end]))
 

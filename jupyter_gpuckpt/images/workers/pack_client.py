@@ -50,6 +50,8 @@ class Part(msgspec.Struct, frozen=True):
     number: int
     start: int
     end: int
+    first: int
+    limit: int
 
 
 class ChunksToCompress(msgspec.Struct, frozen=True):

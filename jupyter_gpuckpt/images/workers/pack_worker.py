@@ -15,7 +15,7 @@ from ...model import Chunk
 from ...store.codecs import RAW
 from ..composing import Composer
 from ..compression import Compressor
-from ..segments import LOOK_AHEAD, Segment, SegmentChunks, Source, chunks_of
+from ..segments import LOOK_AHEAD, Segment, SegmentChunks, Source, chunks_of, readable
 from .messages import receive, receive_descriptors, send
 from .pack_client import (
     HANDED_BYTES,
@@ -43,11 +43,12 @@ def serve(connection: socket.socket, task: PackTask) -> None:
         }
         for source in sources.values():
             # If this process may not read the source, the answer is `Failed`, and the caller packs everything itself.
-            source.read_into(0, memory[: min(1, source.length)])
+            for begin, end in readable(source)[:1]:
+                source.read_into(begin, memory[: min(1, end - begin)])
         send(connection, Ready())
         hand_over = _HandingOver(connection, memory, task.segment_bytes + LOOK_AHEAD)
         while (part := receive(connection, Part)) is not None:
-            segment = Segment(part.number, part.start, part.end)
+            segment = Segment(part.number, part.start, part.end, part.first, part.limit)
             found = chunks_of(sources[part.number], segment, lambda length: memory[:length])
             send(connection, Cut(found.start, found.chunks))
             wanted = receive(connection, ChunksToCompress)

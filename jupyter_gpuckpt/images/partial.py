@@ -1,0 +1,173 @@
+"""Sources of which a file has only what changed; the rest is in chunks of an earlier snapshot.
+
+Covers: which of the earlier chunks can be used, and the source that reads the file. Does not cover: who knows what changed
+(`snapshots.gpu_tables`), storing (pack.py).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import decoding
+from ..model import Chunk, Stream
+from .pack import FileSource
+from .segments import Kept
+
+Ranges = Sequence[tuple[int, int]]
+
+#: Where more ranges than this would have to be read, or more of the stream, reading all of it is as quick.
+_MAX_RANGES = 20_000
+_MAX_READ_SHARE = 0.5
+
+
+class Usable(NamedTuple):
+    """The chunks of an earlier stream that a new one can use, and the ranges of the new one that must be read.
+
+    `stored`: the stored bytes of all chunks to which these refer, by digest.
+    """
+
+    kept: list[Kept]
+    stored: dict[bytes, int]
+    ranges: list[tuple[int, int]]
+
+
+class Layout:
+    """The chunks of a stream by their places. `stored`: those that are still stored, by digest, and their stored bytes."""
+
+    def __init__(self, stream: Stream, stored: Mapping[bytes, int]) -> None:
+        self.stored, self._chunks = stored, stream.chunks
+        lengths = np.fromiter((chunk.length for chunk in stream.chunks), np.int64)
+        self._ends = np.cumsum(lengths)
+        self._begins = self._ends - lengths
+        #: The numbers of chunks of which something is not stored any more.
+        self._gone = np.array(
+            [
+                number
+                for number, chunk in enumerate(stream.chunks)
+                if any(part.digest not in stored for part in chunk.stored())
+            ],
+            np.int64,
+        )
+
+    def inside(self, begin: int, end: int, shift: int) -> list[Kept]:
+        """Return the chunks between two offsets, as they are in a stream where they are `shift` bytes later."""
+        if not len(self._ends):
+            return []
+        first = int(np.searchsorted(self._begins, begin))
+        last = int(np.searchsorted(self._ends, end, side="right"))
+        found = list[Kept]()
+        # Zeros have no digest, so a part of them is a chunk as well.
+        if first and self._is_zeros(first - 1) and self._ends[first - 1] > begin:
+            length = min(int(self._ends[first - 1]), end) - begin
+            found.append(Kept(begin + shift, [Chunk(b"", length)]))
+        gone = self._gone[np.searchsorted(self._gone, first) : np.searchsorted(self._gone, last)]
+        for stop in [*gone.tolist(), last]:
+            if stop > first:
+                found.append(Kept(int(self._begins[first]) + shift, self._chunks[first:stop]))
+            first = stop + 1
+        if last < len(self._chunks) and self._is_zeros(last) and begin <= self._begins[last] < end:
+            start = int(self._begins[last])
+            found.append(Kept(start + shift, [Chunk(b"", end - start)]))
+        return found
+
+    def _is_zeros(self, number: int) -> bool:
+        return not self._chunks[number].digest
+
+
+def usable(layout: Layout, origin: NDArray[np.int64], piece: int) -> Usable | None:
+    """Return what of an earlier stream a new one can use; None if so little that all of it should be read.
+
+    `origin`: for each piece of `piece` bytes of the new stream, the number of the piece of the earlier one with the same bytes; -1: none
+    has.
+    """
+    kept: list[Kept] = []
+    is_new = origin < 0
+    breaks = (is_new[1:] != is_new[:-1]) | (~is_new[1:] & (np.diff(origin) != 1))
+    begins = np.append(0, np.flatnonzero(breaks) + 1) if len(origin) else np.empty(0, np.int64)
+    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(origin)], strict=True):
+        if origin[first] >= 0:
+            shift = (first - int(origin[first])) * piece
+            kept += layout.inside(first * piece - shift, end * piece - shift, shift)
+        if len(kept) > _MAX_RANGES:
+            return None
+    ranges, at, length = list[tuple[int, int]](), 0, len(origin) * piece
+    for one in kept:
+        if one.start > at:
+            ranges.append((at, one.start))
+        at = one.start + sum(chunk.length for chunk in one.chunks)
+    if at < length:
+        ranges.append((at, length))
+    if sum(end - begin for begin, end in ranges) > _MAX_READ_SHARE * length:
+        return None
+    digests = {part.digest for one in kept for chunk in one.chunks for part in chunk.stored()}
+    return Usable(kept, {digest: layout.stored[digest] for digest in digests}, ranges)
+
+
+class _Shared(msgspec.Struct):
+    """A `PartialFileSource` as it travels to another process."""
+
+    name: str
+    path: bytes
+    length: int
+    ranges: list[tuple[int, int]]
+    is_whole: bool
+
+
+class PartialFileSource(FileSource):
+    """A source of a stream of which a file has the ranges, one after the other, or with `is_whole` at their own offsets.
+
+    `kept`, `stored`: see `PartialSource`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        *,
+        length: int,
+        ranges: Ranges,
+        kept: Sequence[Kept] = (),
+        stored: Mapping[bytes, int] | None = None,
+        is_whole: bool = False,
+    ) -> None:
+        super().__init__(name, path)
+        self.length, self.ranges, self._is_whole = length, list(ranges), is_whole
+        self.kept, self.stored = kept, stored or {}
+        self._begins = [begin for begin, _ in self.ranges]
+        before = accumulate((end - begin for begin, end in self.ranges), initial=0)
+        #: How much earlier each range is in the file than in the stream.
+        self._shifts = [0 if is_whole else b - at for b, at in zip(self._begins, before)]  # noqa: B905
+
+    def share(self) -> tuple[str, bytes]:
+        """Return (factory, data) as in `SharedSource`."""
+        ranges = list(self.ranges)
+        shared = _Shared(
+            self.name, os.fsencode(self._path), self.length, ranges, is_whole=self._is_whole
+        )
+        return f"{__name__}:shared_partial_file", msgspec.msgpack.encode(shared)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`, which lies in a range with all of the buffer."""
+        shift = self._shifts[bisect_right(self._begins, offset) - 1]
+        super().read_into(offset - shift, buffer)
+
+
+def shared_partial_file(data: bytes) -> PartialFileSource:
+    """Return the source that another process described by `PartialFileSource.share`."""
+    found = decoding.from_msgpack(data, _Shared)
+    return PartialFileSource(
+        found.name,
+        Path(os.fsdecode(found.path)),
+        length=found.length,
+        ranges=found.ranges,
+        is_whole=found.is_whole,
+    )
