@@ -30,6 +30,8 @@ from .criu import options as criu_options
 from .criu.deleted_files import DeletedFiles
 from .criu.hidden_pages import Area
 from .criu.images import Extent
+from .gpu.digests import EarlierMemory
+from .gpu.lane_copies import LaneCopy
 from .gpu.processes import GpuProcesses
 from .memory.ghost import Ghost
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
@@ -45,6 +47,10 @@ from .tree.standstill import Standstill
 from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
+
+
+#: A function that begins to store GPU files: their paths, and what must be stored of those of the lane, by the names of their streams.
+FilesTaken = Callable[[Mapping[str, Path], Mapping[str, LaneCopy]], None]
 
 
 @dataclass
@@ -86,13 +92,14 @@ def frozen(
     settings: EngineSettings,
     options: SaveOptions,
     *,
-    gpu_files_taken: Callable[[Mapping[str, Path]], None] = lambda files: None,
+    gpu_files_taken: FilesTaken = lambda files, copies: None,
+    earlier_gpu: EarlierMemory | None = None,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
-    `gpu_files_taken` is called once, with what will be `Frozen.gpu_files`; in a save that is after the tasks run on and before
-    GPU memory is restored.
+    `gpu_files_taken` is called once, with what will be `Frozen.gpu_files`, and what must be stored of those of the lane; in a save that
+    is after the tasks run on. `earlier_gpu`: what the store has of the lane's memory already.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -103,7 +110,7 @@ def frozen(
     # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
     # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
-        gpu = GpuProcesses(tree, progress)
+        gpu = GpuProcesses(tree, progress, earlier_gpu)
         rollback.callback(gpu.give_back)
         tree_cleanup.callback(gpu.drop_files)
         gpu.take(
@@ -147,7 +154,7 @@ def frozen(
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
-            gpu_files_taken(result.gpu_files)
+            gpu_files_taken(result.gpu_files, gpu.lanes.copies)
         else:
             with progress.stage(Stage.THAW):
                 tcp.close()
@@ -169,18 +176,18 @@ def _give_gpu_back(
     gpu: GpuProcesses,
     standstill: Standstill,
     result: Frozen,
-    files_taken: Callable[[Mapping[str, Path]], None],
+    files_taken: FilesTaken,
 ) -> float:
     """Give running tasks their GPU memory back and complete the result's GPU files; return for how many seconds GPU work stood still."""
     if not gpu.lanes.has_handed_over:
-        files_taken(result.gpu_files)
+        files_taken(result.gpu_files, gpu.lanes.copies)
     gpu.give_back(later=True)
     seconds = time.monotonic() - standstill.began
     if gpu.lanes.has_handed_over:
         gpu.give_back()  # the memory for which there was no room at once
         gpu.lanes.copy_handed_over()
         result.gpu, result.gpu_files = gpu.records(), gpu.files()
-        files_taken(result.gpu_files)
+        files_taken(result.gpu_files, gpu.lanes.copies)
     return seconds
 
 

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from ..engine.gpu.lane_copies import LaneCopy
 from ..engine.settings import EngineSettings
 from ..images.composing import Predecessor
-from ..images.pack import FileSource, Packed, pack
+from ..images.pack import BytesSource, FileSource, Packed, pack
+from ..images.partial import PartialFileSource
 from ..progress import Progress
 from ..store.local import LocalStore
+from . import gpu_tables
+from .gpu_tables import EarlierGpuMemory
 
 _LOOK_SECONDS = 0.05
 
@@ -23,7 +28,8 @@ _LOOK_SECONDS = 0.05
 class GpuPacking:
     """A thread that stores staging files. Use it as a context manager around the freeze; it has ended when the block is left.
 
-    `alone`: no memory is restored to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`.
+    `alone`: no memory is restored to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`. `earlier`: the GPU memory in
+    that snapshot.
     """
 
     def __init__(
@@ -33,27 +39,54 @@ class GpuPacking:
         *,
         alone: bool,
         predecessor: Predecessor | None = None,
+        earlier: EarlierGpuMemory | None = None,
     ) -> None:
+        self._earlier = earlier
         self._store, self._settings, self._predecessor = store, settings, predecessor
         # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
         self._threads = settings.threads if alone else max(1, settings.threads // 2)
         self._sources: list[FileSource] = []
+        self._copies: Mapping[str, LaneCopy] = {}
         # The thread has a progress of its own, because the operation is in other stages meanwhile.
         self._progress = Progress()
         self._packed = Packed.of_nothing()
         self._error: BaseException | None = None
+        self._held = ExitStack()
         self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
 
-    def begin(self, files: Mapping[str, Path]) -> None:
-        """Start storing these files (paths by stream name); they must exist until `finish` has returned."""
-        self._sources = [FileSource(stream, path) for stream, path in files.items()]
+    def begin(self, files: Mapping[str, Path], copies: Mapping[str, LaneCopy]) -> None:
+        """Start storing these files (paths by stream name); they must exist until `finish` has returned.
+
+        `copies`: what must be stored of those of the lane.
+        """
+        self._copies = copies
+        self._sources = [self._source(stream, path) for stream, path in files.items()]
         if self._sources:
             self._thread.start()
+
+    def _source(self, stream: str, path: Path) -> FileSource:
+        copy = self._copies.get(stream)
+        if copy is None or copy.ranges is None or copy.table is None or self._earlier is None:
+            return FileSource(stream, path)
+        usable = self._earlier.usable(stream)
+        return PartialFileSource(
+            stream,
+            path,
+            length=copy.table.bytes,
+            ranges=copy.ranges,
+            kept=usable.kept,
+            stored=usable.stored,
+            is_whole=copy.is_whole,
+        )
 
     @property
     def length(self) -> int:
         """The total bytes of the files."""
         return sum(source.length for source in self._sources)
+
+    def tables(self, packed: Packed) -> list[BytesSource]:
+        """Return the tables of the memory's digests, which are to be stored as well."""
+        return list(gpu_tables.sources(self._copies, packed.streams))
 
     def finish(self, progress: Progress) -> Packed:
         """Wait until all is durable; `progress` advances by the files' bytes. Raises the errors of `pack`, OperationCancelled."""
@@ -82,9 +115,15 @@ class GpuPacking:
             self._error = error
 
     def __enter__(self) -> Self:
+        if self._predecessor is not None:
+            # Chunks of the predecessor that are to be used must not be removed before they are.
+            self._held.enter_context(self._store.holding(self._predecessor.digests))
+        if self._earlier is not None:
+            self._earlier.prepare()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread.ident is not None:
-            self._progress.cancel()
-            self._thread.join()
+        with self._held:
+            if self._thread.ident is not None:
+                self._progress.cancel()
+                self._thread.join()

@@ -42,6 +42,7 @@ from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import kept_files
 from .gpu_packing import GpuPacking
+from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
 
@@ -90,17 +91,20 @@ def save(
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
-        predecessor = _predecessor(store, spec.kernel_id)
+        predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
-        GpuPacking(store, settings, alone=stop, predecessor=predecessor) as gpu_packing,
+        GpuPacking(
+            store, settings, alone=stop, predecessor=predecessor, earlier=earlier_gpu
+        ) as gpu_packing,
         frozen(
             tree,
             chosen,
             settings,
             options,
             gpu_files_taken=gpu_packing.begin,
+            earlier_gpu=earlier_gpu,
             progress=progress,
         ) as state,
     ):
@@ -121,7 +125,7 @@ def save(
             packed = gpu_packing.finish(progress)
             packed = packed.and_also(
                 pack(
-                    sources,
+                    [*sources, *gpu_packing.tables(packed)],
                     store,
                     threads=settings.threads,
                     progress=progress,
@@ -168,17 +172,22 @@ def save(
     return Saved(manifest, warnings)
 
 
-def _predecessor(store: LocalStore, kernel_id: str) -> Predecessor | None:
-    """Return the newest snapshot of the kernel, so that the new one stores only changes; None if none can be read."""
+def _predecessor(store: LocalStore, kernel_id: str) -> tuple[Predecessor | None, EarlierGpuMemory]:
+    """Return the newest snapshot of the kernel, so that the new one stores only changes, and its GPU memory.
+
+    Where none can be read everything is stored.
+    """
     try:
         newest = next(iter(store.snapshots(kernel_id)), None)
-        return None if newest is None else Predecessor(store.manifest(newest.snapshot_id).streams)
+        if newest is not None:
+            streams = store.manifest(newest.snapshot_id).streams
+            return Predecessor(streams), EarlierGpuMemory(streams, store)
     except StoreError as error:
         logger.warning(
             "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
             error,
         )
-        return None
+    return None, EarlierGpuMemory([], store)
 
 
 @contextmanager

@@ -8,7 +8,9 @@
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
  * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without a pause and without the driver.
  * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
- * memory of the lane without a pause.
+ * memory of the lane without a pause. SCRIPTED_STILL: so many bytes of the lane's memory, random ones, are only changed when the test
+ * asks for it: it writes offset and length to FOLDER/change, which is removed when these bytes have been changed. All of it is
+ * compared all the time.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -58,13 +60,50 @@ typedef unsigned long long address;
 static long (*counted)(int);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, address *, void *);
 static const size_t pieces[] = {5 << 20, 40 << 20, 2 << 20};
-static address at[3];
+static address at[3], still;
+static size_t still_bytes;
+
+static address launched(address memory, size_t bytes, address value)
+{
+	address parameters[] = {memory, bytes, value};
+
+	if (launch((void *)1, 1, 2, 3, 4, 5, 6, 7, (void *)8, parameters, (void *)9))
+		abort();
+	return parameters[2];
+}
+
+/* Compare the memory that nobody changes; change it if the test asks for it. */
+static void look_at_still(void)
+{
+	static address expected;
+	address found = launched(still, still_bytes, 256);
+	char path[PAGE];
+	size_t offset, bytes;
+	FILE *file;
+
+	if (expected && found != expected) {
+		fprintf(stderr, "the memory that nobody changes has changed\n");
+		abort();
+	}
+	expected = found;
+	snprintf(path, sizeof(path), "%s/change", folder);
+	if (!(file = fopen(path, "r")))
+		return;
+	if (fscanf(file, "%zu %zu", &offset, &bytes) == 2) {
+		launched(still + offset, bytes, 1);
+		expected = launched(still, still_bytes, 256);
+		unlink(path);
+	}
+	fclose(file);
+}
 
 /* Every byte of the memory is the number of launches. */
 static void *use_lane(void *unused)
 {
 	(void)unused;
-	for (unsigned char count = 1;; count++)
+	for (unsigned char count = 1;; count++) {
+		if (still)
+			look_at_still();
 		for (int i = 0; i < 3; i++) {
 			address parameters[] = {at[i], pieces[i], 1};
 
@@ -78,6 +117,7 @@ static void *use_lane(void *unused)
 				abort();
 			}
 		}
+	}
 }
 
 static void open_lane(const char *path)
@@ -95,6 +135,14 @@ static void open_lane(const char *path)
 	for (int i = 0; i < 3; i++)
 		if (allocate(&at[i], pieces[i]))
 			exit(12);
+	if (getenv("SCRIPTED_STILL")) {
+		still_bytes = strtoul(getenv("SCRIPTED_STILL"), NULL, 10);
+		if (allocate(&still, still_bytes))
+			exit(12);
+		srandom(1);
+		for (size_t i = 0; i < still_bytes; i += 4)
+			*(unsigned *)(still + i) = random();
+	}
 	if (counted(3) || pthread_create(&user, NULL, use_lane, NULL))
 		exit(13);
 }

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu import cuda, lane_copies
 from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane
 from jupyter_gpuckpt.engine.tree import lane_library, launch
-from jupyter_gpuckpt.errors import GpuCkptError
+from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt
+from jupyter_gpuckpt.images.unpack import read_stream
+from jupyter_gpuckpt.snapshots import gpu_tables
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import Error, ScriptedDriver, ScriptedNvml
 from tests.engine.scripted_gpu import LENGTH, ONE, Gpu, devices, executable, put_in, run, store
@@ -156,14 +158,32 @@ def test_a_step_of_the_driver_that_fails_once_costs_the_save_and_not_the_memory(
     check_running(gpu)
 
 
-STEPS = ("close_gate", "hand_over", "copy_out", "reopen", "copy_handed_over", "drop_handed_over")
+STEPS = (
+    "close_gate",
+    "hand_over",
+    "digests",
+    "copy_out",
+    "free",
+    "reopen",
+    "copy_handed_over",
+    "drop_handed_over",
+)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_the_next_daemon_gives_back_what_a_killed_one_had_taken(gpu, monkeypatch, step, before):
-    if step == "copy_out":
+    if step in ("copy_out", "free"):
         gpu.nvml.others[ONE] = (10 << 30) - 3 * GB
+    killed_in_a_save(gpu, monkeypatch, step, before=before)
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+    gpu.program.save()
+    check_running(gpu)
+
+
+def killed_in_a_save(gpu, monkeypatch, step, *, before):
+    """Let a process that saves die before or after a step."""
     child = os.fork()
     if not child:
         die_at(monkeypatch, step, before=before)
@@ -176,10 +196,6 @@ def test_the_next_daemon_gives_back_what_a_killed_one_had_taken(gpu, monkeypatch
     for pid in gpu.pids():
         gpu.driver.states[gpu.number(pid)] = state_of(gpu, pid)
         gpu.driver._taken[gpu.number(pid)] = {}
-    recovery.recover(gpu.program.tree)
-    check_running(gpu)
-    gpu.program.save()
-    check_running(gpu)
 
 
 def state_of(gpu, pid):
@@ -191,9 +207,9 @@ def state_of(gpu, pid):
 def die_at(monkeypatch, step, *, before):
     original = getattr(Lane, step)
 
-    def dying(self, *arguments):
+    def dying(self, *arguments, **options):
         if not before:
-            original(self, *arguments)
+            original(self, *arguments, **options)
         os._exit(9)
 
     monkeypatch.setattr(Lane, step, dying)
@@ -205,4 +221,205 @@ def test_somebody_who_asks_nothing_of_init_keeps_it_from_nothing(gpu):
         one.connect(str(gpu.program.tree.inside("/dev/shm/.gpuckpt/hold.socket")))
         one.close()
     gpu.program.save()
+    check_running(gpu)
+
+
+#: Memory that no kernel changes, in one allocation; the other memory, which changes all the time, in whole 2 MB; and a chunk, which is
+#: read where something in it has changed.
+STILL, MOVING, CHUNK = 96 << 20, 48 << 20, 2 << 20
+
+
+@pytest.fixture
+def with_still_memory(monkeypatch):
+    """Let the process have memory that it only compares, unless the test lets it change something."""
+    monkeypatch.setenv("SCRIPTED_STILL", str(STILL))
+
+
+def changed(gpu, offset, length):
+    """Let the process change these bytes of that memory."""
+    # The process may read it at once.
+    (gpu.folder / "change.new").write_text(f"{offset} {length}")
+    (gpu.folder / "change.new").rename(gpu.folder / "change")
+    wait_for(lambda: not (gpu.folder / "change").exists())
+
+
+class Read:
+    """How many bytes each save has copied from the GPU and stored."""
+
+    def __init__(self, gpu, monkeypatch):
+        self.gpu, self.lengths = gpu, []
+        original = lane_copies.allocated
+
+        def allocated(tree, pid, path, length):
+            self.lengths.append(length)
+            return original(tree, pid, path, length)
+
+        monkeypatch.setattr(lane_copies, "allocated", allocated)
+
+    def save(self, **options):
+        self.lengths.clear()
+        saved = self.gpu.program.save(**options)
+        return saved, sum(self.lengths)
+
+
+def memory_of(gpu, saved):
+    """Return the lane's memory as the snapshot has it."""
+    [path] = lane_streams(saved)
+    return read_stream(saved.manifest.stream(f"gpu{path}"), gpu.program.store)
+
+
+def tables(saved):
+    return [one.name for one in saved.manifest.streams if one.name.startswith("digests/")]
+
+
+def check_stored(gpu, saved, memory):
+    """Check that the snapshot has the memory that nobody changes."""
+    assert len(memory) == STILL + MOVING
+    assert memory[-STILL:] == memory_of(gpu, saved)[-STILL:]
+
+
+def test_unchanged_memory_is_neither_copied_nor_stored(with_still_memory, gpu, monkeypatch):
+    read = Read(gpu, monkeypatch)
+    first, copied = read.save()
+    assert copied == STILL + MOVING
+    memory = memory_of(gpu, first)
+    assert len(tables(first)) == 1
+    for _ in range(2):
+        saved, copied = read.save()
+        assert copied < MOVING + 2 * CHUNK
+        assert tables(saved) == tables(first)
+        check_stored(gpu, saved, memory)
+        check_running(gpu)
+    # What is copied in a suspend is all of it, and what is stored as little as before.
+    saved, copied = read.save(stop=True)
+    assert copied == STILL + MOVING
+    assert saved.manifest.info.sizes.new_bytes < STILL / 2
+    check_stored(gpu, saved, memory)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+    saved, copied = read.save()
+    assert copied < MOVING + 2 * CHUNK
+    check_stored(gpu, saved, memory)
+    check_running(gpu)
+
+
+def test_what_changed_is_copied_and_the_rest_is_shared(with_still_memory, gpu, monkeypatch):
+    read = Read(gpu, monkeypatch)
+    memory = bytearray(memory_of(gpu, read.save()[0])[-STILL:])
+    for offset, length in ((0, 1), (10 << 20, 3 << 20), (STILL - 5, 5)):
+        changed(gpu, offset, length)
+        part = memory[offset : offset + length]
+        memory[offset : offset + length] = bytes((byte + 1) % 256 for byte in part)
+        saved, copied = read.save()
+        assert copied < MOVING + length + 3 * CHUNK
+        assert memory_of(gpu, saved)[-STILL:] == memory
+    saved = gpu.program.save(stop=True)
+    assert memory_of(gpu, saved)[-STILL:] == memory
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+@pytest.mark.parametrize("how", ["no-compiler", "nothing", "same"])
+def test_digests_that_cannot_be_used_let_everything_be_copied(
+    with_still_memory, run, monkeypatch, request, how
+):
+    monkeypatch.setenv("BROKEN_DIGESTS", how)
+    gpu = request.getfixturevalue("gpu")
+    read = Read(gpu, monkeypatch)
+    for length in (0, 7 << 20):
+        if length:
+            changed(gpu, 1 << 20, length)
+        saved, copied = read.save()
+        assert (copied, tables(saved)) == (STILL + MOVING, [])
+        check_running(gpu)
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def test_digests_that_go_wrong_between_two_saves_lose_nothing(with_still_memory, gpu, monkeypatch):
+    """The process computes what it had before for all of its memory, whatever that has become."""
+    read = Read(gpu, monkeypatch)
+    read.save()
+    changed(gpu, 0, STILL)
+    original, former = Lane.digests, []
+
+    def stale(self, allocations, key, *, handed_over):
+        found = original(self, allocations, key, handed_over=handed_over)
+        former.append(found)
+        return former[0] if len(former[0]) == len(found) else found
+
+    earlier = gpu_tables.EarlierGpuMemory(*newest(gpu))
+    former.append(earlier._read(stream_of(gpu)).table.digests)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lane, "digests", stale)
+        saved, copied = read.save()
+    assert copied > STILL + MOVING  # the samples were wrong, so all of it was copied after them
+    assert tables(saved) == []
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def newest(gpu):
+    manifest = gpu.program.store.manifest(gpu.program.store.snapshots()[0].snapshot_id)
+    return manifest.streams, gpu.program.store
+
+
+def stream_of(gpu):
+    return f"gpu{lane_of(gpu).file_path}"
+
+
+@pytest.mark.parametrize(
+    "harm", ["other chunks", "cut", "garbled", "no chunk", "a chunk of the memory is gone"]
+)
+def test_a_wrong_table_or_a_missing_chunk_loses_nothing(with_still_memory, gpu, monkeypatch, harm):
+    read = Read(gpu, monkeypatch)
+    first, _ = read.save()
+    name, store = stream_of(gpu), gpu.program.store
+    if harm == "a chunk of the memory is gone":
+        digest = [one.digest for one in first.manifest.stream(name).chunks if one.digest][-3]
+        store._catalog.mark_damaged(digest)
+    else:
+        harm_table(gpu, monkeypatch, harm)
+    changed(gpu, 20 << 20, 1 << 20)
+    saved, copied = read.save()
+    if harm == "a chunk of the memory is gone":
+        assert copied < STILL
+    else:
+        assert copied == STILL + MOVING
+    check_running(gpu)
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def harm_table(gpu, monkeypatch, harm):
+    original = gpu_tables.read_stream
+
+    def reading(stream, store):
+        data = original(stream, store)
+        if harm == "no chunk":
+            raise ObjectCorrupt("it is gone", hint="")
+        if harm == "cut":
+            return data[32:]
+        if harm == "garbled":
+            return data[:-40] + bytes(40)
+        return data
+
+    monkeypatch.setattr(gpu_tables, "read_stream", reading)
+    if harm == "other chunks":
+        monkeypatch.setattr(gpu_tables, "_chunks_of", lambda memory: os.urandom(32))
+
+
+@pytest.mark.parametrize("step", ["digests", "copy_handed_over"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_daemon_that_is_killed_at_the_second_save_loses_nothing(
+    with_still_memory, gpu, monkeypatch, step, before
+):
+    memory = memory_of(gpu, gpu.program.save())
+    killed_in_a_save(gpu, monkeypatch, step, before=before)
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+    check_stored(gpu, gpu.program.save(), memory)
     check_running(gpu)

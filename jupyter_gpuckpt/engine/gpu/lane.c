@@ -12,6 +12,7 @@
  * Functions of the driver and of libc are found by name, without versions, so that one file works with all versions.
  */
 #define _GNU_SOURCE
+#include "lane.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -32,66 +33,15 @@
 
 #define VARIABLE "GPUCKPT_LANE"
 #define SELF "/dev/shm/.gpuckpt/gpu-lane.so"
-#define PIECE (2UL << 20) /* the granularity of cuMemCreate; smaller allocations share such pieces in the driver */
 #define LANE_ENTRIES 4096 /* as ENTRIES in lane_gate.S */
 #define ENTRY_BYTES 16
 #define MAX_PARTS 65536
-#define MAX_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
 #define BATCH 200 /* descriptors in one message; Linux takes 253 */
 #define COPIED_AT_ONCE (2UL << 30)
-#define REGISTERED_AT_ONCE (128UL << 20)
+#define MAX_RANGES (1U << 20)
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* ---- the driver's interface, as in cuda.h ---- */
-
-typedef int result_t; /* CUresult; errors of our own are negative errno values */
-typedef uint64_t address_t, handle_t;
-typedef void *context_t, *stream_t;
-typedef struct { int type, id; } location_t;
-typedef struct {
-    int type, handle_types;
-    location_t location;
-    void *windows;
-    struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
-} properties_t;
-typedef struct { location_t location; int flags; } access_t;
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, READ_WRITE = 3, NON_BLOCKING = 1, RDMA_SUPPORTED = 116 };
-
-#define DRIVER(X)                                                                                                              \
-    X(cuMemAlloc_v2, (address_t *, size_t))                                                                                    \
-    X(cuMemFree_v2, (address_t))                                                                                               \
-    X(cuMemGetAddressRange_v2, (address_t *, size_t *, address_t))                                                             \
-    X(cuCtxGetDevice, (int *))                                                                                                 \
-    X(cuCtxGetCurrent, (context_t *))                                                                                          \
-    X(cuCtxPushCurrent_v2, (context_t))                                                                                        \
-    X(cuCtxPopCurrent_v2, (context_t *))                                                                                       \
-    X(cuCtxSynchronize, (void))                                                                                                \
-    X(cuCtxDestroy_v2, (context_t))                                                                                            \
-    X(cuDevicePrimaryCtxReset_v2, (int))                                                                                       \
-    X(cuDeviceGetAttribute, (int *, int, int))                                                                                 \
-    X(cuDeviceGetCount, (int *))                                                                                               \
-    X(cuMemAddressReserve, (address_t *, size_t, size_t, address_t, unsigned long long))                                       \
-    X(cuMemAddressFree, (address_t, size_t))                                                                                   \
-    X(cuMemCreate, (handle_t *, size_t, const properties_t *, unsigned long long))                                             \
-    X(cuMemRelease, (handle_t))                                                                                                \
-    X(cuMemMap, (address_t, size_t, size_t, handle_t, unsigned long long))                                                     \
-    X(cuMemUnmap, (address_t, size_t))                                                                                         \
-    X(cuMemSetAccess, (address_t, size_t, const access_t *, size_t))                                                           \
-    X(cuMemExportToShareableHandle, (void *, handle_t, int, unsigned long long))                                               \
-    X(cuMemImportFromShareableHandle, (handle_t *, void *, int))                                                               \
-    X(cuMemcpyDtoDAsync_v2, (address_t, address_t, size_t, stream_t))                                                          \
-    X(cuMemcpyDtoHAsync_v2, (void *, address_t, size_t, stream_t))                                                             \
-    X(cuMemcpyHtoDAsync_v2, (address_t, const void *, size_t, stream_t))                                                       \
-    X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                                                        \
-    X(cuMemHostUnregister, (void *))                                                                                           \
-    X(cuStreamCreate, (stream_t *, unsigned))                                                                                  \
-    X(cuStreamSynchronize, (stream_t))                                                                                         \
-    X(cuStreamDestroy_v2, (stream_t))                                                                                          \
-    X(cuGetProcAddress_v2, (const char *, void **, int, unsigned long long, int *))                                            \
-    X(cuGetProcAddress, (const char *, void **, int, unsigned long long))
-
-#define MEMBER(name, arguments) result_t(*name) arguments;
-static struct { DRIVER(MEMBER) } driver;
+HIDDEN struct driver driver;
 
 /* ---- what lane_gate.S uses ---- */
 
@@ -451,7 +401,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER };
 typedef struct { uint32_t order, first, count, limit_ms; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
 typedef struct { uint64_t address, bytes, context; int32_t device, state; } listed_t;
@@ -612,111 +562,107 @@ static reply_t give_back(uint32_t first, const int *descriptors, uint32_t count)
     return reply;
 }
 
-/* A part of a file, mapped and known to the driver, and the stream that copies from or to it. */
-typedef struct { void *begin; size_t bytes; stream_t stream; } window_t;
+/* A range of a part, as the daemon names it: the number of the part, and the place in it. */
+typedef struct { uint32_t part, unused; uint64_t offset, bytes; } range_t;
 
-static result_t close_window(window_t *window) {
-    result_t error = driver.cuStreamSynchronize(window->stream);
-    if (!window->begin) return error;
-    driver.cuMemHostUnregister(window->begin);
-    munmap(window->begin, window->bytes);
-    window->begin = NULL;
+static void *pages(size_t bytes) {
+    void *found = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return found == MAP_FAILED ? NULL : found;
+}
+
+/* Receive the ranges that follow a request; the caller unmaps them. Return NULL if there is no sense in receiving more. */
+static range_t *receive_ranges(int from, uint32_t count) {
+    range_t *ranges = count && count <= MAX_RANGES ? pages(count * sizeof *ranges) : NULL;
+    if (!ranges || !receive_all(from, ranges, count * sizeof *ranges)) return ranges;
+    munmap(ranges, count * sizeof *ranges);
+    return NULL;
+}
+
+/* Copy ranges of these parts to a file, one after the other from the offset; without ranges, write the digests of the whole parts. */
+static result_t read_parts(const part_t *from, uint32_t part_number, const range_t *ranges, uint32_t range_count, int file, uint64_t offset) {
+    uint32_t count = ranges ? range_count : part_number;
+    run_t *runs = pages(count * sizeof *runs);
+    context_t popped;
+    result_t error = runs ? SUCCESS : -ENOMEM;
+    for (uint32_t i = 0; i < count && !error; i++) {
+        range_t range = ranges ? ranges[i] : (range_t){.part = i, .bytes = i < part_number ? from[i].bytes : 0};
+        if (range.part >= part_number || !range.bytes || range.offset > from[range.part].bytes ||
+            range.bytes > from[range.part].bytes - range.offset)
+            error = -EINVAL;
+        else runs[i] = (run_t){from[range.part].address + range.offset, range.bytes};
+    }
+    if (!error && !(error = driver.cuCtxPushCurrent_v2(from->context))) {
+        error = ranges ? copy_runs(runs, count, file, offset, 1) : digest_runs(runs, count, file, offset);
+        driver.cuCtxPopCurrent_v2(&popped);
+    }
+    if (runs) munmap(runs, count * sizeof *runs);
     return error;
 }
 
-static result_t open_window(window_t *window, int file, uint64_t offset, size_t bytes) {
-    void *begin = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, offset);
-    if (begin == MAP_FAILED) return -errno;
-    madvise(begin, bytes, MADV_DONTFORK);
-    result_t error = driver.cuMemHostRegister_v2(begin, bytes, 0);
-    if (error) {
-        munmap(begin, bytes);
-        return error;
-    }
-    window->begin = begin, window->bytes = bytes;
-    return SUCCESS;
-}
-
-/* Copy between GPU memory and a file. One window is registered while the other one is copied. */
-static result_t transfer(address_t address, size_t bytes, int file, uint64_t offset, int to_file) {
-    window_t windows[2] = {0};
-    result_t error = driver.cuStreamCreate(&windows[0].stream, NON_BLOCKING);
+/* Import handed-over parts, let them be read, and let go of them. The program has copies of them, runs meanwhile and may change the
+ * table, so the daemon sends the entries that it has listed. */
+static result_t read_handed_over(const listed_t *listed, const int *descriptors, uint32_t count, const range_t *ranges, uint32_t range_count,
+                                 int file, uint64_t offset) {
+    part_t imported[BATCH];
+    context_t context = (context_t)(uintptr_t)listed->context, popped;
+    uint32_t done = 0;
+    result_t error = driver.cuCtxPushCurrent_v2(context);
     if (error) return error;
-    if ((error = driver.cuStreamCreate(&windows[1].stream, NON_BLOCKING))) {
-        driver.cuStreamDestroy_v2(windows[0].stream);
-        return error;
+    for (; done < count; done++) {
+        imported[done] = (part_t){.bytes = listed[done].bytes, .device = listed[done].device, .context = context};
+        if ((error = import(descriptors[done], &imported[done], &imported[done].address, &imported[done].handle))) break;
     }
-    for (size_t at = 0, part; at < bytes && !error; at += part) {
-        window_t *window = &windows[at / REGISTERED_AT_ONCE % 2];
-        part = bytes - at < REGISTERED_AT_ONCE ? bytes - at : REGISTERED_AT_ONCE;
-        if ((error = close_window(window)) || (error = open_window(window, file, offset + at, part))) break;
-        error = to_file ? driver.cuMemcpyDtoHAsync_v2(window->begin, address + at, part, window->stream)
-                        : driver.cuMemcpyHtoDAsync_v2(address + at, window->begin, part, window->stream);
-    }
-    for (int i = 0; i < 2; i++) {
-        result_t late = close_window(&windows[i]);
-        driver.cuStreamDestroy_v2(windows[i].stream);
-        if (!error) error = late;
-    }
+    if (!error) error = read_parts(imported, count, ranges, range_count, file, offset);
+    while (done--) drop_import(imported[done].address, imported[done].bytes, imported[done].handle);
+    driver.cuCtxPopCurrent_v2(&popped);
     return error;
 }
 
-/* Copy parts to a file, one after the other from the offset. */
-static reply_t copy_out(const request_t *request, int file) {
-    reply_t reply = {0};
-    for (; reply.count < request->count; reply.count++) {
-        const part_t *at = &parts[request->first + reply.count];
-        context_t popped;
-        if ((reply.result = driver.cuCtxPushCurrent_v2(at->context))) break;
-        reply.result = transfer(at->address, at->bytes, file, request->offset + reply.bytes, 1);
-        driver.cuCtxPopCurrent_v2(&popped);
-        if (reply.result) break;
-        reply.bytes += at->bytes;
-    }
-    return reply;
-}
-
-/* Copy memory that was handed over to a file. The program has a copy of it, runs meanwhile and may change the table, so the daemon
- * sends the entries that it has listed. */
-static reply_t copy_handed_over(int from, const request_t *request, const int *descriptors, uint32_t count) {
-    reply_t reply = {0};
+/* Carry out an order that reads handed-over parts: what follows it are their entries, and ranges for a copy. The descriptors are those
+ * of the file and of the parts. Return -1 if the connection must be closed. */
+static int answer_handed_over(int to, const request_t *request, const int *descriptors, uint32_t received) {
     listed_t listed[BATCH];
-    if (count > BATCH || receive_all(from, listed, count * sizeof *listed)) return (reply_t){.result = -EINVAL};
-    for (; reply.count < count; reply.count++) {
-        const listed_t *one = &listed[reply.count];
-        part_t was = {.bytes = one->bytes, .device = one->device};
-        address_t spare;
-        handle_t imported;
-        context_t popped;
-        if ((reply.result = driver.cuCtxPushCurrent_v2((context_t)(uintptr_t)one->context))) break;
-        if (!(reply.result = import(descriptors[1 + reply.count], &was, &spare, &imported))) {
-            reply.result = transfer(spare, was.bytes, descriptors[0], request->offset + reply.bytes, 1);
-            drop_import(spare, was.bytes, imported);
+    uint32_t count = received - 1;
+    range_t *ranges = NULL;
+    if (received < 2 || count > BATCH || receive_all(to, listed, count * sizeof *listed)) return -1;
+    if (request->order == COPY_HANDED_OVER && !(ranges = receive_ranges(to, request->count))) return -1;
+    reply_t reply = {.result = read_handed_over(listed, descriptors + 1, count, ranges, request->count, descriptors[0], request->offset)};
+    if (ranges) munmap(ranges, request->count * sizeof *ranges);
+    return send_all(to, &reply, sizeof reply);
+}
+
+/* Give handed-over parts new memory with the content of a file, one after the other from the offset. After an error all of them are
+ * still handed over. */
+static reply_t fill(const request_t *request, int file) {
+    reply_t reply = {0};
+    part_t *from = parts + request->first;
+    run_t *runs = pages(request->count * sizeof *runs);
+    context_t popped;
+    uint32_t created = 0;
+    if (!runs) return (reply_t){.result = -ENOMEM};
+    if (!(reply.result = driver.cuCtxPushCurrent_v2(from->context))) {
+        for (; created < request->count; created++) {
+            part_t *at = from + created;
+            if ((reply.result = create_at(at->address, at->bytes, at->device, &at->handle))) break;
+            runs[created] = (run_t){at->address, at->bytes};
+            reply.bytes += at->bytes;
         }
+        if (!reply.result) reply.result = copy_runs(runs, created, file, request->offset, 0);
+        if (reply.result) unmap_parts(from, created);
+        else
+            while (reply.count < created) from[reply.count++].state = MINE;
         driver.cuCtxPopCurrent_v2(&popped);
-        if (reply.result) break;
-        reply.bytes += was.bytes;
     }
+    munmap(runs, request->count * sizeof *runs);
     return reply;
 }
 
-/* Give handed-over parts new memory with the content of a file, one after the other from the offset. */
-static reply_t fill(const request_t *request, int file, uint32_t count) {
-    reply_t reply = {0};
-    for (; reply.count < count; reply.count++) {
-        part_t *at = &parts[request->first + reply.count];
-        context_t popped;
-        if ((reply.result = driver.cuCtxPushCurrent_v2(at->context))) break;
-        if (!(reply.result = create_at(at->address, at->bytes, at->device, &at->handle))) {
-            reply.result = transfer(at->address, at->bytes, file, request->offset + reply.bytes, 0);
-            if (reply.result) unmap(at);
-            else at->state = MINE;
-        }
-        driver.cuCtxPopCurrent_v2(&popped);
-        if (reply.result) break;
-        reply.bytes += at->bytes;
-    }
-    return reply;
+/* Return whether these parts exist and all are in this state. */
+static int are(int state, uint32_t first, uint32_t count) {
+    if (!count || first > part_count || count > part_count - first) return 0;
+    for (uint32_t at = first; at < first + count; at++)
+        if (parts[at].state != state) return 0;
+    return 1;
 }
 
 static int send_list(int to) {
@@ -731,26 +677,17 @@ static int send_list(int to) {
     return 0;
 }
 
-/* Return whether these parts exist and all are in this state. */
-static int are(int state, uint32_t first, uint32_t count) {
-    if (!count || first > part_count || count > part_count - first) return 0;
-    for (uint32_t at = first; at < first + count; at++)
-        if (parts[at].state != state) return 0;
-    return 1;
-}
-
 static int answer(int to, const request_t *request, const int *descriptors, uint32_t received) {
     reply_t reply = {0};
     uint32_t handed = 0;
+    range_t *ranges = NULL;
     if (request->order == CLOSE) {
         if (!lane_closed) reply.result = close_gate(request->limit_ms);
         return send_all(to, &reply, sizeof reply);
     }
-    if (request->order == COPY_HANDED_OVER) {
-        if (received) reply = copy_handed_over(to, request, descriptors, received - 1);
-        else reply.result = -EINVAL;
-        return send_all(to, &reply, sizeof reply);
-    }
+    if (request->order == COPY_HANDED_OVER || request->order == DIGEST_HANDED_OVER)
+        return answer_handed_over(to, request, descriptors, received);
+    if (request->order == COPY_OUT && !(ranges = receive_ranges(to, request->count))) return -1;
     /* The orders below read or change the table, which nobody else changes while the gate is closed. */
     pthread_mutex_lock(&parts_lock);
     for (uint32_t at = 0; at < part_count; at++) handed += parts[at].state == HANDED;
@@ -780,19 +717,20 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         else reply.result = -EINVAL;
         break;
     case COPY_OUT:
-        if (lane_closed && received == 1 && are(MINE, request->first, request->count))
-            reply = copy_out(request, descriptors[0]);
+    case DIGEST:
+        if (lane_closed && received == 1 && are(MINE, 0, part_count))
+            reply.result = read_parts(parts, part_count, ranges, request->count, descriptors[0], request->offset);
         else reply.result = -EINVAL;
         break;
     case FILL:
-        if (lane_closed && received == 1 && are(HANDED, request->first, request->count))
-            reply = fill(request, descriptors[0], request->count);
+        if (lane_closed && received == 1 && are(HANDED, request->first, request->count)) reply = fill(request, descriptors[0]);
         else reply.result = -EINVAL;
         break;
     default:
         reply.result = -ENOSYS;
     }
     pthread_mutex_unlock(&parts_lock);
+    if (ranges) munmap(ranges, request->count * sizeof *ranges);
     return send_all(to, &reply, sizeof reply);
 }
 
@@ -821,6 +759,8 @@ static void *obey(void *unused) {
             continue;
         }
         while ((received = receive_with(peer, &request, descriptors)) >= 0) {
+            int mode = RELAXED; /* a thread of the program may capture a graph meanwhile, and must not be disturbed */
+            driver.cuThreadExchangeStreamCaptureMode(&mode);
             int failed = answer(peer, &request, descriptors, received);
             while (received) close(descriptors[--received]);
             if (failed) break;

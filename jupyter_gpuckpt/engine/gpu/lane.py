@@ -11,14 +11,13 @@ Covers: the orders to one process, the descriptors that init holds for it. Does 
 
 from __future__ import annotations
 
-import array
+import itertools
 import logging
 import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,8 @@ from ...host import processes
 from ...model import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
+from . import digests
+from .lane_orders import BATCH, Allocation, Library, NoRoomError, Order, Range, close, receive, send
 
 logger = logging.getLogger(__name__)
 
@@ -36,34 +37,12 @@ _HOLDER = f"{SCRATCH}/hold.socket"
 #: The name that the library's thread gives itself.
 THREAD_NAME = "gpuckpt-lane"
 
-#: The most descriptors in one message: BATCH in lane.c and init.c.
-_BATCH = 200
-_REQUEST, _REPLY, _LISTED = struct.Struct("IIIIQ"), struct.Struct("iIQ"), struct.Struct("QQQii")
+#: The most ranges in one order: a fraction of MAX_RANGES in lane.c.
+_MAX_RANGES = 1 << 16
 _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 #: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
-#: CUDA_ERROR_OUT_OF_MEMORY.
-_OUT_OF_MEMORY = 2
-
-
-class _Order(IntEnum):
-    """Orders to the library; numbers as in lane.c."""
-
-    STATUS = 1
-    CLOSE = 2
-    OPEN = 3
-    LIST = 4
-    EXPORT = 5
-    UNMAP = 6
-    GIVE_BACK = 7
-    COPY_OUT = 8
-    FILL = 9
-    COPY_HANDED_OVER = 10
-
-
-class _NoRoomError(OSError):
-    """The GPU has no room for memory that must be given back."""
 
 
 class Status(NamedTuple):
@@ -72,16 +51,6 @@ class Status(NamedTuple):
     closed: bool
     handed: int
     thread: int
-
-
-class Allocation(NamedTuple):
-    """GPU memory that the library has allocated: address, bytes, the driver's context and device, and a flag: it is handed over."""
-
-    address: int
-    bytes: int
-    context: int
-    device: int
-    handed: int
 
 
 class Lane:
@@ -124,18 +93,18 @@ class Lane:
     def status(self) -> Status:
         """Return the state of the process."""
         with self._connected() as library:
-            closed, handed, thread = library.ask(_Order.STATUS)
+            closed, handed, thread = library.ask(Order.STATUS)
             return Status(bool(closed), handed, thread)
 
     def close_gate(self, limit_seconds: float) -> None:
         """Keep threads from entering the driver, and wait until none is inside. After the limit, open the gate again and raise."""
         with self._connected(limit_seconds) as library:
-            library.order(_Order.CLOSE, limit_ms=round(limit_seconds * 1000))
+            library.order(Order.CLOSE, limit_ms=round(limit_seconds * 1000))
 
     def open_gate(self) -> None:
         """Let threads enter the driver again. The library refuses this while memory is handed over."""
         with self._connected() as library:
-            library.order(_Order.OPEN)
+            library.order(Order.OPEN)
 
     def allocations(self) -> list[Allocation]:
         """Return the allocations of the process in the library; its gate must be closed."""
@@ -152,32 +121,75 @@ class Lane:
                 try:
                     held = self._hold(b"k", descriptors=descriptors)[0]
                 finally:
-                    _close(descriptors)
+                    close(descriptors)
                 first += len(descriptors)
                 if held != first:
                     raise self._failed(f"init holds {held} descriptors instead of {first}")
-            library.order(_Order.UNMAP)
+            library.order(Order.UNMAP)
 
-    def copy_out(self, file: int) -> None:
-        """Copy the memory to a file, which must be long enough, and free it on the GPU."""
+    def copy_out(self, file: int, ranges: Sequence[Range], offset: int = 0) -> None:
+        """Copy ranges of the memory, which is still the process's, to a file, one after the other from the offset."""
         with self._connected() as library:
-            if count := len(library.listed()):
-                library.order(_Order.COPY_OUT, count=count, descriptors=[file])
-                library.order(_Order.UNMAP)
-
-    def copy_handed_over(self, allocations: Sequence[Allocation], file: int) -> None:
-        """Copy to a file the memory as it was when it was handed over, and let init drop it. The process may have run since."""
-        offset = 0
-        with self._connected() as library:
-            for first in range(0, len(allocations), _BATCH):
-                part = allocations[first : first + _BATCH]
-                _, descriptors = self._hold(b"g", first)
-                try:
-                    library.copy_handed_over(part, file, offset, descriptors)
-                finally:
-                    _close(descriptors)
+            for first in range(0, len(ranges), _MAX_RANGES):
+                part = ranges[first : first + _MAX_RANGES]
+                library.copy(Order.COPY_OUT, [file], offset, part)
                 offset += sum(one.bytes for one in part)
-        self.drop_handed_over()
+
+    def free(self) -> None:
+        """Free the memory on the GPU; `reopen` finds its bytes in the file of this process."""
+        with self._connected() as library:
+            library.order(Order.UNMAP)
+
+    def copy_handed_over(
+        self, allocations: Sequence[Allocation], file: int, ranges: Sequence[Range], offset: int = 0
+    ) -> None:
+        """Copy ranges of the memory to a file, as they were when it was handed over. The process may have run since."""
+        with self._connected() as library:
+            for first, part, descriptors in self._handed_over(allocations):
+                inside = [one for one in ranges if first <= one.part < first + len(part)]
+                for begin in range(0, len(inside), _MAX_RANGES):
+                    wanted = [
+                        one._replace(part=one.part - first)
+                        for one in inside[begin : begin + _MAX_RANGES]
+                    ]
+                    library.copy(Order.COPY_HANDED_OVER, [file, *descriptors], offset, wanted, part)
+                    offset += sum(one.bytes for one in wanted)
+
+    def digests(
+        self, allocations: Sequence[Allocation], key: bytes, *, handed_over: bool
+    ) -> digests.Digests:
+        """Return the digests of the memory, which init holds or which is still the process's. Raises UnreliableDigestsError as well."""
+        lengths = [one.bytes // digests.PIECE * digests.DIGEST_BYTES for one in allocations]
+        with open(os.memfd_create("gpuckpt-digests", os.MFD_CLOEXEC), "w+b") as file:
+            file.write(key)
+            file.flush()
+            offset = len(key)
+            with self._connected() as library:
+                if not handed_over:
+                    library.order(Order.DIGEST, offset=offset, descriptors=[file.fileno()])
+                else:
+                    for first, part, descriptors in self._handed_over(allocations):
+                        library.digest_handed_over(part, [file.fileno(), *descriptors], offset)
+                        offset += sum(lengths[first : first + len(part)])
+            file.seek(len(key))
+            data = file.read()
+        if len(data) != sum(lengths):
+            raise digests.UnreliableDigestsError("the library did not write all digests")
+        return digests.parsed(data)
+
+    def _handed_over(
+        self, allocations: Sequence[Allocation]
+    ) -> Iterator[tuple[int, Sequence[Allocation], list[int]]]:
+        """Yield batches of memory that init holds: the number of the first, the allocations, and their descriptors."""
+        for first in range(0, len(allocations), BATCH):
+            part = allocations[first : first + BATCH]
+            _, descriptors = self._hold(b"g", first)
+            try:
+                if len(descriptors) != len(part):
+                    raise self._failed(f"init holds {len(descriptors)} of {len(part)} allocations")
+                yield first, part, descriptors
+            finally:
+                close(descriptors)
 
     def drop_handed_over(self) -> None:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
@@ -190,40 +202,33 @@ class Lane:
         init holds stays there for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
-            closed, handed, _ = library.ask(_Order.STATUS)
+            closed, handed, _ = library.ask(Order.STATUS)
             if not closed:
                 return
             if handed:
                 self._give_back(library)
-            library.order(_Order.OPEN)
+            library.order(Order.OPEN)
 
-    def _give_back(self, library: _Library) -> None:
+    def _give_back(self, library: Library) -> None:
         listed = library.listed()
         held, _ = self._hold(b"l")
         if held:
             try:
-                self._give_back_held(library, listed, _BATCH)
-            except _NoRoomError:
+                self._give_back_held(library, listed, BATCH)
+            except NoRoomError:
                 # Memory that was given back is on the GPU twice. Freeing init's part makes room; then nothing is left to save.
                 self._give_back_held(library, library.listed(), 1)
         elif (file := self.file) is None:
             raise self._failed("its GPU memory was copied out, and the file is not there")
         else:
-            offset = 0
             descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                for number, one in enumerate(listed):
-                    if one.handed:
-                        library.order(
-                            _Order.FILL, number, 1, offset=offset, descriptors=[descriptor]
-                        )
-                    offset += one.bytes
+                for first, count, offset in _runs_of_handed(listed):
+                    library.order(Order.FILL, first, count, offset=offset, descriptors=[descriptor])
             finally:
                 os.close(descriptor)
 
-    def _give_back_held(
-        self, library: _Library, listed: Sequence[Allocation], at_once: int
-    ) -> None:
+    def _give_back_held(self, library: Library, listed: Sequence[Allocation], at_once: int) -> None:
         for first in range(0, len(listed), at_once):
             if at_once == 1:
                 self._hold(b"f", first)
@@ -231,9 +236,9 @@ class Lane:
                 continue  # an earlier call gave it back
             _, descriptors = self._hold(b"g", first, max_descriptors=at_once)
             try:
-                library.order(_Order.GIVE_BACK, first=first, descriptors=descriptors)
+                library.order(Order.GIVE_BACK, first=first, descriptors=descriptors)
             finally:
-                _close(descriptors)
+                close(descriptors)
 
     def _hold(
         self,
@@ -241,28 +246,28 @@ class Lane:
         first: int = 0,
         *,
         descriptors: Sequence[int] = (),
-        max_descriptors: int = _BATCH,
+        max_descriptors: int = BATCH,
     ) -> tuple[int, list[int]]:
         """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `max_descriptors`)."""
         try:
             with socket.socket(socket.AF_UNIX) as holder:
                 holder.settimeout(_ANSWER_SECONDS)
                 holder.connect(str(self._tree.inside(_HOLDER)))
-                _send(holder, _HOLD.pack(order[0], self._owner, first), descriptors)
-                answer, received = _receive(holder, _HELD.size)
-                _close(received[max_descriptors:])
+                send(holder, _HOLD.pack(order[0], self._owner, first), descriptors)
+                answer, received = receive(holder, _HELD.size)
+                close(received[max_descriptors:])
                 return _HELD.unpack(answer)[0], received[:max_descriptors]
         except (OSError, struct.error) as error:
             raise self._failed(f"init does not answer: {error}") from error
 
     @contextmanager
-    def _connected(self, more_seconds: float = 0.0) -> Iterator[_Library]:
+    def _connected(self, more_seconds: float = 0.0) -> Iterator[Library]:
         try:
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.settimeout(_CONNECT_SECONDS)
                 peer.connect(str(self._socket))
                 peer.settimeout(_ANSWER_SECONDS + more_seconds)
-                yield _Library(peer)
+                yield Library(peer)
         except (OSError, struct.error) as error:
             raise self._failed(str(error)) from error
 
@@ -274,93 +279,12 @@ class Lane:
         )
 
 
-class _Library:
-    """A connection to the library of one process."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
-
-    def ask(
-        self,
-        order: _Order,
-        first: int = 0,
-        count: int = 0,
-        *,
-        limit_ms: int = 0,
-        offset: int = 0,
-        descriptors: Sequence[int] = (),
-    ) -> tuple[int, int, int]:
-        """Send an order; return result, count and bytes of the answer."""
-        _send(self._peer, _REQUEST.pack(order, first, count, limit_ms, offset), descriptors)
-        answer, received = _receive(self._peer, _REPLY.size)
-        _close(received)
-        return _REPLY.unpack(answer)
-
-    def order(self, order: _Order, *arguments: int, **options: object) -> None:
-        """Send an order; raise OSError if it was refused."""
-        result, _, _ = self.ask(order, *arguments, **options)  # type: ignore[arg-type]
-        _check(order, result)
-
-    def listed(self) -> list[Allocation]:
-        """Return the library's table of allocations."""
-        result, count, _ = self.ask(_Order.LIST)
-        _check(_Order.LIST, result)
-        data = bytearray()
-        while len(data) < count * _LISTED.size:
-            part = self._peer.recv(count * _LISTED.size - len(data))
-            if not part:
-                raise ConnectionResetError("the list ended too early")
-            data += part
-        return [Allocation(*row) for row in _LISTED.iter_unpack(data)]
-
-    def descriptors(self, first: int) -> list[int]:
-        """Return the descriptors of at most a batch of allocations."""
-        _send(self._peer, _REQUEST.pack(_Order.EXPORT, first, _BATCH, 0, 0))
-        answer, received = _receive(self._peer, _REPLY.size)
-        result, count, _ = _REPLY.unpack(answer)
-        if result or len(received) != count or not count:
-            _close(received)
-            _check(_Order.EXPORT, result)
-            raise OSError(f"{len(received)} of {count} descriptors came")
-        return received
-
-    def copy_handed_over(
-        self, part: Sequence[Allocation], file: int, offset: int, descriptors: Sequence[int]
-    ) -> None:
-        """Let the library copy memory that was handed over to a file."""
-        if len(descriptors) != len(part):
-            raise OSError(f"init holds {len(descriptors)} of {len(part)} allocations")
-        request = _REQUEST.pack(_Order.COPY_HANDED_OVER, 0, len(part), 0, offset)
-        _send(self._peer, request, [file, *descriptors])
-        self._peer.sendall(b"".join(_LISTED.pack(*one) for one in part))
-        answer, received = _receive(self._peer, _REPLY.size)
-        _close(received)
-        _check(_Order.COPY_HANDED_OVER, _REPLY.unpack(answer)[0])
-
-
-def _check(order: _Order, result: int) -> None:
-    if result == _OUT_OF_MEMORY:
-        raise _NoRoomError(f"{order.name}: there is no room on the GPU")
-    if result:
-        cause = os.strerror(-result) if result < 0 else f"CUresult {result}"
-        raise OSError(f"{order.name}: {cause}")
-
-
-def _send(to: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    to.sendmsg([data], rights if descriptors else [])
-
-
-def _receive(peer: socket.socket, length: int) -> tuple[bytes, list[int]]:
-    room = socket.CMSG_SPACE((_BATCH + 1) * array.array("i").itemsize)
-    data, messages, *_ = peer.recvmsg(length, room, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC)
-    received = array.array("i")
-    for level, kind, content in messages:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            received.frombytes(content[: len(content) - len(content) % received.itemsize])
-    return data, received.tolist()
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
+    """Yield the neighbors that are handed over: the number of the first, how many, and where they begin in a file of all."""
+    number = offset = 0
+    for is_handed, group in itertools.groupby(listed, lambda one: bool(one.handed)):
+        members = list(group)
+        if is_handed:
+            yield number, len(members), offset
+        number += len(members)
+        offset += sum(one.bytes for one in members)

@@ -7,28 +7,36 @@ process (`lane.py`), Checkpoint and Restore (`processes.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 
 from ...errors import CheckpointError, GpuCkptError
 from ...host import gpu, processes
 from ..tree.tree import Tree
 from . import cuda
-from .lane import Allocation, Lane
-from .staging import StagingFile, allocated
+from .digests import EarlierMemory
+from .lane import Lane
+from .lane_copies import LaneCopy, LaneCopying
+from .lane_orders import Allocation
+from .staging import StagingFile
 
 logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane."""
+    """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    `earlier`: what the store has of their memory already. Without it everything is copied, and nothing is said of its digests.
+    """
+
+    def __init__(self, tree: Tree, earlier: EarlierMemory | None = None) -> None:
+        self._tree, self._earlier = tree, earlier
         #: Lanes whose gates are closed, by pid.
         self.waiting: dict[int, Lane] = {}
         #: The files with the memory that was copied out of each lane, by pid.
         self.files: dict[int, list[StagingFile]] = {}
+        #: What must be stored of these files, by the names of their streams.
+        self.copies: dict[str, LaneCopy] = {}
         #: The memory that was handed over for a save, by pid.
         self._handed_over: dict[int, list[Allocation]] = {}
 
@@ -52,14 +60,13 @@ class Lanes:
             return
         cuda.unlock(pid)
         allocations = lane.allocations()
-        length = sum(one.bytes for one in allocations)
         free = gpu.free_bytes()
         if stays and all(free.get(uuid, 0) > size for uuid, size in used.items()):
             self._handed_over[pid] = allocations
             lane.hand_over()
-        elif length:
-            with self._made_file(pid, lane, length) as file:
-                lane.copy_out(file)
+        elif allocations:
+            self._copy(pid, lane, allocations, handed_over=False)
+            lane.free()
         cuda.lock(pid, lock_seconds)
 
     def handed_bytes(self, pid: int) -> int:
@@ -102,8 +109,8 @@ class Lanes:
         for pid, allocations in self._handed_over.items():
             if allocations:
                 lane = Lane(self._tree, pid)
-                with self._made_file(pid, lane, self.handed_bytes(pid)) as file:
-                    lane.copy_handed_over(allocations, file)
+                self._copy(pid, lane, allocations, handed_over=True)
+                lane.drop_handed_over()
         self._handed_over.clear()
 
     def drop_handed_over(self, among: Iterable[int] = ()) -> None:
@@ -114,11 +121,11 @@ class Lanes:
                 with suppress(CheckpointError):
                     lane.drop_handed_over()
 
-    @contextmanager
-    def _made_file(self, pid: int, lane: Lane, length: int) -> Iterator[int]:
-        """Create the file for a lane's memory and yield its descriptor; add it to `files` after the block."""
+    def _copy(
+        self, pid: int, lane: Lane, allocations: list[Allocation], *, handed_over: bool
+    ) -> None:
         with suppress(FileNotFoundError):
             self._tree.inside(lane.file_path).unlink()
-        with allocated(self._tree, pid, lane.file_path, length) as (file, descriptor):
-            yield descriptor
+        copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over)
+        file, self.copies[copying.stream] = copying.copy(all_of_it=not handed_over)
         self.files[pid] = [file]

@@ -23,6 +23,7 @@ from ..tree.launch import pids
 from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
+from .digests import EarlierMemory
 from .lane import FILES, Lane
 from .lanes import Lanes
 from .placement import UNKNOWN, Placement, place, reserved, visible
@@ -49,9 +50,14 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 
 
 class GpuProcesses:
-    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did."""
+    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    def __init__(self, tree: Tree, progress: Progress) -> None:
+    `earlier`: see `Lanes`.
+    """
+
+    def __init__(
+        self, tree: Tree, progress: Progress, earlier: EarlierMemory | None = None
+    ) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
@@ -61,7 +67,7 @@ class GpuProcesses:
         self._parked: set[int] = set()
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree)
+        self.lanes = Lanes(tree, earlier)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 

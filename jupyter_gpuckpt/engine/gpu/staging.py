@@ -265,32 +265,33 @@ class FileStaging:
 def allocated(tree: Tree, pid: int, path: str, length: int) -> Iterator[tuple[StagingFile, int]]:
     """Create a file into which the lane library copies a process's GPU memory; yield it and its descriptor.
 
-    Threads zero its pages while the copy goes on. An exception in the block removes the file. Raises FreezeFailed without room.
+    Its pages are not zeroed: whole pages are written to it. An exception in the block removes the file. Raises FreezeFailed without room.
     """
-    with ThreadPoolExecutor(_ZEROING_THREADS, "staging") as zeroing:
-        try:
-            file, fd = _create(tree, pid, path, length, zeroing)
-        except OSError as error:
-            raise FreezeFailed(
-                "There is no room in memory for a copy of the kernel's GPU memory.",
-                hint="Free memory, or end other kernels, and try again.",
-                details=f"{length} bytes for process {pid}: {error}",
-            ) from error
-        try:
-            yield file, fd
-        except BaseException:
-            zeroing.shutdown(cancel_futures=True)
-            with suppress(OSError):
-                tree.inside(path).unlink()
-            raise
-        finally:
-            os.close(fd)
+    try:
+        file, fd = _create(tree, pid, path, length)
+    except OSError as error:
+        raise FreezeFailed(
+            "There is no room in memory for a copy of the kernel's GPU memory.",
+            hint="Free memory, or end other kernels, and try again.",
+            details=f"{length} bytes for process {pid}: {error}",
+        ) from error
+    try:
+        yield file, fd
+    except BaseException:
+        with suppress(OSError):
+            tree.inside(path).unlink()
+        raise
+    finally:
+        os.close(fd)
 
 
 def _create(
-    tree: Tree, pid: int, path: str, length: int, zeroing: ThreadPoolExecutor
+    tree: Tree, pid: int, path: str, length: int, zeroing: ThreadPoolExecutor | None = None
 ) -> tuple[StagingFile, int]:
-    """Create a file of at least `length` bytes, all allocated, owned by the process's user; return it and its descriptor."""
+    """Create a file of at least `length` bytes, all allocated, owned by the process's user; return it and its descriptor.
+
+    `zeroing`: the threads that zero its pages.
+    """
     whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(tree.inside(path), flags, STAGING_MODE)
@@ -301,7 +302,8 @@ def _create(
         # The size is set first: a tmpfs allocates huge pages only below it (mm/shmem.c, huge=within_size).
         os.ftruncate(fd, whole)
         os.posix_fallocate(fd, 0, whole)
-        _zero(fd, whole, zeroing)
+        if zeroing is not None:
+            _zero(fd, whole, zeroing)
     except BaseException:
         os.close(fd)
         with suppress(OSError):

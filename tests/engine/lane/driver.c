@@ -112,16 +112,57 @@ int cuMemHostUnregister(void *begin) { return !begin; }
 int cuStreamCreate(void **stream, unsigned flags) { return *stream = (void *)8, flags != 1; }
 int cuStreamSynchronize(void *stream) { return !stream; }
 int cuStreamDestroy_v2(void *stream) { return !stream; }
+int cuMemsetD8Async(u64 address, unsigned char value, size_t bytes, void *stream) { return memset((void *)address, value, bytes), !stream; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
+
+/* Digests of memory as lane_digest.c's code computes them. BROKEN_DIGESTS in the environment: `no-compiler`, `nothing` (the kernel does
+ * not run), `same` (it computes the same for all memory). */
+static int broken(const char *how) {
+    const char *found = getenv("BROKEN_DIGESTS");
+    return found && !strcmp(found, how);
+}
+int cuModuleLoadData(void **module, const void *code) {
+    if (broken("no-compiler") || !strstr(code, ".entry digest(")) return 221;
+    __atomic_add_fetch(&plain, 1, __ATOMIC_SEQ_CST);
+    return *module = (void *)0xd0, 0;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    return *function = (void *)0xd1, module != (void *)0xd0 || strcmp(name, "digest");
+}
+int cuModuleUnload(void *module) {
+    __atomic_sub_fetch(&plain, 1, __ATOMIC_SEQ_CST);
+    return module != (void *)0xd0;
+}
+static int digest(void **parameters) {
+    const uint32_t *memory = *(uint32_t **)parameters[0], *key = *(uint32_t **)parameters[1], count = *(uint32_t *)parameters[3];
+    u64 *digests = *(u64 **)parameters[2];
+    if (broken("nothing")) return 0;
+    for (uint32_t piece = 0; piece < count; piece++)
+        for (int sum = 0; sum < 4; sum++) {
+            u64 found = 0;
+            if (!broken("same"))
+                for (uint32_t i = 0; i < 16384; i += 2)
+                    found += (u64)(uint32_t)(memory[piece * 16384UL + i] + key[i + 2 * sum]) *
+                             (uint32_t)(memory[piece * 16384UL + i + 1] + key[i + 1 + 2 * sum]);
+            digests[piece * 4 + sum] = found;
+        }
+    return 0;
+}
+
 /* As a launch has: eleven arguments, of which five are on the stack. It adds `parameters[2]` to every byte; 0: it is set to the
- * lowest byte and the highest one. */
+ * lowest byte and the highest one; 256: to a number that depends on all bytes. */
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, u64 *parameters, void *extra) {
+    if (function == (void *)0xd1) return digest((void **)parameters);
     if (x != 1 || y != 2 || z != 3 || bx != 4 || by != 5 || bz != 6 || shared != 7 || stream != (void *)8 || extra != (void *)9)
         return 1;
     __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
     pthread_rwlock_rdlock(&lock);
     unsigned char *at = (unsigned char *)parameters[0];
-    if (parameters[2])
+    if (parameters[2] == 256) {
+        parameters[2] = 1;
+        for (u64 i = 0; i < parameters[1]; i += 8) parameters[2] = (parameters[2] ^ *(u64 *)(at + i)) * 0x9e3779b97f4a7c15;
+    } else if (parameters[2])
         for (u64 i = 0; i < parameters[1]; i++) at[i] += parameters[2];
     else {
         unsigned char lowest = 255, highest = 0;

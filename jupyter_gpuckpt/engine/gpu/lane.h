@@ -1,0 +1,78 @@
+/* What the parts of the lane library share: the driver's interface, as in cuda.h, and copies and digests of GPU memory. */
+#ifndef LANE_H
+#define LANE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define PIECE (2UL << 20) /* the granularity of cuMemCreate; smaller allocations share such pieces in the driver */
+#define MAX_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
+
+typedef int result_t; /* CUresult; errors of our own are negative errno values */
+typedef uint64_t address_t, handle_t;
+typedef void *context_t, *stream_t, *module_t, *function_t;
+typedef struct { int type, id; } location_t;
+typedef struct {
+    int type, handle_types;
+    location_t location;
+    void *windows;
+    struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
+} properties_t;
+typedef struct { location_t location; int flags; } access_t;
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, READ_WRITE = 3, NON_BLOCKING = 1, RDMA_SUPPORTED = 116, RELAXED = 2 };
+
+#define DRIVER(X)                                                                                                              \
+    X(cuMemAlloc_v2, (address_t *, size_t))                                                                                    \
+    X(cuMemFree_v2, (address_t))                                                                                               \
+    X(cuMemGetAddressRange_v2, (address_t *, size_t *, address_t))                                                             \
+    X(cuCtxGetDevice, (int *))                                                                                                 \
+    X(cuCtxGetCurrent, (context_t *))                                                                                          \
+    X(cuCtxPushCurrent_v2, (context_t))                                                                                        \
+    X(cuCtxPopCurrent_v2, (context_t *))                                                                                       \
+    X(cuCtxSynchronize, (void))                                                                                                \
+    X(cuCtxDestroy_v2, (context_t))                                                                                            \
+    X(cuDevicePrimaryCtxReset_v2, (int))                                                                                       \
+    X(cuDeviceGetAttribute, (int *, int, int))                                                                                 \
+    X(cuDeviceGetCount, (int *))                                                                                               \
+    X(cuMemAddressReserve, (address_t *, size_t, size_t, address_t, unsigned long long))                                       \
+    X(cuMemAddressFree, (address_t, size_t))                                                                                   \
+    X(cuMemCreate, (handle_t *, size_t, const properties_t *, unsigned long long))                                             \
+    X(cuMemRelease, (handle_t))                                                                                                \
+    X(cuMemMap, (address_t, size_t, size_t, handle_t, unsigned long long))                                                     \
+    X(cuMemUnmap, (address_t, size_t))                                                                                         \
+    X(cuMemSetAccess, (address_t, size_t, const access_t *, size_t))                                                           \
+    X(cuMemExportToShareableHandle, (void *, handle_t, int, unsigned long long))                                               \
+    X(cuMemImportFromShareableHandle, (handle_t *, void *, int))                                                               \
+    X(cuMemcpyDtoDAsync_v2, (address_t, address_t, size_t, stream_t))                                                          \
+    X(cuMemcpyDtoHAsync_v2, (void *, address_t, size_t, stream_t))                                                             \
+    X(cuMemcpyHtoDAsync_v2, (address_t, const void *, size_t, stream_t))                                                       \
+    X(cuMemsetD8Async, (address_t, unsigned char, size_t, stream_t))                                                           \
+    X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                                                        \
+    X(cuMemHostUnregister, (void *))                                                                                           \
+    X(cuStreamCreate, (stream_t *, unsigned))                                                                                  \
+    X(cuStreamSynchronize, (stream_t))                                                                                         \
+    X(cuStreamDestroy_v2, (stream_t))                                                                                          \
+    X(cuThreadExchangeStreamCaptureMode, (int *))                                                                              \
+    X(cuModuleLoadData, (module_t *, const void *))                                                                            \
+    X(cuModuleGetFunction, (function_t *, module_t, const char *))                                                             \
+    X(cuModuleUnload, (module_t))                                                                                              \
+    X(cuLaunchKernel, (function_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, stream_t, void **, void **)) \
+    X(cuGetProcAddress_v2, (const char *, void **, int, unsigned long long, int *))                                            \
+    X(cuGetProcAddress, (const char *, void **, int, unsigned long long))
+
+#define MEMBER(name, arguments) result_t(*name) arguments;
+struct driver { DRIVER(MEMBER) };
+extern struct driver driver;
+
+/* A range of GPU memory. */
+typedef struct { address_t address; size_t bytes; } run_t;
+
+/* Copy runs to a file, or back. In the file they follow each other from the offset. A context of the memory's device is current. */
+result_t copy_runs(const run_t *runs, uint32_t count, int file, uint64_t offset, int to_file);
+
+/* Write the digests of all 64 KB of these runs to a file, from the offset. The key is at the file's begin. A context of the memory's
+ * device is current. */
+result_t digest_runs(const run_t *runs, uint32_t count, int file, uint64_t offset);
+
+/* Read or write all bytes; return an error if the file has fewer. */
+result_t move_file(int file, void *memory, size_t bytes, uint64_t offset, int to_file);
+#endif

@@ -1,0 +1,168 @@
+"""Copies of a lane's memory in a file: of all of it, or only of what the store lacks.
+
+Digests that are not those of the memory would lose data. So samples of the memory are digested here, too, and where anything about
+the digests is not right everything is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import CheckpointError
+from ..tree.tree import Tree
+from . import digests
+from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
+from .lane import Lane
+from .lane_orders import Allocation, Range
+from .staging import StagingFile, allocated
+
+logger = logging.getLogger(__name__)
+
+#: The number of pieces that are digested here for comparison.
+_SAMPLES = 8
+
+
+class LaneCopy(NamedTuple):
+    """What must be stored of a lane's memory: these ranges; None: all of it. The store has the rest.
+
+    `is_whole`: the file has all bytes. Otherwise it has the ranges, one after the other. `table`: the digests, to be stored, too.
+    """
+
+    ranges: Ranges | None
+    is_whole: bool
+    table: MemoryTable | None
+
+
+@dataclass(frozen=True)
+class LaneCopying:
+    """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's."""
+
+    tree: Tree
+    pid: int
+    lane: Lane
+    allocations: Sequence[Allocation]
+    earlier: EarlierMemory | None
+    handed_over: bool
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream that has the memory."""
+        return f"gpu{self.lane.file_path}"
+
+    @property
+    def length(self) -> int:
+        """The bytes of the memory."""
+        return sum(one.bytes for one in self.allocations)
+
+    def copy(self, *, all_of_it: bool) -> tuple[StagingFile, LaneCopy]:
+        """Make the file; return its record, with the length of the memory, and what must be stored. Raises FreezeFailed.
+
+        `all_of_it`: the file must have all bytes, because they are freed on the GPU.
+        """
+        table, ranges = self._compare()
+        if table is not None and ranges is not None and not all_of_it:
+            try:
+                return self._copy_ranges(table, ranges)
+            except UnreliableDigestsError as error:
+                self._warn(error)
+                table = ranges = None
+        return self._copy_all(table, ranges)
+
+    def _compare(self) -> tuple[MemoryTable | None, Ranges | None]:
+        """Return the digests, None if there are none, and the ranges that the store lacks."""
+        if self.earlier is None:
+            return None, None
+        seed = self.earlier.seed(self.stream) or digests.new_seed()
+        try:
+            found = self.lane.digests(
+                self.allocations, digests.key_of(seed), handed_over=self.handed_over
+            )
+        except (CheckpointError, UnreliableDigestsError) as error:
+            self._warn(error)
+            return None, None
+        spans = [Span(one.address, one.bytes) for one in self.allocations]
+        table = MemoryTable(seed, spans, found)
+        return table, self.earlier.lacking(self.stream, table)
+
+    def _copy_ranges(self, table: MemoryTable, ranges: Ranges) -> tuple[StagingFile, LaneCopy]:
+        samples = _samples(len(table.digests), ranges)
+        wanted = [*ranges, *((at * PIECE, (at + 1) * PIECE) for at in samples)]
+        length = sum(end - begin for begin, end in wanted)
+        with allocated(self.tree, self.pid, self.lane.file_path, length) as (file, descriptor):
+            self._read(descriptor, wanted)
+            _check(descriptor, length - len(samples) * PIECE, samples, table, consecutive=True)
+        return StagingFile(file.path, self.length), LaneCopy(ranges, is_whole=False, table=table)
+
+    def _copy_all(
+        self, table: MemoryTable | None, ranges: Ranges | None
+    ) -> tuple[StagingFile, LaneCopy]:
+        length = self.length
+        with allocated(self.tree, self.pid, self.lane.file_path, length) as (file, descriptor):
+            self._read(descriptor, [(0, length)])
+            if table is not None:
+                try:
+                    samples = _samples(len(table.digests), ranges or [])
+                    _check(descriptor, 0, samples, table, consecutive=False)
+                except UnreliableDigestsError as error:
+                    self._warn(error)
+                    table = ranges = None
+        return file, LaneCopy(ranges, is_whole=True, table=table)
+
+    def _read(self, file: int, wanted: Ranges) -> None:
+        ranges = _by_part(self.allocations, wanted)
+        if self.handed_over:
+            self.lane.copy_handed_over(self.allocations, file, ranges)
+        else:
+            self.lane.copy_out(file, ranges)
+
+    def _warn(self, error: Exception) -> None:
+        logger.warning(
+            "All GPU memory of process %d is copied, because its digests cannot be used: %s%s",
+            self.pid,
+            error,
+            f" ({error.details})" if isinstance(error, CheckpointError) else "",
+        )
+
+
+def _samples(pieces: int, ranges: Ranges) -> list[int]:
+    """Choose pieces, of those that are not in the ranges if there are any."""
+    free = np.ones(pieces, np.bool_)
+    for begin, end in ranges:
+        free[begin // PIECE : -(-end // PIECE)] = False
+    others = np.flatnonzero(free)
+    return sorted(others[random.sample(range(len(others)), min(_SAMPLES, len(others)))].tolist())
+
+
+def _check(
+    file: int, offset: int, samples: Sequence[int], table: MemoryTable, *, consecutive: bool
+) -> None:
+    """Compare samples with their digests: they follow each other from the offset, or are where they are in the memory."""
+    key = digests.key_of(table.seed)
+    for number, piece in enumerate(samples):
+        at = offset + (number if consecutive else piece) * PIECE
+        digests.check(os.pread(file, PIECE, at), table.digests[piece : piece + 1], key)
+
+
+def _by_part(allocations: Sequence[Allocation], wanted: Ranges) -> list[Range]:
+    """Return the ranges of the memory as ranges of its parts."""
+    ends, end = [], 0
+    for one in allocations:
+        end += one.bytes
+        ends.append(end)
+    found = []
+    for begin, limit in wanted:
+        part, at = bisect_right(ends, begin), begin
+        while at < limit:
+            start = ends[part] - allocations[part].bytes
+            stop = min(limit, ends[part])
+            found.append(Range(part, at - start, stop - at))
+            at, part = stop, part + 1
+    return found

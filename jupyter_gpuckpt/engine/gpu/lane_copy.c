@@ -1,0 +1,176 @@
+/* Copies between GPU memory and a file, through page-locked buffers: every thread copies one buffer's bytes by the GPU while it
+ * reads or writes the other buffer's in the file.
+ *
+ * Page-locking the file's own pages would take 0.18 s per GB. The buffers take up to 128 MB for the time of a copy; later the
+ * driver's Checkpoint would have to save them.
+ */
+#define _GNU_SOURCE
+#include "lane.h"
+#include <errno.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define UNIT (4UL << 20) /* the bytes of a buffer */
+#define MAX_THREADS 16
+#define STACK_BYTES (256UL << 10)
+
+typedef struct {
+    const run_t *runs;
+    const uint64_t *begins; /* of each run, as a distance from the offset in the file */
+    uint32_t count;
+    size_t total;
+    int file, to_file;
+    uint64_t offset;
+    context_t context;
+    char *buffers; /* two for each thread */
+    unsigned threads;
+    size_t next_unit;
+    volatile result_t error;
+} copy_t;
+typedef struct { char *buffer; stream_t stream; uint64_t at; size_t bytes; } slot_t;
+
+result_t move_file(int file, void *memory, size_t bytes, uint64_t offset, int to_file) {
+    for (char *at = memory; bytes;) {
+        ssize_t moved = to_file ? pwrite(file, at, bytes, offset) : pread(file, at, bytes, offset);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved <= 0) return moved ? -errno : -EIO;
+        at += moved, offset += moved, bytes -= moved;
+    }
+    return SUCCESS;
+}
+
+/* Return the number of the run that has the byte at this distance. */
+static uint32_t run_at(const copy_t *copy, uint64_t distance) {
+    uint32_t low = 0, high = copy->count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (copy->begins[middle] <= distance) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Let the GPU begin to copy the bytes of a slot. */
+static result_t begin_unit(const copy_t *copy, const slot_t *slot) {
+    uint32_t number = run_at(copy, slot->at);
+    for (size_t done = 0; done < slot->bytes; number++) {
+        const run_t *run = &copy->runs[number];
+        size_t skipped = slot->at + done - copy->begins[number], part = run->bytes - skipped;
+        if (part > slot->bytes - done) part = slot->bytes - done;
+        result_t error = copy->to_file ? driver.cuMemcpyDtoHAsync_v2(slot->buffer + done, run->address + skipped, part, slot->stream)
+                                       : driver.cuMemcpyHtoDAsync_v2(run->address + skipped, slot->buffer + done, part, slot->stream);
+        if (error) return error;
+        done += part;
+    }
+    return SUCCESS;
+}
+
+/* Wait until a slot's buffer is free again. */
+static result_t finish_unit(const copy_t *copy, slot_t *slot) {
+    size_t bytes = slot->bytes;
+    if (!bytes) return SUCCESS;
+    slot->bytes = 0;
+    result_t error = driver.cuStreamSynchronize(slot->stream);
+    if (error || !copy->to_file || copy->error) return error;
+    return move_file(copy->file, slot->buffer, bytes, copy->offset + slot->at, 1);
+}
+
+/* Copy units until none is left. */
+static result_t copy_units(copy_t *copy, slot_t *slots) {
+    for (int turn = 0; !copy->error; turn = !turn) {
+        slot_t *slot = &slots[turn];
+        result_t error = finish_unit(copy, slot);
+        if (error) return error;
+        slot->at = __atomic_fetch_add(&copy->next_unit, 1, __ATOMIC_RELAXED) * UNIT;
+        if (slot->at >= copy->total) break;
+        slot->bytes = copy->total - slot->at < UNIT ? copy->total - slot->at : UNIT;
+        if (!copy->to_file) error = move_file(copy->file, slot->buffer, slot->bytes, copy->offset + slot->at, 0);
+        if (error) slot->bytes = 0;
+        else error = begin_unit(copy, slot);
+        if (error) return error;
+    }
+    return SUCCESS;
+}
+
+static void *work(void *argument) {
+    copy_t *copy = argument;
+    unsigned number = __atomic_fetch_add(&copy->threads, 1, __ATOMIC_SEQ_CST);
+    slot_t slots[2] = {{.buffer = copy->buffers + 2 * number * UNIT}, {.buffer = copy->buffers + (2 * number + 1) * UNIT}};
+    context_t popped;
+    result_t error = driver.cuCtxPushCurrent_v2(copy->context);
+    if (!error) {
+        int mode = RELAXED; /* a thread of the program may capture a graph meanwhile, and must not be disturbed */
+        driver.cuThreadExchangeStreamCaptureMode(&mode);
+        error = driver.cuStreamCreate(&slots[0].stream, NON_BLOCKING);
+        if (!error && (error = driver.cuStreamCreate(&slots[1].stream, NON_BLOCKING))) driver.cuStreamDestroy_v2(slots[0].stream);
+        if (!error) {
+            error = copy_units(copy, slots);
+            if (error) copy->error = error; /* finish_unit only waits then */
+            for (int i = 0; i < 2; i++) {
+                result_t late = finish_unit(copy, &slots[i]);
+                driver.cuStreamDestroy_v2(slots[i].stream);
+                if (!error) error = late;
+            }
+        }
+        driver.cuCtxPopCurrent_v2(&popped);
+    }
+    if (error) copy->error = error;
+    return NULL;
+}
+
+static unsigned processors(void) {
+    unsigned long mask[128];
+    unsigned found = 0;
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    for (long i = 0; i < bytes / (long)sizeof *mask; i++)
+        for (unsigned long rest = mask[i]; rest; rest &= rest - 1) found++;
+    return found ? found : 1;
+}
+
+/* Copy in so many threads, of which the caller's is one. */
+static void copy_in_threads(copy_t *copy, unsigned wanted) {
+    pthread_t threads[MAX_THREADS];
+    pthread_attr_t attributes;
+    unsigned begun = 0;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    while (begun + 1 < wanted && !pthread_create(&threads[begun], &attributes, work, copy)) begun++;
+    pthread_attr_destroy(&attributes);
+    work(copy);
+    while (begun) pthread_join(threads[--begun], NULL);
+}
+
+result_t copy_runs(const run_t *runs, uint32_t count, int file, uint64_t offset, int to_file) {
+    copy_t copy = {.runs = runs, .count = count, .file = file, .offset = offset, .to_file = to_file};
+    result_t error = driver.cuCtxGetCurrent(&copy.context);
+    if (error || !count) return error;
+    size_t table_bytes = count * sizeof *copy.begins;
+    uint64_t *begins = mmap(NULL, table_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (begins == MAP_FAILED) return -errno;
+    for (uint32_t i = 0; i < count; i++) {
+        begins[i] = copy.total;
+        copy.total += runs[i].bytes;
+    }
+    copy.begins = begins;
+    size_t units = (copy.total + UNIT - 1) / UNIT;
+    unsigned threads = processors();
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads > units) threads = units;
+    size_t buffer_bytes = 2 * threads * UNIT;
+    copy.buffers = mmap(NULL, buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy.buffers == MAP_FAILED) error = -errno;
+    else {
+        madvise(copy.buffers, buffer_bytes, MADV_HUGEPAGE);
+        madvise(copy.buffers, buffer_bytes, MADV_DONTFORK);
+        if (!(error = driver.cuMemHostRegister_v2(copy.buffers, buffer_bytes, 0))) {
+            copy_in_threads(&copy, threads);
+            error = copy.error;
+            driver.cuMemHostUnregister(copy.buffers);
+        }
+        munmap(copy.buffers, buffer_bytes);
+    }
+    munmap(begins, table_bytes);
+    return error;
+}

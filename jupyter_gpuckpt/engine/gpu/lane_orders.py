@@ -1,0 +1,173 @@
+"""The orders to the lane library of one process, as messages on a socket (the other side is lane.c).
+
+Does not cover: which orders when (`lane.py`, `lanes.py`), the messages to init (`lane.py`).
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+#: The most descriptors of memory in one message: BATCH in lane.c and init.c.
+BATCH = 200
+_REQUEST, _REPLY, _LISTED = struct.Struct("IIIIQ"), struct.Struct("iIQ"), struct.Struct("QQQii")
+_RANGE = struct.Struct("IIQQ")
+#: CUDA_ERROR_OUT_OF_MEMORY.
+_OUT_OF_MEMORY = 2
+
+
+class Order(IntEnum):
+    """Orders to the library; numbers as in lane.c."""
+
+    STATUS = 1
+    CLOSE = 2
+    OPEN = 3
+    LIST = 4
+    EXPORT = 5
+    UNMAP = 6
+    GIVE_BACK = 7
+    COPY_OUT = 8
+    FILL = 9
+    COPY_HANDED_OVER = 10
+    DIGEST = 11
+    DIGEST_HANDED_OVER = 12
+
+
+class NoRoomError(OSError):
+    """The GPU has no room for memory that must be given back."""
+
+
+class Allocation(NamedTuple):
+    """GPU memory that the library has allocated: address, bytes, the driver's context and device, and a flag: it is handed over."""
+
+    address: int
+    bytes: int
+    context: int
+    device: int
+    handed: int
+
+
+class Range(NamedTuple):
+    """A range of an allocation: the allocation's number in the list, and the place in it."""
+
+    part: int
+    offset: int
+    bytes: int
+
+
+class Library:
+    """A connection to the library of one process."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+
+    def ask(
+        self,
+        order: Order,
+        first: int = 0,
+        count: int = 0,
+        *,
+        limit_ms: int = 0,
+        offset: int = 0,
+        descriptors: Sequence[int] = (),
+    ) -> tuple[int, int, int]:
+        """Send an order; return result, count and bytes of the answer."""
+        send(self._peer, _REQUEST.pack(order, first, count, limit_ms, offset), descriptors)
+        answer, received = receive(self._peer, _REPLY.size)
+        close(received)
+        return _REPLY.unpack(answer)
+
+    def order(self, order: Order, *arguments: int, **options: object) -> None:
+        """Send an order; raise OSError if it was refused."""
+        result, _, _ = self.ask(order, *arguments, **options)  # type: ignore[arg-type]
+        _check(order, result)
+
+    def listed(self) -> list[Allocation]:
+        """Return the library's table of allocations."""
+        result, count, _ = self.ask(Order.LIST)
+        _check(Order.LIST, result)
+        data = bytearray()
+        while len(data) < count * _LISTED.size:
+            part = self._peer.recv(count * _LISTED.size - len(data))
+            if not part:
+                raise ConnectionResetError("the list ended too early")
+            data += part
+        return [Allocation(*row) for row in _LISTED.iter_unpack(data)]
+
+    def descriptors(self, first: int) -> list[int]:
+        """Return the descriptors of at most a batch of allocations."""
+        send(self._peer, _REQUEST.pack(Order.EXPORT, first, BATCH, 0, 0))
+        answer, received = receive(self._peer, _REPLY.size)
+        result, count, _ = _REPLY.unpack(answer)
+        if result or len(received) != count or not count:
+            close(received)
+            _check(Order.EXPORT, result)
+            raise OSError(f"{len(received)} of {count} descriptors came")
+        return received
+
+    def copy(
+        self,
+        order: Order,
+        descriptors: Sequence[int],
+        offset: int,
+        ranges: Sequence[Range],
+        handed_over: Sequence[Allocation] = (),
+    ) -> None:
+        """Let the library copy ranges to a file; the descriptors are those of the file and of the memory that was handed over."""
+        request = _REQUEST.pack(order, 0, len(ranges), 0, offset)
+        more = [_LISTED.pack(*one) for one in handed_over]
+        more += [_RANGE.pack(one.part, 0, one.offset, one.bytes) for one in ranges]
+        self._send_more(order, request, descriptors, more)
+
+    def digest_handed_over(
+        self, part: Sequence[Allocation], descriptors: Sequence[int], offset: int
+    ) -> None:
+        """Let the library write the digests of memory that was handed over to a file; descriptors as in `copy`."""
+        order = Order.DIGEST_HANDED_OVER
+        request = _REQUEST.pack(order, 0, 0, 0, offset)
+        self._send_more(order, request, descriptors, [_LISTED.pack(*one) for one in part])
+
+    def _send_more(
+        self, order: Order, request: bytes, descriptors: Sequence[int], more: Sequence[bytes]
+    ) -> None:
+        send(self._peer, request, descriptors)
+        self._peer.sendall(b"".join(more))
+        answer, received = receive(self._peer, _REPLY.size)
+        close(received)
+        _check(order, _REPLY.unpack(answer)[0])
+
+
+def _check(order: Order, result: int) -> None:
+    if result == _OUT_OF_MEMORY:
+        raise NoRoomError(f"{order.name}: there is no room on the GPU")
+    if result:
+        cause = os.strerror(-result) if result < 0 else f"CUresult {result}"
+        raise OSError(f"{order.name}: {cause}")
+
+
+def send(to: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a message with descriptors."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    to.sendmsg([data], rights if descriptors else [])
+
+
+def receive(peer: socket.socket, length: int) -> tuple[bytes, list[int]]:
+    """Receive a message of this length, and the descriptors that came with it."""
+    room = socket.CMSG_SPACE((BATCH + 1) * array.array("i").itemsize)
+    data, messages, *_ = peer.recvmsg(length, room, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC)
+    received = array.array("i")
+    for level, kind, content in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    return data, received.tolist()
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Close descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
