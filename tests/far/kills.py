@@ -140,6 +140,8 @@ def main() -> None:
     """Kill as often as is asked, and report."""
     most = int(sys.argv[1])
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(10**6)
+    # Printed first: a run that hangs can be repeated.
+    print(f"seed {seed}", file=sys.stderr, flush=True)
     began = time.monotonic()
     # Ctrl-C ends the kills; what is there by then is compared.
     signal.signal(signal.SIGINT, signal.default_int_handler)
