@@ -1,6 +1,6 @@
-"""Build the front end anew and compare it with what is committed: `python tools/compare_front_end.py`, run by `make test-node`.
+"""Build the front end and compare the result with the committed bundle: `python tools/compare_front_end.py`, run by `make test-node`.
 
-It is built in a copy, so that the committed bundle stays as it is. Needs node on the PATH and labextension/node_modules.
+The build is made in a copy and does not change the committed bundle. It needs node on the PATH and labextension/node_modules.
 """
 
 import re
@@ -12,14 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BUNDLE = Path("jupyter_gpuckpt", "labextension")
 
-#: What names `remoteEntry`, whose name is a digest of its content.
+#: The name of `remoteEntry` with the digest of its content, in file names and in other files.
 _ENTRY = re.compile(rb"remoteEntry\.[0-9a-f]{16}\.js")
-#: A module's number in `remoteEntry`, which the path of the checkout decides.
+#: A module's number in `remoteEntry`, which depends on the path of the checkout.
 _MODULE = re.compile(rb"\b\d{1,4}\b")
 
 
 def main() -> int:
-    """Return 0 if the committed bundle is what its sources make, else 1, after a line for each difference."""
+    """Return 0 if the committed bundle equals a build of its sources; else print a line for each difference and return 1."""
     with tempfile.TemporaryDirectory(prefix="front-end-", dir=ROOT / ".venv") as folder:
         built = files(build(Path(folder)))
     committed = files(ROOT / BUNDLE)
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def build(folder: Path) -> Path:
-    """Build in `folder`, below the same file system, and return where the bundle is."""
+    """Build in `folder`, which must be on the same file system, and return the path of the bundle."""
     # Links to files: the modules are half a gigabyte, and a link to their folder would change the numbers of modules.
     subprocess.run(["cp", "--archive", "--link", ROOT / "labextension", folder], check=True)
     (folder / BUNDLE).mkdir(parents=True)
@@ -49,7 +49,7 @@ def build(folder: Path) -> Path:
 
 
 def files(bundle: Path) -> dict[str, bytes]:
-    """Return the files of a bundle by name, without what differs between two checkouts."""
+    """Return the files of a bundle by name, without the parts that differ between two checkouts."""
     found = {}
     for path in bundle.rglob("*"):
         if path.is_file():

@@ -1,7 +1,7 @@
-"""The main job without a browser: a notebook's kernel is saved, suspended and resumed under a new server, and nothing is lost.
+"""A demo of the main features without a browser: a notebook's kernel is saved, suspended, and resumed under a new server.
 
-Starts a JupyterLab server, runs cells over its websocket, saves while they run, suspends, checks that no process is left, stops
-the server, starts another, resumes, runs the next cell and compares. Any difference ends it with an error.
+It starts a JupyterLab server, runs cells over its websocket, saves while they run, suspends, checks that no process is left, stops
+the server, starts another one, resumes, runs the next cell and compares. Any difference ends it with an error.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ GAP = "print(max(b - a for a, b in zip(ticks[{since}:], ticks[{since} + 1:])))"
 
 
 class DemoError(Exception):
-    """The demo found a difference."""
+    """An error for a difference that the demo found."""
 
 
 def check(condition: object, message: str) -> None:
-    """Fail loudly."""
+    """Raise DemoError with `message` unless `condition` is true."""
     if not condition:
         raise DemoError(message)
 
@@ -150,7 +150,7 @@ class Server:
         return self._process.pid
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server answers."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -166,13 +166,13 @@ class Server:
                 return
 
     def request(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
-        """One REST call."""
+        """Send a REST request and return the reply."""
         answer = self._client.request(method, path, json=body)
         check(answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}")
         return answer.json() if answer.content else None
 
     def operation(self, verb: str, kernel_id: str) -> dict[str, Any]:
-        """Save, suspend or resume, to the end."""
+        """Start a save, suspend or resume, wait for its end, and return the operation."""
         operation = self.request("POST", f"/api/gpuckpt/kernels/{kernel_id}/{verb}", {})
         while operation["state"] == "running":
             operation = self.request(
@@ -194,7 +194,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Stop it as its user would, with SIGINT, and wait for its end."""
+        """Stop the server as a user does, with SIGINT, and wait for its end."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -205,7 +205,7 @@ class Server:
 
 
 async def execute(connection: WebSocketClientConnection, code: str) -> str:
-    """Run a cell; its output. An error in the cell ends the demo."""
+    """Run a cell and return its output. An error in the cell ends the demo."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -258,10 +258,10 @@ def processes_of(directory: Path) -> list[str]:
 
 
 class Table:
-    """What was done, with times and sizes."""
+    """A table of the steps, with times and sizes."""
 
     def add(self, step: str, seconds: float | None = None, detail: str = "") -> None:
-        """One row, printed when it happens."""
+        """Add a row, and print it at once."""
         spent = "" if seconds is None else f"{seconds:.2f} s"
         print(f"{step:<30} {spent:>8}   {detail}".rstrip(), flush=True)
 
@@ -306,7 +306,7 @@ async def serving(directory: Path, table: Table, name: str) -> AsyncIterator[Ser
 
 
 async def first_server(directory: Path, table: Table) -> tuple[JSON, JSON]:
-    """Make state, save it while it changes, suspend it; the session and the state at the end."""
+    """Create state, save it while it changes, suspend the kernel; return the session and the last state."""
     async with serving(directory, table, "first") as server:
         kernel = {"name": "python3"}
         wanted = {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook", "kernel": kernel}
@@ -340,7 +340,7 @@ async def first_server(directory: Path, table: Table) -> tuple[JSON, JSON]:
 
 
 async def second_server(directory: Path, table: Table, session: JSON, before: JSON) -> None:
-    """Find the kernel suspended, resume it and compare."""
+    """Check that the kernel is listed as suspended, resume it, and compare its state with `before`."""
     kernel_id = session["kernel"]["id"]
     async with serving(directory, table, "second") as server:
         again = server.request("GET", "/api/sessions")
@@ -362,7 +362,7 @@ async def second_server(directory: Path, table: Table, session: JSON, before: JS
 
 
 def compare(before: JSON, after: JSON) -> None:
-    """Everything that must be the same is, and what goes on has gone on by one."""
+    """Check that the state is equal, and that the generator has continued by one step."""
     for key in ("variables", "open transaction", "array", "child", "pid", "gpu"):
         check(before[key] == after[key], f"{key} changed: {before[key]} -> {after[key]}")
     check(

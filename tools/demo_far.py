@@ -1,9 +1,9 @@
-"""A kernel moves to another machine by a remote: it is saved on A, uploaded, fetched on B and goes on there, and nothing is lost.
+"""A demo of remotes: a kernel is saved on machine A, uploaded, fetched on machine B and resumed there.
 
 python tools/demo_far.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
 
-A and B are two data directories with a daemon each, on this machine. Everything is done as a user does it: a notebook on A, the
-commands `jupyter gpuckpt remote` and `resume` on B. Any difference between what A had and what B has ends it with an error.
+A and B are two data directories with a daemon each, on this machine. The demo does what a user does: it runs a notebook on A, and the
+commands `jupyter gpuckpt remote` and `resume` on B. Any difference between the states on A and B ends it with an error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from demo import (
 from jupyter_client import BlockingKernelClient
 
 _Result = TypeVar("_Result")
-#: That the end of a process may take.
+#: The timeout for the end of a process.
 MAX_END_SECONDS = 60.0
 
 
 class User:
-    """What somebody types on a machine.
+    """A user who types commands on a machine.
 
     `within`: a command that runs the command after it on that machine.
     """
@@ -60,7 +60,7 @@ class User:
         }
 
     def types(self, *arguments: str, said: str = "") -> Any:  # noqa: ANN401 - JSON
-        """Run a command of `jupyter gpuckpt`; its document."""
+        """Run a command of `jupyter gpuckpt` and return its JSON document."""
         done = self._run(*arguments, said=said)
         check(
             done.returncode == 0,
@@ -69,7 +69,7 @@ class User:
         return json.loads(done.stdout)
 
     def is_refused(self, *arguments: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command that must be refused; its error."""
+        """Run a command that must be refused and return its error."""
         done = self._run(*arguments)
         check(done.returncode != 0, f"jupyter gpuckpt {' '.join(arguments)} was not refused")
         return json.loads(done.stdout)["error"]
@@ -92,7 +92,7 @@ def timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
 
 
 async def run(directory: Path, url: str) -> None:
-    """Save on A, go on on B."""
+    """Save the kernel on A and resume it on B."""
     table = Table()
     a, b = User(directory / "a"), User(directory / "b")
     added = a.types("remote", "add", "demo", url)
@@ -116,7 +116,7 @@ async def run(directory: Path, url: str) -> None:
 
 
 async def on_a(a: User, table: Table) -> tuple[str, str, JSON]:
-    """Make state in a notebook and suspend its kernel; kernel, snapshot, and the state when it is uploaded."""
+    """Create state in a notebook, suspend its kernel, and wait for the upload; return kernel, snapshot and state."""
     (a.directory / "notebooks").mkdir()
     empty = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (a.directory / "notebooks/demo.ipynb").write_text(json.dumps(empty))
@@ -138,14 +138,14 @@ async def on_a(a: User, table: Table) -> tuple[str, str, JSON]:
 
 
 def session_of(server: Server) -> JSON:
-    """Open the notebook."""
+    """Open the notebook and return its session."""
     body = {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook"}
     found: JSON = server.request("POST", "/api/sessions", {**body, "kernel": {"name": "python3"}})
     return found
 
 
 def on_b(b: User, table: Table, kernel_id: str, snapshot_id: str, before: JSON) -> None:
-    """Resume the kernel, ask it for its state and compare."""
+    """Fetch and resume the kernel, and compare its state with `before`."""
     done = b.types("resume", snapshot_id)["operation"]["result"]
     table.add("B: resumed", done["seconds"])
     client = BlockingKernelClient(connection_file=str(b.runtime / f"kernel-{kernel_id}.json"))

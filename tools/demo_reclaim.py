@@ -1,11 +1,11 @@
-"""A machine is taken back in the middle of a training cell, and the cell ends on another machine as if nothing had happened.
+"""A demo of a machine that is taken back in the middle of a training cell, which ends on another machine without a difference.
 
 python tools/demo_reclaim.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
 
-First with the notice that Amazon gives spot instances (a server on this machine gives it, 30 s before and not 120), then without any
-notice: the last periodic upload comes back. A and B are two data directories with a server and a daemon each; where root runs this,
-each also has a host name, a boot id and a disk of its own. A is killed without a goodbye, and its disk is gone. Any line that differs
-from an undisturbed run, or is missing, ends the demo with an error.
+The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, 30 s before the end instead of
+120 s. The second part has no notice, and the session continues from the last periodic upload. A and B are two data directories with a server and a
+daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its own. All processes of A are killed, and its disk
+is removed. Any line that differs from an undisturbed run, or is missing, ends the demo with an error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from demo import JSON, Server, Table, check, in_directory, megabytes, sizes
 from demo_far import User, session_of, timed
 from tornado.websocket import WebSocketClientConnection
 
-#: How long before its end a machine is told of it; Amazon's notice is 120 s.
+#: The time between the notice and the end of the machine; Amazon's is 120 s.
 NOTICE_SECONDS = 30.0
 AUTOSAVE_SECONDS = 5.0
-#: What a step of a condition may take.
+#: The timeout of a step.
 MAX_STEP_SECONDS = 120.0
 STEPS, PAUSE = 300, 0.1
 CELL_ID = "training"
@@ -67,15 +67,15 @@ NOTEBOOK = {
     "nbformat": 4,
     "nbformat_minor": 5,
 }
-#: Run a command on a machine of its own: NAME BOOT FOLDER OTHER COMMAND... It has another host name and another boot id (the file
-#: BOOT), and where the other machine's disk is (OTHER) it finds its own (FOLDER).
+#: A program that runs a command on a machine of its own: NAME BOOT FOLDER OTHER COMMAND... The machine has the host name NAME and the
+#: boot id in the file BOOT, and its disk FOLDER is mounted over the other machine's disk OTHER.
 MACHINE = """
 hostname "$1" && mount --bind "$2" /proc/sys/kernel/random/boot_id && mount --bind "$3" "$4" && shift 4 && exec "$@"
 """
 
 
 class Provider:
-    """A double of Amazon's metadata service, as its documentation describes it."""
+    """An imitation of Amazon's metadata service, after its documentation."""
 
     def __init__(self) -> None:
         self.notice: bytes | None = None
@@ -98,27 +98,27 @@ class Provider:
                 self.wfile.write(body or b"")
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def announce(self, seconds: float) -> float:
-        """Say that the machine is terminated in so many seconds; return when, on the clock of `time.monotonic`."""
+        """Announce the end of the machine in `seconds`; return its time on the clock of `time.monotonic`."""
         at = time.gmtime(time.time() + seconds)
         text = {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", at)}
         self.notice = json.dumps(text).encode()
         return time.monotonic() + seconds
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the service."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class Machine:
-    """A machine with a notebook, and what somebody types on it."""
+    """A machine with a notebook, and its user."""
 
     def __init__(self, folder: Path, other: Path) -> None:
         self.folder, self.name, self._other = folder, folder.name, other
@@ -131,7 +131,7 @@ class Machine:
         (self.folder / "notebooks/demo.ipynb").write_text(json.dumps(NOTEBOOK))
 
     def start(self, provider: Provider, *options: str) -> Server:
-        """Start a server on it."""
+        """Start a server on the machine and return it."""
         variables = {
             "JUPYTER_GPUCKPT_RECLAIM_PROVIDER": "aws",
             "JUPYTER_GPUCKPT_RECLAIM_ENDPOINT": provider.url,
@@ -155,7 +155,7 @@ class Machine:
         return self.server
 
     def lose(self) -> None:
-        """Kill everything on it at once, and lose its disk."""
+        """Kill all processes of the machine at once, and remove its disk."""
         marker = f"JUPYTER_GPUCKPT_RUNTIME_DIR={self.folder / 'run'}".encode()
         deadline = time.monotonic() + MAX_STEP_SECONDS
         while left := _with_variable(marker):
@@ -167,11 +167,11 @@ class Machine:
         if self.server is not None:
             self.server.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._make_disk()  # empty but for what every machine has
+        self._make_disk()  # a new disk, with the files that every machine has
 
 
 def _with_variable(marker: bytes) -> list[int]:
-    """Return the processes that have this in their environment."""
+    """Return the processes with this text in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -181,7 +181,7 @@ def _with_variable(marker: bytes) -> list[int]:
 
 
 class Said(NamedTuple):
-    """What a page was told of a cell: its text, the ids of the cell that came with it, and whether the cell has ended."""
+    """The output of a cell that a page received: its text, the cell ids in its messages, and whether the cell has ended."""
 
     text: str
     cells: set[str]
@@ -189,7 +189,7 @@ class Said(NamedTuple):
 
 
 async def hear(connection: WebSocketClientConnection, enough: Callable[[str], bool]) -> Said:
-    """Follow the running cell, until its text is enough or it ends."""
+    """Receive the running cell's output until `enough` returns True for it, or the cell ends."""
     text, cells, ended = "", set[str](), False
     while not (ended or enough(text)):
         told = await asyncio.wait_for(connection.read_message(), MAX_STEP_SECONDS)
@@ -206,7 +206,7 @@ async def hear(connection: WebSocketClientConnection, enough: Callable[[str], bo
 
 
 async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection]:
-    """Run the notebook's cell on A until it has come some way; the kernel, and the page."""
+    """Run the notebook's cell on A until it has printed some lines; return the kernel's id and the page's websocket."""
     kernel_id = session_of(server)["kernel"]["id"]
     connection = await server.connect(kernel_id)
     header = {
@@ -232,7 +232,7 @@ async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection
 
 
 async def until(condition: Callable[[], JSON | None], event: str) -> JSON:
-    """Wait until a condition gives something."""
+    """Call `condition` until it returns a value, and return that."""
     deadline = time.monotonic() + MAX_STEP_SECONDS
     while not (found := await asyncio.to_thread(condition)):
         check(time.monotonic() < deadline, f"never came: {event}")
@@ -248,13 +248,13 @@ def uploaded(server: Server) -> JSON | None:
 
 
 def leased(machine: Machine) -> JSON | None:
-    """Return the session in the remote if a machine has the right to run it."""
+    """Return the session in the remote if a machine has its lease."""
     [session] = machine.user.types("remote", "sessions", "demo")["sessions"]
     return session if session["leased_to"] else None
 
 
 async def with_notice(a: Machine, provider: Provider, table: Table) -> None:
-    """Train on A until it is taken back; kernels are suspended and uploaded before."""
+    """Train on A until it is taken back after a notice; its kernels are suspended and uploaded before."""
     server = await asyncio.to_thread(a.start, provider)
     kernel_id, _ = await begin_training(server)
     table.add("A: the cell runs")
@@ -275,7 +275,7 @@ async def with_notice(a: Machine, provider: Provider, table: Table) -> None:
 
 
 async def without_notice(a: Machine, provider: Provider, table: Table) -> None:
-    """Train on A until it goes without a word; what was uploaded is what a periodic save had."""
+    """Train on A until it is killed without a notice; the remote then has the last periodic save."""
     server = await asyncio.to_thread(
         a.start, provider, f"--GpuCkptServer.autosave_interval={AUTOSAVE_SECONDS}"
     )
@@ -284,13 +284,13 @@ async def without_notice(a: Machine, provider: Provider, table: Table) -> None:
     snapshot = await until(lambda: uploaded(server), "an upload of a periodic save")
     table.add("A: saved and uploaded", None, f"{megabytes(snapshot['stored_bytes'])}, runs on")
     await until(lambda: leased(a), "the lease of the session")
-    # What comes after it is lost, and is computed again.
+    # Later lines are lost, and are computed again on B.
     said = await hear(connection, lambda text: text.count("\n") > STEPS // 20)
     check(not said.ended, "the cell ended before the machine did")
 
 
 async def on_b(b: Machine, provider: Provider, table: Table, *, takes_over: bool) -> Said:
-    """Fetch the newest state of the session on B, resume it in the notebook there, and hear the cell to its end."""
+    """Fetch the newest snapshot of the session on B, resume it in the notebook there, and receive the cell's output to its end."""
     server, spent = await asyncio.to_thread(timed, lambda: b.start(provider))
     table.add("B: server started", spent)
     [session] = (await asyncio.to_thread(b.user.types, "remote", "sessions", "demo"))["sessions"]
@@ -325,7 +325,7 @@ def ended(server: Server, operation_id: str) -> JSON | None:
 
 
 def compare(expected: str, said: Said) -> None:
-    """Fail unless B's page was shown all lines of an undisturbed run, and no other, in the notebook's cell."""
+    """Raise DemoError unless B's page received exactly the lines of an undisturbed run, in the notebook's cell."""
     here, there = said.text.splitlines(), expected.splitlines()
     for number, (line, wanted) in enumerate(zip(here, there, strict=False)):
         check(line == wanted, f"line {number} is {line!r} and not {wanted!r}")
@@ -335,7 +335,7 @@ def compare(expected: str, said: Said) -> None:
 
 @contextmanager
 def two_machines(folder: Path, url: str) -> Iterator[tuple[Machine, Machine]]:
-    """Yield machines A and B that know a remote; nothing of them is left."""
+    """Yield machines A and B with a common remote, and remove them after the block."""
     a, b = folder / "a", folder / "b"
     machines = Machine(a, b), Machine(b, a)
     try:
@@ -349,7 +349,7 @@ def two_machines(folder: Path, url: str) -> Iterator[tuple[Machine, Machine]]:
 
 
 async def run(directory: Path, url: str) -> None:
-    """Lose a machine twice, and compare both results with an undisturbed run."""
+    """Lose a machine with and without a notice, and compare both results with an undisturbed run."""
     table = Table()
     words = [sys.executable, "-c", TRAINING.format(steps=STEPS, pause=0)]
     done = await asyncio.to_thread(subprocess.run, words, capture_output=True, check=True)

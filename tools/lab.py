@@ -1,4 +1,4 @@
-"""Starts JupyterLab on a demo notebook: `make lab`."""
+"""Start JupyterLab with a demo notebook: `make lab`."""
 
 import os
 import pwd
@@ -31,7 +31,7 @@ def answers(port: int) -> bool:
 
 
 def main() -> int:
-    """Run the server until it ends; its exit status is ours."""
+    """Run the server until it ends, and return its exit status."""
     FOLDER.mkdir(exist_ok=True)
     if not (FOLDER / NOTEBOOK).exists():
         shutil.copy(ROOT / "binder" / NOTEBOOK, FOLDER / NOTEBOOK)
@@ -43,8 +43,8 @@ def main() -> int:
     ]  # fmt: skip
     user = pwd.getpwuid(os.geteuid()).pw_name
     print(f"JupyterLab and its kernels run as {user}; files made in {FOLDER} belong to {user}.")
-    # The token goes by the environment: a command line is for everybody to read. The server has a
-    # session of its own, so that Ctrl-C reaches it once, from here, as the signal that asks nothing.
+    # The token is passed in the environment, because any user can read a command line. The server has a
+    # session of its own, so that Ctrl-C reaches it only from here, as a signal after which it asks nothing.
     with LOG.open("wb") as log:
         server = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/screenshots: `make screenshots`. A real server, real kernels and snapshots, a real browser."""
+"""Take the pictures in docs/screenshots, with a real server, kernels, snapshots and browser: `make screenshots`."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ SMALL = ["import numpy as np\n\nx = np.arange(3_000_000)\nx.sum()"]
 
 
 class Scene:
-    """What is photographed: notebooks with a past."""
+    """The subject of the pictures: a server with notebooks that have snapshots, in a browser."""
 
     def __init__(self, context: BrowserContext, server: LabServer) -> None:
         self.server = server
@@ -75,7 +75,7 @@ class Scene:
             expect(prompt).to_have_text(f"[{index + 1}]:", timeout=60_000)
 
     def act(self, notebook: NotebookPage, action: str, said: str) -> None:
-        """Do something to a kernel, and wait until it is done and the notification gone."""
+        """Run a command on a kernel, and wait until its notification `said` has appeared and disappeared."""
         notebook.press(action)
         toast = notebook.toasts.filter(has_text=said)
         expect(toast).to_be_visible(timeout=60_000)
@@ -102,7 +102,7 @@ class Scene:
         expect(self.page.locator(".jp-Dialog-content")).to_be_visible()
 
     def close_dialog(self) -> None:
-        """Close what is open."""
+        """Close the open dialog."""
         self.page.keyboard.press("Escape")
         expect(self.page.locator(".jp-Dialog")).to_have_count(0)
 
@@ -124,7 +124,7 @@ def menu(scene: Scene) -> None:
 
 
 def close_menu(scene: Scene) -> None:
-    """Back from there."""
+    """Close the menu."""
     scene.page.keyboard.press("Escape")
 
 
@@ -149,7 +149,7 @@ def branches(scene: Scene) -> None:
 
 
 def back_to_the_first(scene: Scene) -> None:
-    """From the branch."""
+    """Go back from the branch to the first notebook."""
     scene.analysis.show("analysis.ipynb")
 
 
@@ -186,7 +186,7 @@ def notebook7(scene: Scene) -> None:
     expect(scene.page.locator(".jp-GpuCkptSnapshot").first).to_be_visible()
 
 
-#: In this order; what comes after a picture.
+#: The pictures in their order, each with the function that is called after it.
 PICTURES: list[tuple[Callable[[Scene], None], Callable[[Scene], None] | None]] = [
     (sessions, None),
     (store, None),
@@ -202,7 +202,7 @@ PICTURES: list[tuple[Callable[[Scene], None], Callable[[Scene], None] | None]] =
 
 
 def main() -> int:
-    """Make them all."""
+    """Take all pictures and return the exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     with (

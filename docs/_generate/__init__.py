@@ -1,6 +1,6 @@
-"""The parts of the documentation that are made from the code when the pages are built.
+"""The parts of the documentation that are generated from the code when the pages are built.
 
-A page says `<!-- generated: NAME -->` on a line of its own, where NAME is a key of `PARTS`. Nothing is written to the disk.
+In a page `<!-- generated: NAME -->` on a line of its own marks the place of a part; NAME is a key of `PARTS`. Nothing is written to disk.
 """
 
 from __future__ import annotations

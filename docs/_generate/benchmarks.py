@@ -1,4 +1,4 @@
-"""The benchmarks: tables and pictures of what `make bench` wrote."""
+"""The benchmarks: tables and pictures of the results of `make bench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .markdown import code, table
 
 DOCS = Path(__file__).parents[1]
-#: Folders of results, each of one machine, and what they are called.
+#: The folders of results, each of one machine, with their headings.
 MACHINES = {"bench": "On 2 cores", "bench/h200": "On 16 cores and an H200"}
 
 

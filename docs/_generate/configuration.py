@@ -1,4 +1,4 @@
-"""The settings: the traits of everything that `c.NAME` configures, and the variables of the environment."""
+"""The settings: the traits of all classes that `c.NAME` configures, and the environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_gpuckpt.server.traits import ServerTraits
 
 from .markdown import code, escaped, sentence, table
 
-#: The name in a configuration file, the class that has the traits, where it is set, and what it is about.
+#: The name in a configuration file, the class with the traits, the files in which it is set, and its subject.
 CLASSES: tuple[tuple[str, type[HasTraits], str, str], ...] = (
     (
         "GpuCkptServer",
@@ -42,7 +42,7 @@ CLASSES: tuple[tuple[str, type[HasTraits], str, str], ...] = (
         "What JupyterHub does before it stops a server. [JupyterHub](../jupyterhub.md) says how it is switched on.",
     ),
 )
-#: Variables of the environment, in words; `tests/unit/test_docs.py` compares them with those that the code reads.
+#: The environment variables with their descriptions; `tests/unit/test_docs.py` compares them with those that the code reads.
 VARIABLES = {
     "JUPYTER_GPUCKPT_CRIU": "Path of the criu program. Without it, criu is looked for on PATH and in the package jupyter-gpuckpt-criu.",
     "JUPYTER_GPUCKPT_DATA_DIR": "Directory of the daemon's state and log and, unless set otherwise, of the snapshots.",
@@ -74,12 +74,12 @@ def page() -> str:
 
 
 def environment() -> str:
-    """Return the table of the variables of the environment."""
+    """Return the table of the environment variables."""
     return table(["Variable", "Meaning"], [(code(name), text) for name, text in VARIABLES.items()])
 
 
 def traits_of(kind: type[HasTraits]) -> dict[str, TraitType]:
-    """Return the traits that a class itself can be configured by, in the order in which they are written down."""
+    """Return the configurable traits of a class itself, in the order of the source."""
     return {
         name: trait
         for name, trait in vars(kind).items()
@@ -102,7 +102,7 @@ def _settings(kind: type[HasTraits]) -> str:
 
 
 def _default(trait: TraitType) -> str:
-    """Return a default as Python writes it; empty where the help says how it is found."""
+    """Return a default as Python prints it; empty if the help describes how it is computed."""
     value = trait.default()
     if value is None or isinstance(value, Sentinel) or value == "":
         return ""

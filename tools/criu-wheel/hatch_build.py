@@ -1,4 +1,4 @@
-"""Tells hatchling that the wheel holds a program and belongs to one platform."""
+"""The build hook by which hatchling marks the wheel for one platform, because it contains a program."""
 
 import sysconfig
 from typing import Any
@@ -7,10 +7,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class ProgramHook(BuildHookInterface):
-    """Names the platform; auditwheel replaces it by the oldest one on which the program runs."""
+    """A hook that sets the platform; auditwheel replaces it by the oldest one on which the program runs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Any Python will do, as nothing of it is linked to the program."""
+        """Mark the wheel for any Python, because the program is not linked to it, and for this platform."""
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

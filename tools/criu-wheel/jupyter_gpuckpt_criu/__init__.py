@@ -1,4 +1,4 @@
-"""Says where the CRIU of this distribution lies, and does nothing else."""
+"""The path of the CRIU program in this distribution."""
 
 from pathlib import Path
 
