@@ -2,10 +2,10 @@
 
 python tools/demo_reclaim.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
 
-The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, 30 s before the end instead of
-120 s. The second part has no notice, and the session continues from the last periodic upload. A and B are two data directories with a server and a
-daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its own. All processes of A are killed, and its disk
-is removed. Any line that differs from an undisturbed run, or is missing, ends the demo with an error.
+The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, 30 s before the end instead
+of 120 s. The second part has no notice, and the session continues from the last periodic upload. A and B are two data directories with
+a server and a daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its own. All processes of A are
+killed, and its disk is removed. Any line that differs from an undisturbed run, or is missing, ends the demo with an error.
 """
 
 from __future__ import annotations

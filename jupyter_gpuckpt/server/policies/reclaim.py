@@ -1,6 +1,6 @@
 """Notices that this machine will go: kernels are suspended through their gates, the smallest first, as many as there is time for.
 
-The daemon reports when the suspends are due. It suspends a kernel itself if this server does not begin to within some seconds.
+The daemon reports when the suspends are due. It suspends a kernel itself if this server has not begun within some seconds.
 """
 
 from __future__ import annotations
