@@ -17,6 +17,7 @@
     ├─ CheckpointError              stage, details (the end of the tool's log)
     │  ├─ FreezeFailed
     │  └─ ThawFailed
+    │     └─ ThawDisturbed          another program sent signals to the kernel (retryable)
     ├─ OperationNotFound
     ├─ OperationCancelled
     ├─ StoreError
@@ -161,6 +162,13 @@ class ThawFailed(CheckpointError):
     """A resume failed; the snapshot is untouched."""
 
     code = "thaw_failed"
+
+
+class ThawDisturbed(ThawFailed):
+    """Another program's signals made a resume fail; neither the snapshot nor this machine is the reason."""
+
+    code = "thaw_disturbed"
+    retryable = True
 
 
 class OperationNotFound(GpuCkptError):

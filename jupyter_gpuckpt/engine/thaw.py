@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-from ..errors import CheckpointError, KernelLost, ThawFailed
+from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
 from ..model import KeptFile, Manifest
 from ..progress import Progress, Stage
@@ -336,9 +336,10 @@ def _failure(restore: _Restore, images: Path, ending: str, watch: RestoreWatch) 
         fallback=f"CRIU could not restore the kernel: it {ending}.",
     )
     hint = found.hint
-    if watch.diagnosis is not None:
+    kind = ThawDisturbed if found.cause == criu_log.DISTURBED else ThawFailed
+    if watch.diagnosis is not None and kind is ThawFailed:
         hint += " A file lock that another program holds can make a restore wait for ever."
-    return ThawFailed(found.cause, hint=f"{hint} The snapshot is untouched.", details=found.details)
+    return kind(found.cause, hint=f"{hint} The snapshot is untouched.", details=found.details)
 
 
 def _continue_tasks(tree: Tree, manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ A failed resume leaves the snapshot untouched and no process or file behind.
 
 from __future__ import annotations
 
+import logging
 import stat
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from ..engine.gpu.placement import Placement, visible
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
 from ..engine.tree.tree import Tree
-from ..errors import HostIncompatible
+from ..errors import HostIncompatible, ThawDisturbed
 from ..host import fingerprint, gpu
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink
@@ -28,6 +29,8 @@ from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import kept_files, room, stored_secrets
 from .stored_images import IMAGES_STREAM
+
+_log = logging.getLogger(__name__)
 
 #: The number of a digest's digits that are shown.
 _SHOWN_DIGEST = 12
@@ -66,7 +69,8 @@ def resume(
             allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
-        thawed = thaw.thaw(
+        attempt = partial(
+            thaw.thaw,
             manifest,
             _StoredContent(manifest, store, settings, progress),
             settings,
@@ -77,6 +81,11 @@ def resume(
             kept=kept,
             progress=progress,
         )
+        try:
+            thawed = attempt()
+        except ThawDisturbed as error:
+            _log.warning("a restore is attempted again: %s %s", error.message, error.details)
+            thawed = attempt()
     stored_secrets.keep_of_older(thawed.tree, manifest, store)
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt.engine import restore_watch
 from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawFailed
+from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawDisturbed, ThawFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
 
@@ -169,7 +170,14 @@ def kill(pages: StoppedPages) -> None:
 
 
 def wake(pages: StoppedPages) -> None:
-    os.kill(pages.pid, signal.SIGCONT)
+    """Tell the tree's first task, which CRIU traces, and its child to go on, whichever of the two is written to."""
+    parent = processes.parent(pages.pid)
+    tree = {pages.pid, *processes.children(pages.pid)}
+    if parent is not None and processes.name(parent) == processes.name(pages.pid):
+        tree.add(parent)
+    assert len(tree) == 2
+    for pid in tree:
+        os.kill(pid, signal.SIGCONT)
 
 
 def short(pages: StoppedPages) -> None:
@@ -207,12 +215,33 @@ def test_what_happens_while_memory_is_filled_leaves_nothing(
     check(program, snapshot_id, tmp_path)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "always"])
 def test_a_task_that_is_told_to_go_on_while_memory_is_filled_does_not(
-    suspended, tmp_path, monkeypatch
+    suspended, tmp_path, monkeypatch, caplog, again
 ):
     program, snapshot_id = suspended
-    with monkeypatch.context() as woken:
-        Broken(woken, wake)
+    write, attempts = StoppedPages.write, list[int]()
+    monkeypatch.setattr(restore_watch, "_ERROR_SECONDS", 0.5)
+
+    def woken(pages: StoppedPages, offset: int, data: memoryview) -> None:
+        [init] = inits(tmp_path)
+        attempts.extend({init} - {*attempts})
+        if again or init == attempts[0]:
+            wake(pages)
+        write(pages, offset, data)
+
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(StoppedPages, "write", woken)
+        if again:
+            with pytest.raises(ThawDisturbed, match="Another program sent SIGCONT") as caught:
+                program.resume(snapshot_id)
+            assert "untouched" in caught.value.hint
+        else:
+            check(program, snapshot_id, tmp_path)
+    # CRIU, which traces the first task, gives such a restore up.
+    assert len(attempts) == 2
+    assert "attempted again" in caplog.text
+    if again:
         check(program, snapshot_id, tmp_path)
 
 

@@ -19,7 +19,16 @@ _KINDS = {
     "anon_inode:kvm-vm": "a virtual machine (KVM)",
 }
 
+#: The cause where CRIU, which traces the first task of the tree, met a stop that it does not expect: Linux reports each SIGCONT
+#: that is sent to a traced task as such a stop (man ptrace, PTRACE_EVENT_STOP).
+DISTURBED = "Another program sent SIGCONT to the kernel while it was brought back."
+
 _TABLE: list[tuple[str, str, str]] = [
+    (
+        r"stopped by signal 5: ",
+        DISTURBED,
+        "Find the program that sends SIGCONT to its processes (a batch system, most likely), then try again.",
+    ),
     (
         r"io_uring|Message reply from daemon is trimmed|send_fds failed",
         "The kernel uses io_uring, which CRIU cannot save.",
