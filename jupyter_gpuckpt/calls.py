@@ -183,6 +183,11 @@ def move(kernel_id: str, remote: str = "") -> Call[Operation]:
     return Call(Operation, "POST", _path("kernels", kernel_id, "move"), MoveRequest(remote))
 
 
+def forget_taken_over(kernel_id: str) -> Call[Kernel]:
+    """Note that a user has chosen where to save the notebook of a kernel whose session another machine has taken over."""
+    return Call(Kernel, "DELETE", _path("kernels", kernel_id, "taken_over"))
+
+
 def gpu_room(kernel_id: str, snapshot_id: str = "") -> Call[GpuRoom]:
     """Return the GPU memory that a resume or unpark needs, and the free memory."""
     params = {"snapshot_id": snapshot_id, "visible_gpus": _visible_gpus()}

@@ -206,6 +206,8 @@ class Kernel(msgspec.Struct, frozen=True):
     gpu_utilization: int | None = None
     #: The RAM and GPU memory in its snapshot, while the kernel has no process.
     suspended_bytes: int = 0
+    #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.
+    taken_over: str = ""
     #: The estimated duration of its resume, from earlier ones on this machine; None: it has a process, or it is not known.
     resume_seconds: float | None = None
     position: Position = Position()

@@ -177,6 +177,16 @@ class EndHandler(BaseHandler):
         self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
+class TakenOverHandler(BaseHandler):
+    """Handler for the note that another machine has taken a kernel's session over."""
+
+    async def delete(self, kernel_id: str) -> None:
+        """Remove the note: a user has chosen where the notebook is saved."""
+        kernel = self.daemon.kernels.get(kernel_id)
+        await self.daemon.kernels.update(kernel, taken_over="")
+        self.reply(kernel.public())
+
+
 class JupyterHandler(BaseHandler):
     """A handler for the description that Jupyter keeps with a kernel."""
 
@@ -278,6 +288,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/gpu_room": GpuRoomHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
+    "/kernels/{kernel_id}/taken_over": TakenOverHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/branches": BranchesHandler,
     "/operations/{operation_id}": OperationHandler,

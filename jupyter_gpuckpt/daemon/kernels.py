@@ -114,6 +114,7 @@ class ManagedKernel:
             gpu_utilization=usage.gpu_utilization,
             suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
             resume_seconds=self._resume_seconds(),
+            taken_over=record.taken_over,
             position=self._streams.position,
         )
 
@@ -133,6 +134,8 @@ class Kernels:
         self._kernels: dict[str, ManagedKernel] = {}
         self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: `taken_over` of forgotten kernels, by id: a restart removes a kernel and adds one with the same id, for the same notebook.
+        self._taken_over: dict[str, str] = {}
         # With one thread, records are written in the order of their changes.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
 
@@ -162,6 +165,7 @@ class Kernels:
     def add(self, record: KernelRecord) -> ManagedKernel:
         """Add a kernel to the table; `update` writes its record."""
         record.since = record.since or time.time()
+        record.taken_over = record.taken_over or self._taken_over.pop(record.kernel_id, "")
         kernel = self._kernels[record.kernel_id] = ManagedKernel(
             record, self.announce, self._machine.resume_times, self._streams
         )
@@ -191,6 +195,8 @@ class Kernels:
     def forget(self, kernel: ManagedKernel) -> None:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
         if self._drop(kernel):
+            if kernel.record.taken_over:
+                self._taken_over[kernel.kernel_id] = kernel.record.taken_over
             self._writer.submit(self._records.forget, kernel.kernel_id)
 
     def _drop(self, kernel: ManagedKernel) -> bool:
@@ -213,7 +219,7 @@ class Kernels:
         """Tell the users which kernels another machine has taken over although they still run here."""
         for kernel_id, error in (await asyncio.to_thread(self._records.lost)).items():
             if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
-                self.update(kernel, error=record_of(error))
+                self.update(kernel, error=record_of(error), taken_over=error.message)
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
         """Publish the records of a kernel and an operation to the owner. A slow reader may miss progress, but never an end."""

@@ -45,7 +45,7 @@ class LostLeases:
         kernel = self._kernels.find(kernel_id)
         if kernel is None or kernel.doomed:
             return
-        self._kernels.update(kernel, error=error)
+        self._kernels.update(kernel, error=error, taken_over=error.message)
         if pauses(kernel.record) and kernel.state in ALIVE:
             task = self._loop.create_task(self._pause(kernel, error))
             self._tasks.add(task)

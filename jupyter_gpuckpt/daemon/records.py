@@ -83,6 +83,8 @@ class KernelRecord(msgspec.Struct):
     parent_snapshot_id: str = ""
     moved_ports: dict[int, int] = {}
     error: ErrorRecord | None = None
+    #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.
+    taken_over: str = ""
 
     @property
     def kernel_id(self) -> str:

@@ -104,6 +104,12 @@ class KernelView(View, frozen=True, kw_only=True):
     suspended_bytes: Annotated[
         int, Meta(description="RAM and GPU memory in its snapshot, while it has no process.")
     ] = 0
+    taken_over: Annotated[
+        str | None,
+        Meta(
+            description="That another machine has taken its session over, until a user has chosen where its notebook is saved."
+        ),
+    ] = None
     cells_resume: Annotated[
         bool, Meta(description="Whether a cell that is sent to it resumes it.")
     ] = True

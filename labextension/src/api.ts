@@ -64,9 +64,6 @@ export class GpuCkptError extends Error implements IErrorRecord {
 
   /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
-
-  /** The server's code for a session that another machine has taken over. */
-  static readonly SESSION_LOST = 'session_lost';
 }
 
 /**
@@ -157,6 +154,11 @@ export class GpuCkptApi {
   /** Prevent the announced suspend of an idle kernel. */
   keepRunning(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/keep_running`, {});
+  }
+
+  /** Save a kernel's notebook here although another machine has taken its session over. */
+  keepSaving(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/keep_saving`, {});
   }
 
   /** Return the kernels whose shutdown can be undone. */

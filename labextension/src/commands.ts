@@ -28,6 +28,7 @@ export const actions = [
   'resume',
   'park',
   'branch',
+  'move',
   'history'
 ] as const;
 
@@ -40,6 +41,7 @@ export const commandIds: Record<Action, string> = {
   resume: 'gpuckpt:resume-kernel',
   park: 'gpuckpt:park-kernel',
   branch: 'gpuckpt:branch-kernel',
+  move: 'gpuckpt:move-kernel',
   history: 'gpuckpt:show-history'
 };
 
@@ -59,7 +61,8 @@ const needed: Partial<Record<Action, OperationKind>> = {
   suspend: 'suspend',
   resume: 'resume',
   park: 'park',
-  branch: 'branch'
+  branch: 'branch',
+  move: 'move'
 };
 
 /** Return the label of an action. */
@@ -71,6 +74,7 @@ export function actionLabel(action: Action, trans: TranslationBundle): string {
     resume: trans.__('Resume Kernel'),
     park: trans.__('Park Kernel (Free GPU Memory)'),
     branch: trans.__('Branch into a New Notebook'),
+    move: trans.__('Move to Another Machine…'),
     history: trans.__('Snapshot History')
   };
   return labels[action];
@@ -85,6 +89,9 @@ function actionCaption(action: Action, trans: TranslationBundle): string {
     park: trans.__('Move GPU memory to RAM until the next cell'),
     branch: trans.__(
       'Start a second kernel with this state, in a copy of the notebook'
+    ),
+    move: trans.__(
+      'Suspend the kernel and upload it, so that another machine can go on with it'
     ),
     history: trans.__('Show the snapshots of this kernel')
   };

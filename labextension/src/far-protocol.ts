@@ -43,6 +43,8 @@ export interface IFarSession {
   title: string;
   /** The machine that has the lease of the session, even if it no longer runs; older servers leave this field out. */
   leased_to?: string;
+  /** When its user moved it for another machine that has not taken it yet; 0: did not. Older servers do not say it. */
+  moved_at?: number;
   snapshots: IFarSnapshot[];
 }
 

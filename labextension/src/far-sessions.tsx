@@ -106,6 +106,14 @@ function Choice(props: {
         </time>
         <span>{formatBytes(snapshot.stored_bytes)}</span>
         {session.host_name ? <span>{session.host_name}</span> : null}
+        {session.moved_at ? (
+          <span
+            className="jp-GpuCkptCause"
+            title={trans.__('Moved %1', formatAge(session.moved_at))}
+          >
+            {trans.__('moved')}
+          </span>
+        ) : null}
         <span className="jp-GpuCkptCause" title={trans.__('The remote')}>
           {remote}
         </span>

@@ -61,18 +61,27 @@ export async function mayFetch(
   return button.accept;
 }
 
-/** Ask whether to resume a session here although another machine may still run it. */
+/** Ask whether to resume a session here although another machine may still run it. `cause`: the server's sentence about that. */
 export async function mayTakeOver(
   name: string,
   machine: string,
-  trans: TranslationBundle
+  trans: TranslationBundle,
+  cause = ''
 ): Promise<boolean> {
+  const who =
+    cause ||
+    trans.__(
+      'The machine %1 may still run it.',
+      machine || trans.__('that has it')
+    );
   const { button } = await showDialog({
     title: trans.__('Take over %1?', name),
-    body: trans.__(
-      'The machine %1 may still run it. What it does from now on is kept as a separate session.',
-      machine || trans.__('that has it')
-    ),
+    body: [
+      who,
+      trans.__(
+        'Taking over does not stop it there: it goes on writing files and sending requests, as a separate session. What it has not uploaded is missing here.'
+      )
+    ].join(' '),
     buttons: [
       Dialog.cancelButton(),
       Dialog.warnButton({ label: trans.__('Take Over') })

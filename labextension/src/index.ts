@@ -98,6 +98,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     undo.follow(serviceManager.events.stream);
     followIdleKernels(states, snapshots.api, operations, trans);
     const kernelActions = new KernelActions(
+      snapshots.api,
       states,
       operations,
       settings,
@@ -208,6 +209,7 @@ const banner: JupyterFrontEndPlugin<void> = {
         new LostSessionBanner(
           panel,
           states,
+          api,
           () => void commands.execute('docmanager:save-as'),
           trans
         )

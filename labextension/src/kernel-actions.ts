@@ -2,15 +2,21 @@
 
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
 
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
 import type { Action } from './commands';
+import { tellFailure } from './notices';
 import type { Operations } from './operations';
 import type { IOperation } from './protocol';
 import type { ITarget } from './targets';
+import { failedText } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
 export class KernelActions {
   constructor(
+    private readonly _api: GpuCkptApi,
     private readonly _states: IKernelStates,
     private readonly _operations: Operations,
     private readonly _settings: IUserSettings,
@@ -47,6 +53,12 @@ export class KernelActions {
           : this._operations.run('suspend', kernelId, name);
       case 'branch':
         return this._branch(kernelId, name);
+      case 'move':
+        return this._move(kernelId, name);
+      case 'resume':
+        return this._operations.run('resume', kernelId, name, {
+          otherwise: error => this._mayTakeOver(error, name)
+        });
       default:
         return this._operations.run(action, kernelId, name);
     }
@@ -95,6 +107,60 @@ export class KernelActions {
           body: { name: value?.trim() ?? '' }
         })
       : null;
+  }
+
+  /** The notebook is written first: its file may lie in a folder that the other machine sees, too. */
+  private async _move(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const remotes = await this._remotes(name);
+    if (remotes === null) {
+      return null;
+    }
+    const { whereToMove } = await import('./move-dialog');
+    const remote = await whereToMove(name, remotes, this._trans);
+    const path = this._states.get(kernelId)?.path ?? '';
+    return remote !== null && (await this._saveNotebook(path))
+      ? this._operations.run('move', kernelId, name, { body: { remote } })
+      : null;
+  }
+
+  /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
+  private async _remotes(name: string): Promise<string[] | null> {
+    const trans = this._trans;
+    try {
+      const remotes = await this._api.remotes();
+      if (remotes.length === 0) {
+        throw new GpuCkptError({
+          message: trans.__('There is no remote.'),
+          code: 'configuration',
+          hint: trans.__('`jupyter gpuckpt remote add` adds one.')
+        });
+      }
+      return remotes.map(remote => remote.name);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      tellFailure('', failedText('move', name, error, trans), error, trans);
+      return null;
+    }
+  }
+
+  /** After the refusal of a session that another machine runs: the body that takes it over, if the user wants that. */
+  private async _mayTakeOver(
+    error: GpuCkptError,
+    name: string
+  ): Promise<JSONObject | null> {
+    if (error.code !== GpuCkptError.SESSION_HELD) {
+      return null;
+    }
+    const { mayTakeOver } = await import('./fetch-dialog');
+    if (await mayTakeOver(name, '', this._trans, error.message)) {
+      return { take_over: true };
+    }
+    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private async _maySuspend(name: string): Promise<boolean> {

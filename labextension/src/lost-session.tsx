@@ -7,9 +7,11 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import type { GpuCkptApi } from './api';
 import { GpuCkptError } from './api';
 import { FittedBanner } from './fitted-banner';
 import { kernelIdOf, watchKernel } from './notebooks';
+import { tellFailure } from './notices';
 import type { IKernelStates } from './tokens';
 
 /** The name of the error by which JupyterLab recognizes a save that its user cancelled, for which it shows no message. */
@@ -22,6 +24,7 @@ export class LostSessionBanner extends FittedBanner {
   constructor(
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
+    private readonly _api: GpuCkptApi,
     private readonly _saveCopy: () => void,
     private readonly _trans: TranslationBundle
   ) {
@@ -58,7 +61,7 @@ export class LostSessionBanner extends FittedBanner {
         <button
           type="button"
           className="jp-mod-styled"
-          onClick={() => this._keepSaving()}
+          onClick={() => void this._choose()}
         >
           {trans.__('Keep Saving Here')}
         </button>
@@ -69,16 +72,35 @@ export class LostSessionBanner extends FittedBanner {
   private _follow(): void {
     const kernelId = kernelIdOf(this._panel) ?? '';
     const kernel = this._states.get(kernelId);
-    if (
-      kernel?.error_code === GpuCkptError.SESSION_LOST &&
-      this._decided !== kernelId &&
-      this._save === null
-    ) {
-      this._decided = kernelId;
-      this._reason = kernel.reason ?? '';
+    if (kernel?.taken_over && this._save === null) {
+      this._kernelId = kernelId;
+      this._reason = kernel.taken_over;
       this._stopSaving();
       this.setHidden(false);
       this.update();
+    } else if (kernel?.taken_over === null && this._kernelId === kernelId) {
+      // The user has chosen, here or on another page. Another kernel of the notebook decides nothing.
+      this._keepSaving();
+    }
+  }
+
+  /** Tell the server that the user saves the notebook here; then all pages save it. */
+  private async _choose(): Promise<void> {
+    const kernelId = this._kernelId;
+    try {
+      await this._api.keepSaving(kernelId);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      const headline = this._trans.__('The choice was not recorded');
+      tellFailure('', headline, error, this._trans);
+      return;
+    }
+    if (kernelIdOf(this._panel) === kernelId) {
+      await this._states.refresh(kernelId);
+    } else {
+      this._keepSaving();
     }
   }
 
@@ -110,6 +132,6 @@ export class LostSessionBanner extends FittedBanner {
   /** The document's own `save` while it is replaced; else null. */
   private _save: NotebookPanel['context']['save'] | null = null;
   private _reason = '';
-  /** The last kernel about which the user was asked. */
-  private _decided = '';
+  /** The kernel whose session was taken over. */
+  private _kernelId = '';
 }

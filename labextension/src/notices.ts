@@ -49,26 +49,31 @@ export function tellWithDetails(
   id: string,
   message: string,
   sentences: string[],
-  trans: TranslationBundle
-): void {
-  conclude(id, message, 'warning', [
-    detailsAction(message, sentences, null, trans)
-  ]);
+  trans: TranslationBundle,
+  untilDismissed = false
+): string {
+  const actions = [detailsAction(message, sentences, null, trans)];
+  return conclude(id, message, 'warning', actions, untilDismissed);
 }
 
-/** Replace the notification of the progress, unless the user has closed it, by that of the end. */
+/** Replace the notification of the progress, unless the user has closed it, by that of the end; return its id. */
 export function conclude(
   id: string,
   message: string,
   type: 'success' | 'warning' | 'error',
-  actions: Notification.IAction[] = []
-): void {
+  actions: Notification.IAction[] = [],
+  untilDismissed = false
+): string {
   // A warning without details is shown as briefly as a success.
   const stays = type === 'error' || actions.length > 0;
-  const options = { autoClose: stays ? SHOW_FAILURE : SHOW_SUCCESS, actions };
-  if (!id || !Notification.update({ id, message, type, ...options })) {
-    Notification.emit(message, type, options);
-  }
+  const shown = stays ? SHOW_FAILURE : SHOW_SUCCESS;
+  const options = {
+    autoClose: untilDismissed ? false : shown,
+    actions
+  } as const;
+  return id && Notification.update({ id, message, type, ...options })
+    ? id
+    : Notification.emit(message, type, options);
 }
 
 /** Return the button that opens the dialog with the details. */

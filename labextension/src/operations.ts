@@ -26,8 +26,18 @@ const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
 
 const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
   save: true,
-  suspend: true
+  suspend: true,
+  move: true
 };
+
+/** What the user waits for before doing something else, so that its end is always told, until it is dismissed. */
+const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
+
+export interface IRunOptions {
+  body?: JSONObject;
+  undo?: () => Promise<void>;
+  otherwise?: (error: GpuCkptError) => Promise<JSONObject | null>;
+}
 
 export class Operations {
   constructor(
@@ -36,10 +46,12 @@ export class Operations {
     private readonly _trans: TranslationBundle
   ) {
     _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
+    _states.changed.connect((_, kernelId) => this._withdrawMoved(kernelId));
   }
 
   /**
    * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
+   * `otherwise`: returns, after an error, another body with which to try again, or null.
    *
    * @returns the operation, or null if it failed, of which the user is notified.
    */
@@ -47,14 +59,23 @@ export class Operations {
     kind: OperationKind,
     kernelId: string,
     name: string,
-    { body, undo }: { body?: JSONObject; undo?: () => Promise<void> } = {}
+    { body, undo, otherwise }: IRunOptions = {}
   ): Promise<IOperation | null> {
     return this._tell(
       kind,
       name,
-      follow => {
+      async follow => {
         follow(kernelId);
-        return this._states.run(kind, kernelId, body);
+        try {
+          return await this._states.run(kind, kernelId, body);
+        } catch (error) {
+          const again =
+            error instanceof GpuCkptError ? await otherwise?.(error) : null;
+          if (!again) {
+            throw error;
+          }
+          return this._states.run(kind, kernelId, again);
+        }
       },
       undo
     );
@@ -172,11 +193,21 @@ export class Operations {
   private _tellSuccess(
     id: string,
     message: string,
-    { result }: Pick<IOperation, 'result'>,
+    {
+      kind,
+      kernel_id,
+      result
+    }: Pick<IOperation, 'kind' | 'kernel_id' | 'result'>,
     undo?: () => Promise<void>
   ): void {
     const warnings = result?.warnings ?? [];
-    if (warnings.length > 0) {
+    if (IS_AWAITED[kind]) {
+      const shown =
+        warnings.length > 0
+          ? tellWithDetails(id, message, warnings, this._trans, true)
+          : conclude(id, message, 'success', [], true);
+      this._moved.set(kernel_id, shown);
+    } else if (warnings.length > 0) {
       tellWithDetails(id, message, warnings, this._trans);
     } else if (this._settings.choices.notifications !== 'failures') {
       conclude(
@@ -190,6 +221,18 @@ export class Operations {
     }
   }
 
+  /** Dismiss that a kernel was moved once it runs here again: then this machine cannot be closed. */
+  private _withdrawMoved(kernelId: string): void {
+    const shown = this._moved.get(kernelId);
+    const state = this._states.get(kernelId)?.state;
+    if (shown && state !== undefined && state !== 'suspended') {
+      Notification.dismiss(shown);
+      this._moved.delete(kernelId);
+    }
+  }
+
+  /** The notifications that kernels were moved, by the kernel's id. */
+  private readonly _moved = new Map<string, string>();
   /** The kernels whose next operation leads to a notification. */
   private readonly _expected = new Set<string>();
 }

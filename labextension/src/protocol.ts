@@ -26,7 +26,8 @@ export type OperationKind =
   | 'unpark'
   | 'branch'
   | 'roll_back'
-  | 'fetch';
+  | 'fetch'
+  | 'move';
 
 /** The progress of an operation. */
 export interface IProgress {
@@ -117,6 +118,8 @@ export interface IKernel {
   cells_resume: boolean;
   /** Whether it was suspended in the middle of a cell. */
   cell_paused: boolean;
+  /** That another machine has taken its session over, until the user has chosen where its notebook is saved. */
+  taken_over: string | null;
   /** The snapshot that it was branched from. */
   parent_snapshot_id: string | null;
 }
@@ -303,6 +306,7 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   suspends_at: null,
   cells_resume: true,
   cell_paused: false,
+  taken_over: null,
   parent_snapshot_id: null
 };
 

@@ -116,6 +116,8 @@ export class Remotes {
 /**
  * Return the far sessions whose newest snapshot is not on this machine.
  *
+ * Sessions that their users have moved for another machine come first.
+ *
  * @param here - the ids of the snapshots on this machine.
  * @param paths - notebooks whose sessions come first, in this order; the others follow, the newest first.
  */
@@ -143,9 +145,12 @@ export function elsewhere(
     const index = paths.indexOf(session.path);
     return index < 0 ? paths.length : index;
   };
+  const movedAt = ({ session }: IFarChoice) => session.moved_at ?? 0;
   return [...found.values()].sort(
     (one, other) =>
-      rank(one) - rank(other) || other.snapshot.created - one.snapshot.created
+      movedAt(other) - movedAt(one) ||
+      rank(one) - rank(other) ||
+      other.snapshot.created - one.snapshot.created
   );
 }
 

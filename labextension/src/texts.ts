@@ -153,9 +153,12 @@ function stageText(stage: string, trans: TranslationBundle): string {
       return trans.__('Loading GPU memory');
     case 'fetch':
       return trans.__('Downloading');
+    case 'upload':
+      return trans.__('Uploading');
     case 'commit':
     case 'stop':
     case 'let go':
+    case 'release':
       return trans.__('Finishing');
     default:
       return stage;
@@ -200,7 +203,8 @@ export function startedText(
     unpark: trans.__('Unparking %1…', name),
     branch: trans.__('Branching %1…', name),
     roll_back: trans.__('Restoring %1…', name),
-    fetch: trans.__('Fetching %1…', name)
+    fetch: trans.__('Fetching %1…', name),
+    move: trans.__('Moving %1…', name)
   };
   return texts[kind];
 }
@@ -272,6 +276,10 @@ export function doneText(
         formatBytes(result.new_bytes),
         seconds
       );
+    case 'move':
+      return result.warnings?.length
+        ? trans.__('Moved %1. Read this before you close this machine.', name)
+        : trans.__('Moved %1. It is safe to close this machine.', name);
     case 'unpark':
       return doneInShort(kind, name, trans);
   }
@@ -290,7 +298,8 @@ function doneInShort(
     unpark: trans.__('Unparked %1', name),
     branch: trans.__('Branched %1', name),
     roll_back: trans.__('Restored %1', name),
-    fetch: trans.__('Fetched %1', name)
+    fetch: trans.__('Fetched %1', name),
+    move: trans.__('Moved %1', name)
   };
   return texts[kind];
 }
@@ -311,7 +320,8 @@ export function failedText(
       unpark: trans.__('Unparking %1 was canceled', name),
       branch: trans.__('Branching %1 was canceled', name),
       roll_back: trans.__('Restoring %1 was canceled', name),
-      fetch: trans.__('Fetching %1 was canceled', name)
+      fetch: trans.__('Fetching %1 was canceled', name),
+      move: trans.__('Moving %1 was canceled', name)
     };
     return cancelled[kind];
   }
@@ -323,7 +333,8 @@ export function failedText(
     unpark: trans.__('Unparking %1 failed', name),
     branch: trans.__('Branching %1 failed', name),
     roll_back: trans.__('Restoring %1 failed', name),
-    fetch: trans.__('Fetching %1 failed', name)
+    fetch: trans.__('Fetching %1 failed', name),
+    move: trans.__('Moving %1 failed', name)
   };
   return failed[kind];
 }
@@ -404,7 +415,8 @@ function busyText(kind: OperationKind, trans: TranslationBundle): string {
     unpark: trans.__('Please wait: this kernel is being unparked.'),
     branch: trans.__('Please wait: this kernel is being branched.'),
     roll_back: trans.__('Please wait: a snapshot is being restored.'),
-    fetch: trans.__('Please wait: a snapshot is being fetched.')
+    fetch: trans.__('Please wait: a snapshot is being fetched.'),
+    move: trans.__('Please wait: this kernel is being moved.')
   };
   return texts[kind];
 }
@@ -419,7 +431,8 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
   branch: ['running', 'parked', 'suspended', 'lost'],
   roll_back: ['running', 'parked', 'suspended', 'lost'],
   // A fetch is not an operation on a kernel of this server.
-  fetch: []
+  fetch: [],
+  move: ['running', 'parked', 'suspended']
 };
 
 function notManaged(kernel: IKernel, trans: TranslationBundle): string {

@@ -25,6 +25,7 @@ ACTIONS = {
     "resume": ("gpuckpt:resume-kernel", "Resume Kernel"),
     "park": ("gpuckpt:park-kernel", "Park Kernel (Free GPU Memory)"),
     "branch": ("gpuckpt:branch-kernel", "Branch into a New Notebook"),
+    "move": ("gpuckpt:move-kernel", "Move to Another Machine…"),
     "history": ("gpuckpt:show-history", "Snapshot History"),
 }
 

@@ -82,7 +82,7 @@ def machines(tmp_path, tmp_path_factory, monkeypatch):
 def take_over_dialog(page, expect):
     """Press the button of the dialog that asks whether a session is taken over."""
     dialog = page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("may still run it. What it does from now on is kept")
+    expect(dialog).to_contain_text("may still run it. Taking over does not stop it there")
     return dialog.get_by_role("button", name="Take Over")
 
 
@@ -139,6 +139,66 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     expect(here.chip).to_have_text("Running")
 
 
+def shot(page, name):
+    """Keep a picture of a page, where that is wanted."""
+    if folder := os.environ.get("GPUCKPT_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+@pytest.mark.slow
+def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, context, expect):
+    one, other = machines
+    one.write_notebook(NOTEBOOK, "x = 41; print(x)")
+    one.write_notebook("later.ipynb", "print('later')")
+    there = NotebookPage(context.new_page(), expect, one, NOTEBOOK).open().require_engine()
+    there.run_cell(0, "41")
+    there.press("move")
+    dialog = there.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("Remote: share")
+    shot(there.page, "move-dialog")
+    dialog.get_by_role("button", name="Move", exact=True).click()
+    done = there.toasts.filter(has_text="It is safe to close this machine.")
+    expect(done).to_be_visible(timeout=200_000)
+    expect(there.chip).to_have_text("Suspended")
+    shot(there.page, "moved")
+    assert not are_leased(one.folder / "gpuckpt")
+    # Another session is suspended and uploaded later, as it happens to all when a server stops.
+    later = NotebookPage(context.new_page(), expect, one, "later.ipynb").open()
+    later.run_cell(0, "later")
+    later.chip.click()
+    later.press("suspend")
+    badge = later.snapshots().locator("[data-upload='uploaded']")
+    expect(badge).to_have_text("uploaded", timeout=200_000)
+    wait_for(lambda: not are_leased(one.folder / "gpuckpt"))
+
+    # The notebook of the other session is there, and in front.
+    other.write_notebook("later.ipynb", "print('later')")
+    other.write_notebook(NOTEBOOK, "print(x + 1)")
+    here = NotebookPage(context.new_page(), expect, other, "later.ipynb").open()
+    here.page.locator("[data-id='jp-gpuckpt-sessions']").click()
+    offered = here.sessions.locator(".jp-GpuCkptFar li.jp-GpuCkptKernel")
+    expect(offered).to_have_count(2)
+    expect(offered.first).to_have_attribute("data-path", NOTEBOOK)
+    expect(offered.first).to_contain_text("moved")
+    shot(here.page, "moved-here")
+    offered.first.get_by_role("button", name="Fetch and Resume…").click()
+    dialog = here.page.locator(".jp-Dialog")
+    dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
+    expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    here.page.wait_for_function(HAS_IDLE_KERNEL)
+    here.run_cell(0, "42")
+
+    # Back on the first machine, whose user is warned before it takes the session over.
+    there.press("resume")
+    dialog = there.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("runs on machine")
+    shot(there.page, "take-over")
+    dialog.get_by_role("button", name="Take Over").click()
+    expect(there.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    there.page.wait_for_function(HAS_IDLE_KERNEL)
+    there.run_cell(0, "41")
+
+
 @pytest.mark.slow
 def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_nothing(
     machines, context, expect
@@ -168,8 +228,7 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     # The page there learns it with the next heartbeat.
     keep = there.page.get_by_role("button", name="Keep Saving Here")
     expect(keep).to_be_visible()
-    if folder := os.environ.get("GPUCKPT_SCREENSHOTS"):
-        there.page.screenshot(path=f"{folder}/lost-session.png")
+    shot(there.page, "lost-session")
     file = one.root_dir / NOTEBOOK
     before = file.read_text()
     there.cell(0).locator(".cm-content").click()
@@ -177,6 +236,18 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     there.execute("docmanager:save")
     expect(there.toasts.filter(has_text="is not saved")).to_be_visible()
     assert file.read_text() == before
+    # Neither a page that is opened later nor a server that is started later forgets it.
+    there.page.on("dialog", lambda dialog: dialog.accept())
+    for once_more in (there.reload, one.restart):
+        once_more()
+        there.reload()
+        expect(keep).to_be_visible()
+        there.cell(0).locator(".cm-content").click()
+        there.page.keyboard.type("y = 1; ")
+        there.execute("docmanager:save")
+        expect(there.toasts.filter(has_text="is not saved")).to_be_visible()
+        assert file.read_text() == before
     keep.click()
+    expect(keep).to_be_hidden()
     there.execute("docmanager:save")
     wait_for(lambda: "y = 1" in file.read_text())

@@ -45,12 +45,13 @@ def shared(data_dir, tmp_path):
 def other_machine(data_dir):
     """Return a function that opens the remote as another machine does: its far sessions, and the leases of a daemon there."""
 
-    def opened():
-        there = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
-        found = Sessions(there.bucket, there.keyring.seal, there.seen)
-        return found, Leases(there.bucket, there.keyring.seal, found, "b", host_name="far away")
+    return lambda: opened(data_dir)
 
-    return opened
+
+def opened(data_dir):
+    there = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
+    found = Sessions(there.bucket, there.keyring.seal, there.seen)
+    return found, Leases(there.bucket, there.keyring.seal, found, "b", host_name="far away")
 
 
 def test_a_kernel_is_moved_by_a_page_and_another_machine_gets_it(
@@ -149,3 +150,41 @@ def test_a_session_that_another_machine_has_is_resumed_only_after_a_warning(
         assert page.run("print(x + 1)") == "42\n"
         assert found.get(page.kernel_id).lease.daemon_id != "b"
         page.close()
+
+
+def test_that_a_session_was_taken_over_is_kept_until_its_user_chooses(
+    make_server, daemon_env, tmp_path, eventually
+):
+    server = make_server()
+    server.start()
+    data_dir = Path(daemon_env["JUPYTER_GPUCKPT_DATA_DIR"])
+    page = server.open()
+    page.run("x = 41")
+    add_remote(data_dir, "share", f"file://{tmp_path}/share")
+    found, other = opened(data_dir)
+    server.do("save", page.kernel_id)
+    eventually(lambda: page.kernel_id in found.ids() and found.get(page.kernel_id).lease)
+    assert server.kernel(page.kernel_id)["taken_over"] is None
+    other.claim(page.kernel_id, take_over=True)
+    server.do("save", page.kernel_id)  # the daemon learns it when it lists this one
+
+    def taken_over():
+        return server.kernel(page.kernel_id)["taken_over"]
+
+    eventually(taken_over)
+    assert "was taken over by machine far away" in taken_over()
+    # What is done to the kernel clears its error, and decides nothing about its notebook.
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert server.kernel(page.kernel_id)["error_code"] is None
+    assert taken_over()
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    assert taken_over()
+    server.stop()
+    server.start()
+    assert taken_over()
+    answer = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_saving").json()
+    assert answer["taken_over"] is None
+    server.stop()
+    server.start()
+    assert taken_over() is None

@@ -82,6 +82,7 @@ class KernelList:
             gpu_utilization=kernel.gpu_utilization,
             resume_seconds=kernel.resume_seconds,
             suspended_bytes=kernel.suspended_bytes,
+            taken_over=kernel.taken_over or None,
             cells_resume=self._cells_resume,
             suspends_at=served.suspends_at,
             cell_paused=served.absent and served.output.runs_cell,

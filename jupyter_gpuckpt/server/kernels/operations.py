@@ -173,6 +173,14 @@ class ServerOperations(KernelListener):
         if running_id := self.tracked.cancel(operation_id):
             await self._link.daemon.send(calls.cancel(running_id))
 
+    async def keep_saving(self, kernel_id: str) -> None:
+        """Note that a user has chosen to save a kernel's notebook here although another machine has taken its session over."""
+        served = self.served(kernel_id)
+        told = await self._link.daemon.send(calls.forget_taken_over(kernel_id))
+        # The stream may have told something newer meanwhile.
+        if (newest := self._link.mirror.expect(told)) is not None:
+            served.apply(newest)
+
     async def measured(self) -> list[Kernel]:
         """Return the daemon's records of all kernels, with their use of resources measured now."""
         return await self._link.daemon.send(calls.kernels())

@@ -164,6 +164,16 @@ class KeepRunningHandler(GpuCkptHandler):
         self.reply(self.kernels.view(kernel_id))
 
 
+class KeepSavingHandler(GpuCkptHandler):
+    """Handler for the choice to save a notebook here although another machine has taken its session over."""
+
+    @answers(KernelView)
+    async def post(self, kernel_id: str) -> None:
+        """Let pages save the kernel's notebook again."""
+        await self.parts.operations.keep_saving(kernel_id)
+        self.reply(self.kernels.view(kernel_id))
+
+
 class ParkHandler(GpuCkptHandler):
     """Handler for parks."""
 
@@ -216,6 +226,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/park": ParkHandler,
     "/kernels/{kernel_id}/move": MoveHandler,
     "/kernels/{kernel_id}/keep_running": KeepRunningHandler,
+    "/kernels/{kernel_id}/keep_saving": KeepSavingHandler,
     "/suspend_all": SuspendAllHandler,
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,

@@ -64,6 +64,7 @@ function register(
   );
   const settings = chosen(choices);
   const kernelActions = new KernelActions(
+    new GpuCkptApi(server.settings),
     states,
     new Operations(states, settings, trans),
     settings,
@@ -116,6 +117,7 @@ describe('commands', () => {
       'suspend',
       'park',
       'branch',
+      'move',
       'history'
     ];
     expect(enabled(commands)).toEqual(allowed);
@@ -123,7 +125,12 @@ describe('commands', () => {
 
   it('follow the kernel of the notebook whose toolbar they are in', () => {
     const args = { panelId: 'b' };
-    expect(enabled(commands, args)).toEqual(['resume', 'branch', 'history']);
+    expect(enabled(commands, args)).toEqual([
+      'resume',
+      'branch',
+      'move',
+      'history'
+    ]);
     expect(commands.caption(commandIds.save, args)).toBe(
       'Save Snapshot: This kernel is suspended.'
     );
@@ -143,7 +150,7 @@ describe('commands', () => {
     selected = 'work/a.ipynb'; // has no kernel
     expect(visible()).toEqual([]);
     selected = 'work/b.ipynb';
-    expect(visible()).toEqual(['resume', 'branch', 'history']);
+    expect(visible()).toEqual(['resume', 'branch', 'move', 'history']);
   });
 
   it('are disabled without a notebook, but for the history', () => {
@@ -322,6 +329,170 @@ describe('a branch', () => {
     server.on('POST snapshots/z/branch', branched);
     await commands.execute(commandIds.branch, { kernelId: 'other' });
     expect(openNotebook).toHaveBeenCalledWith('work/a-branch-1.ipynb');
+  });
+});
+
+/** Wait for the dialog with this text. */
+async function dialog(text: string): Promise<HTMLElement> {
+  for (;;) {
+    const shown = document.querySelector<HTMLElement>('.jp-Dialog');
+    if (shown?.textContent?.includes(text)) {
+      return shown;
+    }
+    await new Promise(resolve => setTimeout(resolve, 10));
+  }
+}
+
+function press(shown: HTMLElement, which: 'accept' | 'reject'): void {
+  shown.querySelector<HTMLElement>(`.jp-mod-${which}`)!.click();
+}
+
+const messages = () => notifications().map(({ message }) => message);
+
+describe('a move', () => {
+  const moved = aDone({ kind: 'move' });
+  const remotes = (...names: string[]) =>
+    server.on('GET remotes', {
+      remotes: names.map(name => ({ name, url: '', refusals: [] }))
+    });
+
+  it('goes to the only remote, and its end is shown until the kernel runs again', async () => {
+    remotes('team')
+      .on('POST kernels/k/move', moved)
+      .on('GET kernels/k', aKernel({ state: 'suspended' }));
+    const done = commands.execute(commandIds.move);
+    const shown = await dialog('Move a.ipynb to another machine?');
+    expect(shown.textContent).toContain('Remote: team');
+    press(shown, 'accept');
+    await done;
+    expect(server.bodies).toEqual([JSON.stringify({ remote: 'team' })]);
+    expect(notifications()).toMatchObject([
+      {
+        type: 'success',
+        message: 'Moved a.ipynb. It is safe to close this machine.',
+        options: { autoClose: false }
+      }
+    ]);
+    events.tell(aKernel({ state: 'resuming' }));
+    expect(notifications()).toEqual([]);
+  });
+
+  it('goes to the remote that its user chooses', async () => {
+    remotes('team', 'home').on('POST kernels/k/move', moved);
+    const done = commands.execute(commandIds.move);
+    const shown = await dialog('Move a.ipynb');
+    const select = shown.querySelector('select')!;
+    select.value = 'home';
+    select.dispatchEvent(new Event('change', { bubbles: true }));
+    press(shown, 'accept');
+    await done;
+    expect(server.bodies).toEqual([JSON.stringify({ remote: 'home' })]);
+  });
+
+  it('says that this machine cannot be closed yet', async () => {
+    const result = { ...moved.result, warnings: ['1 other kernel runs.'] };
+    remotes('team')
+      .on('POST kernels/k/move', { ...moved, result })
+      .on('GET kernels/k', aKernel({ state: 'suspended' }));
+    const done = commands.execute(commandIds.move);
+    press(await dialog('Move a.ipynb'), 'accept');
+    await done;
+    expect(notifications()).toMatchObject([
+      {
+        type: 'warning',
+        message: 'Moved a.ipynb. Read this before you close this machine.',
+        options: { autoClose: false, actions: [{ label: 'Details' }] }
+      }
+    ]);
+  });
+
+  it('shows its progress and is canceled', async () => {
+    const begun = aSave({ kind: 'move' });
+    remotes('team')
+      .on('POST kernels/k/move', begun)
+      .on('POST operations/o/cancel', begun)
+      // A server that is away for a moment is asked again after a second.
+      .on('GET operations/o?wait=20', new TypeError('away'), {
+        ...begun,
+        state: 'cancelled'
+      });
+    const done = commands.execute(commandIds.move);
+    press(await dialog('Move a.ipynb'), 'accept');
+    while (!server.requests.includes('POST kernels/k/move')) {
+      await new Promise(resolve => setTimeout(resolve, 10));
+    }
+    const progress = {
+      stage: 'upload',
+      done_bytes: 1,
+      total_bytes: 4,
+      seconds: 1
+    };
+    events.tell(
+      aKernel({ state: 'suspended', operation: { ...begun, progress } })
+    );
+    const [{ message, options }] = notifications();
+    expect(message).toBe('Moving a.ipynb… Uploading 25%');
+    options.actions?.[0].callback(new MouseEvent('click'));
+    await done;
+    expect(server.requests).toContain('POST operations/o/cancel');
+    expect(messages()).toEqual(['Moving a.ipynb was canceled']);
+  });
+
+  it('says what is missing where there is no remote', async () => {
+    remotes();
+    await commands.execute(commandIds.move);
+    expect(messages()).toEqual([
+      'Moving a.ipynb failed: There is no remote. `jupyter gpuckpt remote add` adds one.'
+    ]);
+  });
+
+  it('is not begun if its user does not want it, or the notebook is not saved', async () => {
+    remotes('team');
+    let done = commands.execute(commandIds.move);
+    press(await dialog('Move a.ipynb'), 'reject');
+    await done;
+    saveNotebook.mockResolvedValueOnce(false);
+    done = commands.execute(commandIds.move);
+    press(await dialog('Move a.ipynb'), 'accept');
+    await done;
+    expect(server.requests).not.toContain('POST kernels/k/move');
+    expect(messages()).toEqual([]);
+  });
+});
+
+describe('a resume of what another machine runs', () => {
+  const error = {
+    message: 'Session k runs on machine desk, since 10:00.',
+    code: 'session_held',
+    hint: 'Suspend it there.'
+  };
+
+  beforeEach(() => {
+    events.tell(aKernel({ state: 'suspended' }));
+    server.on(
+      'POST kernels/k/resume',
+      aSave({ kind: 'resume', state: 'failed', error }),
+      aDone({ kind: 'resume' })
+    );
+  });
+
+  it('takes it over after a warning', async () => {
+    const done = commands.execute(commandIds.resume);
+    const shown = await dialog('Take over a.ipynb?');
+    expect(shown.textContent).toContain(error.message);
+    expect(shown.textContent).toContain('does not stop it there');
+    press(shown, 'accept');
+    await done;
+    expect(server.bodies).toEqual(['{}', JSON.stringify({ take_over: true })]);
+    expect(messages()).toEqual(['Resumed a.ipynb in 0.41 s']);
+  });
+
+  it('leaves it there if its user does not want that', async () => {
+    const done = commands.execute(commandIds.resume);
+    press(await dialog('Take over a.ipynb?'), 'reject');
+    await done;
+    expect(server.bodies).toEqual(['{}']);
+    expect(messages()).toEqual(['Resuming a.ipynb was canceled']);
   });
 });
 

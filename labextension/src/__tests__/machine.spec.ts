@@ -142,9 +142,7 @@ describe('a notebook whose session was taken over', () => {
   let states: KernelStates;
 
   const isLost = () =>
-    events.tell(
-      aKernel({ error_code: 'session_lost', reason: 'Taken over by desk.' })
-    );
+    events.tell(aKernel({ taken_over: 'Taken over by desk.' }));
 
   beforeEach(async () => {
     save.mockClear();
@@ -164,7 +162,8 @@ describe('a notebook whose session was taken over', () => {
     server.on('GET kernels', { kernels: [aKernel()] });
     states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
     await states.ready;
-    attach(new LostSessionBanner(panel, states, saveCopy, trans));
+    const api = new GpuCkptApi(server.settings);
+    attach(new LostSessionBanner(panel, states, api, saveCopy, trans));
   });
 
   afterEach(() => states.dispose());
@@ -181,18 +180,44 @@ describe('a notebook whose session was taken over', () => {
     await expect(panel.context.save()).rejects.toMatchObject(refusal);
     await expect(panel.context.save()).rejects.toMatchObject(refusal);
     expect(Notification.manager.count).toBe(1);
-    // The next save of the kernel clears its error, which decides nothing.
-    events.tell(aKernel());
+    // What happens to the kernel decides nothing, nor does a choice that does not arrive.
+    events.tell(aKernel({ state: 'suspended', taken_over: 'Taken over.' }));
+    button('Keep Saving Here').click();
+    await shown('Taken over by desk.');
     await expect(panel.context.save()).rejects.toMatchObject(refusal);
     button('Save as a Copy…').click();
     expect(saveCopy).toHaveBeenCalled();
     expect(save).toHaveBeenCalledTimes(1);
+    server
+      .on('POST kernels/k/keep_saving', aKernel())
+      .on('GET kernels/k', aKernel());
     button('Keep Saving Here').click();
-    expect(widget.isHidden).toBe(true);
+    while (!widget.isHidden) {
+      await drawn();
+    }
+    expect(server.requests).toContain('POST kernels/k/keep_saving');
     await panel.context.save();
     expect(save).toHaveBeenCalledTimes(2);
+    // It may be taken over once more.
     isLost();
+    expect(widget.isHidden).toBe(false);
+  });
+
+  it('is saved again when its user has chosen on another page', async () => {
+    isLost();
+    events.tell(aKernel());
     expect(widget.isHidden).toBe(true);
+    await panel.context.save();
+    expect(save).toHaveBeenCalledTimes(1);
+  });
+
+  it('is not saved by a page that is opened later', async () => {
+    isLost();
+    widget.dispose();
+    const api = new GpuCkptApi(server.settings);
+    attach(new LostSessionBanner(panel, states, api, saveCopy, trans));
+    expect(widget.isHidden).toBe(false);
+    await expect(panel.context.save()).rejects.toThrow('is not saved');
   });
 
   it('is saved as before when the banner has gone', async () => {

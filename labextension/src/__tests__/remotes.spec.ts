@@ -144,6 +144,19 @@ describe('elsewhere', () => {
     expect(ids(remotes, [], paths)).toEqual(['open', 'known', 'y', 'x']);
   });
 
+  it('puts what was moved before all, the latest first', () => {
+    const at = (path: string, snapshot_id: string, moved_at?: number) =>
+      aFarSession({ path, moved_at }, { snapshot_id, created: 1 });
+    const remotes = known(
+      at('open.ipynb', 'open'),
+      at('x.ipynb', 'before', 10),
+      at('y.ipynb', 'moved', 20),
+      at('z.ipynb', 'not', 0)
+    );
+    const order = ids(remotes, [], ['open.ipynb']);
+    expect(order).toEqual(['moved', 'before', 'open', 'not']);
+  });
+
   it('offers once what two remotes have', () => {
     expect(ids([...known(aFarSession()), ...known(aFarSession())])).toEqual([
       'far'
@@ -334,7 +347,7 @@ describe('fetching', () => {
       hint: null
     });
     const question =
-      'The machine desk may still run it. What it does from now on is kept as a separate session.';
+      'The machine desk may still run it. Taking over does not stop it there:';
 
     beforeEach(() => {
       const session = { ...aFarSession(), leased_to: 'desk' };

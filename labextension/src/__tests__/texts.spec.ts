@@ -49,13 +49,13 @@ const can = (kind: OperationKind, kernel: IKernel) =>
 describe('refusal', () => {
   it.each<[KernelState, OperationKind[]]>([
     ['starting', []],
-    ['running', ['save', 'suspend', 'park', 'branch', 'roll_back']],
+    ['running', ['save', 'suspend', 'park', 'branch', 'roll_back', 'move']],
     ['saving', ['suspend']],
     ['parking', []],
-    ['parked', ['save', 'suspend', 'resume', 'branch', 'roll_back']],
+    ['parked', ['save', 'suspend', 'resume', 'branch', 'roll_back', 'move']],
     ['unparking', []],
     ['suspending', []],
-    ['suspended', ['resume', 'branch', 'roll_back']],
+    ['suspended', ['resume', 'branch', 'roll_back', 'move']],
     ['resuming', []],
     ['lost', ['resume', 'branch', 'roll_back']]
   ])('in state %s allows %j', (state, allowed) => {
@@ -66,7 +66,8 @@ describe('refusal', () => {
       'resume',
       'park',
       'branch',
-      'roll_back'
+      'roll_back',
+      'move'
     ];
     expect(kinds.filter(kind => can(kind, kernel))).toEqual(allowed);
   });
