@@ -1,8 +1,8 @@
-"""Sessions in Python: list, save, suspend, resume, roll back and branch the kernels of this user, from a script or another notebook.
+"""Sessions in Python: list, save, suspend, resume, roll back and branch the kernels of this user, from a script.
 
 `Sessions` is for ordinary code, `AsyncSessions` for code on an event loop. Every method raises the errors of `jupyter_gpuckpt.errors`;
-`KernelNotFound`, `SnapshotNotFound`, `KernelNotCheckpointable` and `DaemonUnavailable` are the usual ones. Kernels and snapshots are
-named by their whole ids.
+`KernelNotFound`, `SnapshotNotFound`, `KernelNotCheckpointable` and `DaemonUnavailable` are the usual ones. In a kernel under the engine
+`Sessions` raises ConfigurationError. Kernels and snapshots are named by their whole ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from . import calls
-from .client import Client, this_owner
+from .client import Client, starting, this_owner
 from .client.reviving import revive, write_connection_file
 from .daemon_settings import Settings
 from .errors import GpuCkptError, KernelNotFound
@@ -49,6 +49,7 @@ class Sessions:
     """The sessions of this user on this machine; a context manager that closes the connection to the daemon."""
 
     def __init__(self, settings: Settings | None = None) -> None:
+        starting.require_outside()
         self._client = Client.connect(settings)
 
     def __enter__(self) -> Self:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def daemon() -> Iterator[Client]:
-    """Yield a client of the daemon, which is started if necessary."""
-    from ..client import Client  # noqa: PLC0415 - an HTTP library, too slow for --help
+    """Yield a client of the daemon, which is started if necessary. Raises ConfigurationError in a kernel under the engine."""
+    from ..client import Client, starting  # noqa: PLC0415 - an HTTP library, too slow for --help
 
+    starting.require_outside()
     client = Client.connect()
     try:
         yield client

@@ -17,7 +17,8 @@ import msgspec
 
 from .. import calls, daemon_settings
 from ..daemon_settings import Settings
-from ..errors import DaemonUnavailable
+from ..errors import ConfigurationError, DaemonUnavailable
+from ..model import SCRATCH
 from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
@@ -69,6 +70,15 @@ def other_daemons() -> tuple[list[Target], list[Handshake]]:
             else:
                 strangers.append(handshake)
     return found, strangers
+
+
+def require_outside() -> None:
+    """Raise ConfigurationError in a kernel under the engine: in its namespaces, only a daemon of another place could be reached."""
+    if Path(SCRATCH, "keeper").exists():
+        raise ConfigurationError(
+            "This program runs in a kernel that can be saved, where the daemon cannot be reached.",
+            hint="Use a terminal, or a script that no such kernel runs. For the kernel itself, `%load_ext jupyter_gpuckpt` brings magics.",
+        )
 
 
 def of_another_version() -> tuple[Target, Handshake] | None:

@@ -71,6 +71,31 @@ def test_a_kernel_goes_back_and_gets_a_branch(kernel):
             sessions.save("no such kernel")
 
 
+INSIDE = """
+import subprocess, sys
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.sessions import Sessions
+try:
+    Sessions()
+except ConfigurationError as error:
+    print(error, error.hint)
+done = subprocess.run([sys.executable, "-m", "jupyter_gpuckpt.cli", "ps"], capture_output=True, text=True)
+print(done.returncode, done.stderr)
+"""
+
+
+def test_in_a_kernel_neither_sessions_nor_commands_pretend_that_there_are_no_kernels(kernel):
+    _, run = kernel
+    with Sessions() as sessions:
+        for one in sessions.list():
+            sessions.resume(one.kernel_id)
+    said = run(INSIDE)
+    refusal = "This program runs in a kernel that can be saved, where the daemon cannot be reached."
+    assert said.count(refusal) == 2, said
+    assert "%load_ext jupyter_gpuckpt" in said
+    assert "\n2 " in said
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=["sync", "async"])
 def test_an_example_of_the_documentation_runs(kernel, example):
     _, run = kernel
