@@ -24,10 +24,10 @@ VARIABLE = "GPUCKPT_CONTAINER_LINES"
 INTRODUCTION = f"""\
 # Containers
 
-Kernels can be saved in a container without any capability, as root or as an ordinary user. Two of a container's defaults are in the
-way: its seccomp filter, which refuses user namespaces or some of what CRIU does, and that parts of its /proc are hidden.
+Kernels can be saved in a container without any capability, as root or as an ordinary user. Two of a container's defaults
+prevent it: its seccomp filter, which refuses user namespaces or some of CRIU's system calls, and the hidden parts of its /proc.
 
-Write the filter to a file once, where containers are started:
+Write the filter to a file once, on the machine that starts the containers:
 
 ```sh
 jupyter gpuckpt doctor --seccomp >{remedies.SECCOMP_FILE}
@@ -52,24 +52,24 @@ Kubernetes, with the file in the kubelet's folder of seccomp profiles. This was 
 {remedies.CONTAINER["kubernetes"]}
 ```
 
-The filter is podman's default one, without what it allows for capabilities, and with `chroot`, `kcmp`, `process_madvise` and
-`vmsplice`. Unlike docker's default it lets processes make user namespaces.
+The filter is podman's default filter, without the system calls that it allows only with capabilities, and with `chroot`, `kcmp`, `process_madvise` and
+`vmsplice`. Unlike docker's default filter it lets processes make user namespaces.
 
-`apparmor=unconfined` is meant for machines where docker's AppArmor profile is in force, which refuses mounts. It was not tried: the
+`apparmor=unconfined` is for machines with docker's AppArmor profile, which refuses mounts. It was not tried, because the
 machine of the tests has no AppArmor.
 
-A root without `CAP_SETFCAP` needs that capability, because Linux lets no other root map its own id. Other users need none.
+Root without `CAP_SETFCAP` needs that capability, because otherwise Linux does not let root map its own id. Other users need none.
 
-`jupyter gpuckpt doctor` suspends and resumes a small program and says what is missing. Where something is, kernels start plainly, and
-a notice has the same line.
+`jupyter gpuckpt doctor` suspends and resumes a small program and reports what is missing. If something is missing, kernels start but cannot be
+saved, and a notification has the same line.
 
 When a container stops, all its processes end. Servers suspend their kernels on SIGTERM: give them time (`--stop-timeout`,
 `terminationGracePeriodSeconds`), and put the data directory (`JUPYTER_GPUCKPT_DATA_DIR`) on a volume.
 """
 
 HOW = """\
-`make containers` runs all rows, those of docker where it is installed, and writes this page; `make test` runs the rows marked with °.
-For these docker's default filter is rebuilt from podman's.
+`make containers` runs all rows, those of docker if it is installed, and writes this page; `make test` runs the rows marked with °,
+for which docker's default filter is rebuilt from podman's.
 """
 
 
