@@ -66,7 +66,7 @@ lab: setup
 
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Each in an environment of its own, where pip takes other versions; PYTEST_ARGS names other tests than these.
 MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far

@@ -8,9 +8,11 @@ import shutil
 import signal
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -24,20 +26,30 @@ from tests.live_files import entries_below
 LONGEST = (
     "tests/test_ordinary_user.py",
     "tests/upstream/",
+    "tests/daemon/test_silent_remotes.py",
     "tests/test_linters.py",
     "tests/browser/test_sessions_panel.py",
+    "tests/server/test_end_to_end.py",
+    "tests/server/test_culling.py",
 )
 
 #: Of each log in the report of a failed test.
 _SHOWN_CHARACTERS = 6000
 
 
+#: What a condition returns.
+Value = TypeVar("Value")
+
 #: Seconds after which what has not happened is a failure: an overloaded machine may stand still for half a minute.
 PATIENCE = 120.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+    """Begin with the files that take longest, and mix the others: those of a folder wait, or compute, at the same time.
+
+    The order is the same in every run.
+    """
+    items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
@@ -209,11 +221,19 @@ def left_in(folder: Path) -> set[str]:
 
 
 def wait_for(
-    condition: Callable[[], object], seconds: float = PATIENCE, said: Callable[[], str] = lambda: ""
-) -> None:
-    """Wait until `condition` is true; fails the test after `seconds`, with what was `said` meanwhile."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
+    condition: Callable[[], Value],
+    seconds: float = PATIENCE,
+    said: Callable[[], str] = lambda: "",
+) -> Value:
+    """Wait until `condition` is true and return its value; fails the test after `seconds`, with what was `said` meanwhile.
+
+    It asks every 10 ms at first, so that a state that soon passes is met, and less often later: many conditions
+    are requests, and those of long waits would take the processor from what is waited for.
+    """
+    begun = time.monotonic()
+    while not (value := condition()):
+        waited = time.monotonic() - begun
+        if waited > seconds:
             pytest.fail(f"did not come true within {seconds} s: {condition} {said()}")
-        time.sleep(0.01)
+        time.sleep(min(0.01 + waited / 50, 0.05))
+    return value

@@ -16,6 +16,7 @@ from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import UploadState
+from tests.conftest import wait_for
 from tests.far import servers
 from tests.far.installations import Reader, add_remote, save, store_of
 from tests.live_files import entries_below
@@ -50,16 +51,8 @@ while True:
 
 @pytest.fixture
 def eventually():
-    """Wait until something is true and return it."""
-
-    def wait(condition, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while not (value := condition()):
-            assert time.monotonic() < deadline, "did not come true in time"
-            time.sleep(0.01)
-        return value
-
-    return wait
+    """Return the function that waits until something is true and returns it."""
+    return wait_for
 
 
 @pytest.fixture

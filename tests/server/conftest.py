@@ -265,16 +265,8 @@ def make_listener(server):
 
 @pytest.fixture
 def eventually():
-    """Wait for a condition and return its value."""
-
-    def wait(condition, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return found
-
-    return wait
+    """Return the function that waits until something is true and returns it."""
+    return wait_for
 
 
 @pytest.fixture
