@@ -52,16 +52,16 @@ Kubernetes, with the file in the kubelet's folder of seccomp profiles. This was 
 {remedies.CONTAINER["kubernetes"]}
 ```
 
-The filter is podman's default filter, without the system calls that it allows only with capabilities, and with `chroot`, `kcmp`, `process_madvise` and
-`vmsplice`. Unlike docker's default filter it lets processes make user namespaces.
+The filter is podman's default filter, without the system calls that it allows only with capabilities, and with `chroot`, `kcmp`,
+`process_madvise` and `vmsplice`. Unlike docker's default filter it lets processes make user namespaces.
 
 `apparmor=unconfined` is for machines with docker's AppArmor profile, which refuses mounts. It was not tried, because the
 machine of the tests has no AppArmor.
 
 Root without `CAP_SETFCAP` needs that capability, because otherwise Linux does not let root map its own id. Other users need none.
 
-`jupyter gpuckpt doctor` suspends and resumes a small program and reports what is missing. If something is missing, kernels start but cannot be
-saved, and a notification has the same line.
+`jupyter gpuckpt doctor` suspends and resumes a small program and reports what is missing. If something is missing, kernels start but
+cannot be saved, and a notification has the same line.
 
 When a container stops, all its processes end. Servers suspend their kernels on SIGTERM: give them time (`--stop-timeout`,
 `terminationGracePeriodSeconds`), and put the data directory (`JUPYTER_GPUCKPT_DATA_DIR`) on a volume.
