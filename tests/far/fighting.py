@@ -1,6 +1,6 @@
 """A machine that wants one far session again and again, by a network that fails, with clocks of its own; see `fights.py`.
 
-python -m tests.far.fighting FOLDER REMOTE(as JSON) NAME SEED CLOCKS_OFF      says line by line what it believes, until its input ends
+python -m tests.far.fighting FOLDER REMOTE(as JSON) NAME SEED CLOCKS_OFF MUTATION   says line by line what it believes, until its input ends
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.buckets import open_bucket
 from jupyter_gpuckpt.store.far.leases import Leases, awake_and_asleep
 from jupyter_gpuckpt.store.far.retries import Retries
-from jupyter_gpuckpt.store.far.sessions import Facts, FarSnapshot, Lease, Tenure
+from jupyter_gpuckpt.store.far.sessions import Facts, FarSnapshot, Lease, Tenure, require
 from tests.far.stores import Machine
 
 SESSION = "session-1"
@@ -41,17 +41,50 @@ class Asking(Leases):
         return lives
 
 
+class ReadsOnly(Asking):
+    """Leases whose daemon, after a late heartbeat, only reads whether it still has a session; the other's swap may follow."""
+
+    def keep(self, session_id: str, tenure: Tenure) -> None:
+        require(self._sessions.get(session_id), tenure)
+
+
+class Trusting(Asking):
+    """Leases whose daemon does not ask, after it was granted one, whether its own heartbeat is over meanwhile."""
+
+    _is_claiming = False
+
+    @property
+    def is_good(self) -> bool:
+        return self._is_claiming or super().is_good
+
+    def claim(self, session_id: str, *, heir_of: str = "", take_over: bool = False) -> Tenure:
+        if not self.is_good:
+            self.beat()
+        self._is_claiming = True
+        try:
+            return super().claim(session_id, heir_of=heir_of, take_over=take_over)
+        finally:
+            self._is_claiming = False
+
+
+#: The protocol, and what may be wrong with it, by name.
+MUTATIONS = {"": Asking, "keep only reads": ReadsOnly, "a slow claim counts": Trusting}
+
+
 class Fighter:
     """A machine. Every time that it stops believing that it has the session it is a daemon with another id."""
 
-    def __init__(self, machine: Machine, name: str, chance: random.Random, off: float) -> None:
+    def __init__(
+        self, machine: Machine, name: str, chance: random.Random, off: float, leases: type[Asking]
+    ) -> None:
+        self.leases = leases
         self.machine, self.name, self.chance, self.off = machine, name, chance, off
         self.session_id, self.saved, self.unlisted = SESSION, 0, list[str]()
         self.lives = 0
 
     def daemon(self) -> Leases:
         self.lives += 1
-        return Asking(
+        return self.leases(
             self.machine.bucket,
             self.machine.seal,
             self.machine.sessions,
@@ -74,7 +107,8 @@ class Fighter:
             return
         except _UNREACHABLE:
             return  # it may have got it without knowing
-        say("has", daemon=leases.daemon_id, term=tenure.term)
+        until = self._until(leases)
+        say("has", daemon=leases.daemon_id, term=tenure.term, until=until)
         self._believe(leases, tenure)
         lost = self._have(leases, tenure)
         say("ends", daemon=leases.daemon_id, term=tenure.term, lost=lost)
@@ -109,8 +143,12 @@ class Fighter:
         return False
 
     def _believe(self, leases: Leases, tenure: Tenure) -> None:
-        until = (leases._good_until or 0.0) - awake_and_asleep() - self.off + time.monotonic()
+        until = self._until(leases)
         say("believes", daemon=leases.daemon_id, term=tenure.term, until=until)
+
+    def _until(self, leases: Leases) -> float:
+        """Return how long no other daemon may take the lease, by the clock of all that is said."""
+        return (leases._good_until or 0.0) - awake_and_asleep() - self.off + time.monotonic()
 
     def _save(self, tenure: Tenure) -> None:
         self.saved += 1
@@ -134,11 +172,15 @@ class Fighter:
 
 
 def main() -> None:
-    folder, remote, name, seed, off = sys.argv[1:]
+    folder, remote, name, seed, off, mutation = sys.argv[1:]
     there = msgspec.json.decode(remote, type=Remote)
     bucket = open_bucket(there, retries=Retries(attempts=2, first_seconds=0.02))
     fighter = Fighter(
-        Machine(bucket, Path(folder)), name, random.Random(f"{seed} {name}"), float(off)
+        Machine(bucket, Path(folder)),
+        name,
+        random.Random(f"{seed} {name}"),
+        float(off),
+        MUTATIONS[mutation],
     )
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Two machines that fight for one far session, by networks that fail, lose answers or stand still, with clocks minutes apart.
+"""Two machines that fight for one far session, by networks that fail, lose answers or hold them up, with clocks minutes apart.
 
 python -m tests.far.fights N [SEED]      until N leases were granted; then what both believed and what lies in the remote is compared
 """
@@ -37,23 +37,63 @@ _STUCK_SECONDS = 300.0
 #: How far the clocks of both are from the truth, in seconds.
 _OFF = {"a": 600.0, "b": -900.0}
 _DOWN = Refusal(503, "SlowDown")
+#: How often a writing that takes the lease is held up on its way there, and its answer on the way back.
+_HOLDS_UP, _HOLDS_BACK = 0.6, 0.15
+#: How late an idle machine may say something, in seconds.
+_LATE = 0.5
 
 
 class Network:
-    """The way of one machine to the remote: open, closed, or one that loses answers, each for a while."""
+    """The way of one machine to the remote: open, closed, or one that loses answers, each for a while.
 
-    def __init__(self, chance: random.Random) -> None:
+    Often it holds up a writing that takes the lease, until the other machine has written a heartbeat and then read the session: so
+    that one comes back between another's look at its heartbeat and the writing that takes its lease. And now and then it holds back
+    the answer to such a writing for longer than a lease lives.
+    """
+
+    def __init__(self, chance: random.Random, terms: Terms) -> None:
         self._chance, self._lock = chance, threading.Lock()
+        self._terms = terms
+        #: The answer to these writings is held back.
+        self._slow: set[bytes] = set()
         self._state, self._until = "open", 0.0
         self.counts: Counter[str] = Counter()
+        #: Set when the session was read this way after a heartbeat was written.
+        self.comes_back = threading.Event()
+        self._has_beaten = False
+        self.other = self
 
-    def refuse(self, _: Asked) -> Refusal | None:
-        return _DOWN if self._now() == "closed" else None
+    def refuse(self, asked: Asked) -> Refusal | None:
+        if self._now() == "closed":
+            return _DOWN
+        if not self._terms.is_grant(asked):
+            return None
+        if self._happens("held back", _HOLDS_BACK):
+            self._slow.add(asked.body)
+        if self._happens("held up", _HOLDS_UP):
+            self.other.comes_back.clear()
+            if self.other.comes_back.wait(LIFE * 0.8):
+                self.counts["came back"] += 1
+        return None
 
-    def lose(self, _: Asked) -> Refusal | None:
+    def lose(self, asked: Asked) -> Refusal | None:
+        if asked.method == "PUT" and "/heartbeats/" in asked.path:
+            self._has_beaten = True
+        elif asked.method == "GET" and sessions.name_of(SESSION) in asked.path:
+            if self._has_beaten:
+                self.comes_back.set()
+            self._has_beaten = False
+        if asked.body in self._slow:
+            time.sleep(LIFE * 1.5)
         with self._lock:
             loses = self._state == "loses" and self._chance.random() < 0.5
         return _DOWN if loses else None
+
+    def _happens(self, what: str, probability: float) -> bool:
+        with self._lock:
+            happens = self._chance.random() < probability
+            self.counts[what] += happens
+        return happens
 
     def _now(self) -> str:
         with self._lock:
@@ -75,20 +115,27 @@ class Terms:
 
     def note(self, asked: Asked, status: int) -> None:
         """Remember the lease that a writing of the session says; `doubles` are two daemons with one term."""
-        name = sessions.name_of(SESSION)
-        if (
-            asked.method != "PUT"
-            or not asked.path.partition("?")[0].endswith(name)
-            or status >= 300
-        ):
-            return
-        written = self._seal.open_record(name, asked.body, FarSession)
-        if written.lease is None:
+        written = self._written(asked)
+        if written is None or written.lease is None or status >= 300:
             return
         with self._lock:
             daemon_id = self.daemons.setdefault(written.term, written.lease.daemon_id)
             if daemon_id != written.lease.daemon_id:
                 self.doubles.append(f"{written.term}: {daemon_id} and {written.lease.daemon_id}")
+
+    def is_grant(self, asked: Asked) -> bool:
+        """Return whether a request writes a lease that nobody has had."""
+        written = self._written(asked)
+        if written is None or written.lease is None:
+            return False
+        with self._lock:
+            return written.term not in self.daemons
+
+    def _written(self, asked: Asked) -> FarSession | None:
+        name = sessions.name_of(SESSION)
+        if asked.method != "PUT" or not asked.path.partition("?")[0].endswith(name):
+            return None
+        return self._seal.open_record(name, asked.body, FarSession)
 
 
 class Outcome(NamedTuple):
@@ -100,8 +147,11 @@ class Outcome(NamedTuple):
     counts: Counter[str]
 
 
-def fight(url: str, folder: Path, times: int, seed: int) -> Outcome:
-    """Have two machines fight until so many leases were granted, and check what they believed and wrote."""
+def fight(url: str, folder: Path, times: int, seed: int, mutation: str = "") -> Outcome:
+    """Have two machines fight until so many leases were granted, and check what they believed and wrote.
+
+    `mutation`: what is wrong with the protocol (`fighting.MUTATIONS`), for the test that this is found.
+    """
     chance = random.Random(seed)
     there = servers.s3_remote(url, f"fight-{seed}-{os.getpid()}-{time.monotonic_ns()}")
     there = msgspec.structs.replace(there, capabilities=Capabilities(*[True] * 6))
@@ -112,20 +162,22 @@ def fight(url: str, folder: Path, times: int, seed: int) -> Outcome:
     with ExitStack() as stack:
         fighters, networks = [], []
         for name, off in _OFF.items():
-            network = Network(random.Random(f"{seed} {name}"))
+            network = Network(random.Random(f"{seed} {name}"), terms)
             at = stack.enter_context(before(url, network.refuse, network.lose, terms.note))
             settings = there.settings | {"endpoint": at}
             remote = msgspec.structs.replace(there, settings=settings)
             words = [str(folder / name), msgspec.json.encode(remote).decode()]
-            fighters.append(
-                stack.enter_context(_fighter([*words, name, str(seed), str(off)], said))
-            )
+            words += [name, str(seed), str(off), mutation]
+            fighters.append(stack.enter_context(_fighter(words, said)))
             networks.append(network)
+        for one, other in (networks, networks[::-1]):
+            one.other = other
+        pauses: list[_Pause] = []
         end = time.monotonic() + _STUCK_SECONDS + 10 * times
         while sum(one["what"] == "has" for one in list(said)) < times:
             assert time.monotonic() < end, said[-20:]
             assert all(one.poll() is None for one in fighters), said[-20:]
-            _pause_one(fighters, chance)
+            _pause_one(fighters, chance, pauses)
             time.sleep(0.1)
         for one in fighters:
             assert one.stdin is not None
@@ -133,19 +185,31 @@ def fight(url: str, folder: Path, times: int, seed: int) -> Outcome:
         for one in fighters:
             assert one.wait(120) == 0
     try:
-        return _check(first, said, terms, networks[0].counts + networks[1].counts)
+        return _check(first, said, pauses, terms, networks[0].counts + networks[1].counts)
     finally:
         first.close()
 
 
-def _pause_one(fighters: list[subprocess.Popen[str]], chance: random.Random) -> None:
-    """Now and then let a machine stand still for longer than a lease lives."""
-    if chance.random() > 0.02:
+class _Pause(NamedTuple):
+    """A time in which a machine, by its name, stood still."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def _pause_one(
+    fighters: list[subprocess.Popen[str]], chance: random.Random, pauses: list[_Pause]
+) -> None:
+    """Now and then let a machine stand still, often for longer than a lease lives."""
+    if chance.random() > 0.04:
         return
-    one = chance.choice(fighters)
-    one.send_signal(signal.SIGSTOP)
-    time.sleep(chance.random() * 2.5 * LIFE)
-    one.send_signal(signal.SIGCONT)
+    number = chance.randrange(len(fighters))
+    began = time.monotonic()
+    fighters[number].send_signal(signal.SIGSTOP)
+    time.sleep(chance.random() * 4 * LIFE)
+    fighters[number].send_signal(signal.SIGCONT)
+    pauses.append(_Pause([*_OFF][number], began, time.monotonic()))
 
 
 @contextmanager
@@ -185,7 +249,11 @@ class _Belief(NamedTuple):
 
 
 def _check(
-    machine: Machine, said: list[dict[str, Any]], terms: Terms, counts: Counter[str]
+    machine: Machine,
+    said: list[dict[str, Any]],
+    pauses: list[_Pause],
+    terms: Terms,
+    counts: Counter[str],
 ) -> Outcome:
     said = sorted(said, key=lambda one: one["at"])
     granted = [one for one in said if one["what"] == "has"]
@@ -193,6 +261,16 @@ def _check(
     assert not terms.doubles, terms.doubles
     for one in granted:
         assert terms.daemons[one["term"]] == one["daemon"], (one, terms.daemons)
+    # Whoever was granted it could be sure of it then, unless it stood still before it could say so.
+    for one in granted:
+        late = one["at"] - one["until"]
+        stood = any(
+            each.name == one["daemon"].rstrip("0123456789")
+            and each.begin < one["at"]
+            and each.end > one["until"]
+            for each in pauses
+        )
+        assert late < _LATE or stood, f"{one} had the lease {late:.2f} s after it could be over"
     # Never two at one time, but where somebody wanted it.
     beliefs = sorted(_beliefs(said))
     for number, one in enumerate(beliefs):

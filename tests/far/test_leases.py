@@ -11,7 +11,7 @@ from jupyter_gpuckpt.store.far import leases
 from jupyter_gpuckpt.store.far.leases import Leases
 from jupyter_gpuckpt.store.far.sessions import Facts, FarSnapshot, Tenure
 from tests.conftest import wait_for
-from tests.far import fights, servers
+from tests.far import fighting, fights, servers
 from tests.far.conftest import memory_bucket
 from tests.far.stores import Machine
 
@@ -256,3 +256,22 @@ def test_two_machines_that_fight_never_have_it_both(seaweedfs, tmp_path, monkeyp
     for name, value in servers.s3_variables().items():
         monkeypatch.setenv(name, value)
     assert fights.fight(seaweedfs, tmp_path, 4, 5).granted >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("mutation", filter(None, fighting.MUTATIONS))
+def test_fights_find_a_protocol_that_is_wrong(seaweedfs, tmp_path, monkeypatch, mutation):
+    """The machines have to meet at the wrong moment, so it may take several fights."""
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+    found = ""
+    for seed in range(1, 9):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            fights.fight(seaweedfs, folder, 25, seed, mutation)
+        except AssertionError as error:
+            found = str(error)
+            break
+    assert "at one time" in found or "after it could be over" in found, found
