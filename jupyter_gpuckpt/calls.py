@@ -22,6 +22,7 @@ from .model import LaunchSpec, RetentionPolicy
 from .protocol import (
     SILENCE_SECONDS,
     BranchRequest,
+    ChangedRequest,
     ClaimRequest,
     EndRequest,
     Event,
@@ -181,6 +182,11 @@ def park(kernel_id: str, *, peer_access_off: bool = False) -> Call[Operation]:
 def move(kernel_id: str, remote: str = "") -> Call[Operation]:
     """Start uploading a suspended kernel's snapshot to a remote, by default the only one, and releasing its session there."""
     return Call(Operation, "POST", _path("kernels", kernel_id, "move"), MoveRequest(remote))
+
+
+def changed(kernel_id: str, at: float) -> Call[Kernel]:
+    """Note when a kernel changed for the first time after its last snapshot, in seconds since the epoch."""
+    return Call(Kernel, "PUT", _path("kernels", kernel_id, "changed"), ChangedRequest(at))
 
 
 def forget_taken_over(kernel_id: str) -> Call[Kernel]:

@@ -82,6 +82,8 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root_dir: str = ""
     #: Jupyter's runtime directory, in which servers keep their info files; empty for a script.
     jupyter_runtime_dir: str = ""
+    #: How long after a change a server saves a kernel by itself; 0: never.
+    autosave_seconds: float = 0.0
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,6 +210,10 @@ class Kernel(msgspec.Struct, frozen=True):
     suspended_bytes: int = 0
     #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.
     taken_over: str = ""
+    #: When its server saw it change for the first time after its last snapshot (seconds since the epoch); 0: it did not, or nobody looks.
+    changed_at: float = 0.0
+    #: How long after that its server saves it; 0: it does not.
+    autosave_seconds: float = 0.0
     #: The estimated duration of its resume, from earlier ones on this machine; None: it has a process, or it is not known.
     resume_seconds: float | None = None
     position: Position = Position()
@@ -251,6 +257,12 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_id: str = ""
     visible_gpus: str = ""
     take_over: bool = False
+
+
+class ChangedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """PUT /kernels/{id}/changed. `at`: when it changed for the first time after its last snapshot (seconds since the epoch)."""
+
+    at: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

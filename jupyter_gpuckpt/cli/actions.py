@@ -33,6 +33,7 @@ from . import (
 )
 from . import prune as pruning
 from . import snapshots as keeping
+from .at_risk import at_risk
 from .daemon_calls import daemon, finish
 from .ids import one_kernel, one_of, one_snapshot
 
@@ -48,9 +49,14 @@ def ps(args: Namespace) -> int:
     """List all kernels of this user."""
     with daemon() as client:
         kernels = client.send(calls.kernels())
-        far = _far_only(client, {kernel.snapshot_id for kernel in kernels})
+        snapshots = _snapshots(client)
+        far = _far_only(snapshots, {kernel.snapshot_id for kernel in kernels})
+        has_remotes = bool(client.send(calls.remotes()))
+    now = time.time()
+    risks = {one.kernel_id: at_risk(one, snapshots, now) for one in kernels} if has_remotes else {}
     if args.json:
-        output.say_json({"kernels": kernels, **({"far_only": far} if far else {})})
+        found = {"far_only": far, "at_risk": {name: one._asdict() for name, one in risks.items()}}
+        output.say_json({"kernels": kernels, **{name: one for name, one in found.items() if one}})
         return 0
     short = output.short_ids(kernel.kernel_id for kernel in kernels)
     snapshots = output.short_ids(kernel.snapshot_id for kernel in kernels)
@@ -64,24 +70,34 @@ def ps(args: Namespace) -> int:
             _gpu(kernel),
             (snapshots[kernel.snapshot_id] or "-")
             + (", not here" if kernel.snapshot_id in far else ""),
+            *([str(risks[kernel.kernel_id])] if risks else []),
         ]
         for kernel in kernels
     ]
     heads = ["KERNEL", "STATE", "NAME", "PID", "MEMORY", "GPU", "SNAPSHOT"]
+    heads += ["AT RISK"] * bool(risks)
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
     for kernel in kernels:
         if kernel.error is not None and kernel.error.code == SessionLost.code:
             name, error = short[kernel.kernel_id], kernel.error
             output.warn(f"Kernel {name}: {error.message} {error.hint}")
+        if (risk := risks.get(kernel.kernel_id)) is not None and risk.is_late:
+            output.warn(
+                f"Kernel {short[kernel.kernel_id]}: with this machine more would be lost than the last"
+                f" {output.duration(kernel.autosave_seconds)}, after which it is to be saved: {risk}."
+                " `jupyter gpuckpt remote status` shows what waits, and why."
+            )
     return 0
 
 
-def _far_only(client: Client, snapshot_ids: set[str]) -> dict[str, str]:
+def _snapshots(client: Client) -> list[Snapshot]:
+    with suppress(StoreError):  # kernels are listed even if the store cannot be read
+        return client.send(calls.snapshots())
+    return []
+
+
+def _far_only(found: list[Snapshot], snapshot_ids: set[str]) -> dict[str, str]:
     """Return those of these snapshots whose content is only in a remote, with the remote's name."""
-    found: list[Snapshot] = []
-    if snapshot_ids - {""}:
-        with suppress(StoreError):  # kernels are listed even if the store cannot be read
-            found = client.send(calls.snapshots())
     return {
         one.snapshot_id: one.far_only
         for one in found

@@ -15,6 +15,7 @@ def this_owner(
     hub_server: str | None = None,
     root_dir: str = "",
     jupyter_runtime_dir: str = "",
+    autosave_seconds: float = 0.0,
 ) -> Owner:
     """Return this process as a new owner, whose notebooks are in `root_dir`.
 
@@ -25,4 +26,13 @@ def this_owner(
         hub_server = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "")
     pid = os.getpid()
     began = start_time(pid) or 0.0
-    return Owner(uuid.uuid4().hex, kind, pid, began, hub_server, root_dir, jupyter_runtime_dir)
+    return Owner(
+        uuid.uuid4().hex,
+        kind,
+        pid,
+        began,
+        hub_server,
+        root_dir,
+        jupyter_runtime_dir,
+        autosave_seconds,
+    )

@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from ..protocol import (
     BranchRequest,
+    ChangedRequest,
     EndRequest,
     Event,
     LaunchRequest,
@@ -177,6 +178,17 @@ class EndHandler(BaseHandler):
         self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
+class ChangedHandler(BaseHandler):
+    """Handler for what servers see of changes of kernels."""
+
+    async def put(self, kernel_id: str) -> None:
+        """Note that a kernel has changed after its last snapshot."""
+        request = self.record(ChangedRequest)
+        kernel = self.daemon.kernels.get(kernel_id)
+        await self.daemon.kernels.update(kernel, changed_at=request.at)
+        self.reply(kernel.public())
+
+
 class TakenOverHandler(BaseHandler):
     """Handler for the note that another machine has taken a kernel's session over."""
 
@@ -288,6 +300,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/gpu_room": GpuRoomHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
+    "/kernels/{kernel_id}/changed": ChangedHandler,
     "/kernels/{kernel_id}/taken_over": TakenOverHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/branches": BranchesHandler,

@@ -69,6 +69,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             "saved_seconds": info.seconds,
             "cause": request.cause,
             "error": None,
+            "changed_at": 0.0,
         }
         return Outcome(
             KernelState.SUSPENDED if stop else as_before(record),

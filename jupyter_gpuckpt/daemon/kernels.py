@@ -58,8 +58,7 @@ class ManagedKernel:
         self.doomed = False
         self.launched = asyncio.Event()
         #: The kernel's use of resources, the last published value, and the time of the measurement.
-        self.usage = self.published_usage = Usage()
-        self.measured_at = 0.0
+        self.usage, self.published_usage, self.measured_at = Usage(), Usage(), 0.0
         # The ports are reserved until the kernel is forgotten, even while it is suspended: it is resumed on the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
@@ -115,6 +114,8 @@ class ManagedKernel:
             suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
             resume_seconds=self._resume_seconds(),
             taken_over=record.taken_over,
+            changed_at=record.changed_at,
+            autosave_seconds=record.owner.autosave_seconds,
             position=self._streams.position,
         )
 
@@ -165,7 +166,9 @@ class Kernels:
     def add(self, record: KernelRecord) -> ManagedKernel:
         """Add a kernel to the table; `update` writes its record."""
         record.since = record.since or time.time()
-        record.taken_over = record.taken_over or self._taken_over.pop(record.kernel_id, "")
+        if (former := self._kernels.get(record.kernel_id)) is not None:
+            self._taken_over[record.kernel_id] = former.record.taken_over
+        record.taken_over = self._taken_over.pop(record.kernel_id, "") or record.taken_over
         kernel = self._kernels[record.kernel_id] = ManagedKernel(
             record, self.announce, self._machine.resume_times, self._streams
         )

@@ -85,6 +85,8 @@ class KernelRecord(msgspec.Struct):
     error: ErrorRecord | None = None
     #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.
     taken_over: str = ""
+    #: When it changed for the first time after its last snapshot (seconds since the epoch); 0: not known, or it did not.
+    changed_at: float = 0.0
 
     @property
     def kernel_id(self) -> str:

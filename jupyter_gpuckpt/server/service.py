@@ -77,6 +77,7 @@ class Service:
                 OwnerKind.SERVER,
                 root_dir=str(kernels.root_dir),
                 jupyter_runtime_dir=serverapp.runtime_dir,
+                autosave_seconds=traits.autosave_interval,
             ),
             refusal=traits.refusal,
             descriptions=descriptions,

@@ -110,6 +110,15 @@ class KernelView(View, frozen=True, kw_only=True):
             description="That another machine has taken its session over, until a user has chosen where its notebook is saved."
         ),
     ] = None
+    changed_at: Annotated[
+        float | None,
+        Meta(
+            description="When it was seen to change after its last snapshot, in seconds since the epoch; null if not, or nobody looks."
+        ),
+    ] = None
+    autosave_seconds: Annotated[
+        float, Meta(description="How long after that it is saved; 0: only on request.")
+    ] = 0.0
     cells_resume: Annotated[
         bool, Meta(description="Whether a cell that is sent to it resumes it.")
     ] = True

@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
+import { atRisk, riskText } from './at-risk';
 import { CommandButton, MenuButton } from './command-button';
 import { actions, commandIds, icons } from './commands';
 import type { IKernel, IOperation, ISnapshot } from './protocol';
@@ -66,6 +67,7 @@ export function KernelCard(props: IProps): JSX.Element {
     ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
   );
   const usage = usageTexts(kernel, trans);
+  const risk = atRisk(kernel, snapshots, Date.now() / 1000);
   const asleep = ['suspended', 'resuming', 'lost'].includes(kernel.state);
   const main: Main[] = asleep ? ['resume'] : ['save', 'suspend'];
   const labels: Record<Main, string> = {
@@ -109,6 +111,18 @@ export function KernelCard(props: IProps): JSX.Element {
         <div className="jp-GpuCkptKernel-usage">
           {trans.__('Branch of %1', snapshotTitle(parent))}
         </div>
+      ) : null}
+      {risk ? (
+        <p
+          className={
+            risk.isLate
+              ? 'jp-GpuCkptKernel-reason'
+              : 'jp-GpuCkptKernel-usage jp-GpuCkptKernel-risk'
+          }
+          data-at-risk={risk.isLate ? 'late' : 'as wanted'}
+        >
+          {riskText(risk, kernel, snapshots, trans)}
+        </p>
       ) : null}
       {kernel.managed && kernel.reason ? (
         <p className="jp-GpuCkptKernel-reason">{stateCaption(kernel, trans)}</p>

@@ -120,6 +120,10 @@ export interface IKernel {
   cell_paused: boolean;
   /** That another machine has taken its session over, until the user has chosen where its notebook is saved. */
   taken_over: string | null;
+  /** When it was seen to change after its last snapshot; null: it was not, or nobody looks. */
+  changed_at: number | null;
+  /** How long after that it is saved, in seconds; 0: only on request. */
+  autosave_seconds: number;
   /** The snapshot that it was branched from. */
   parent_snapshot_id: string | null;
 }
@@ -307,6 +311,8 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   cells_resume: true,
   cell_paused: false,
   taken_over: null,
+  changed_at: null,
+  autosave_seconds: 0,
   parent_snapshot_id: null
 };
 

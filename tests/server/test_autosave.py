@@ -212,3 +212,19 @@ def test_a_restarted_kernel_is_not_the_one_that_changed(start):
     now = time.time()
     page.run("x = 42")
     saved_once(server, page.kernel_id, now)
+
+
+def test_it_is_told_since_when_a_kernel_is_not_saved(start):
+    """From that pages and `ps` compute what would be lost with the machine."""
+    server = start(interval=5.0)
+    page = server.open()
+    began = time.time()
+    view = server.kernel(page.kernel_id)
+    assert (view["changed_at"], view["autosave_seconds"]) == (None, 5.0)
+    page.run("x = 41")
+    changed_at = eventually(lambda: server.kernel(page.kernel_id)["changed_at"], server)
+    assert began <= changed_at <= time.time()
+    eventually(lambda: snapshots(server, page.kernel_id), server)
+    eventually(lambda: server.kernel(page.kernel_id)["changed_at"] is None, server)
+    page.run("x = 42")
+    assert eventually(lambda: server.kernel(page.kernel_id)["changed_at"], server) > changed_at

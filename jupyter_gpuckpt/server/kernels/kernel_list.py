@@ -83,6 +83,8 @@ class KernelList:
             resume_seconds=kernel.resume_seconds,
             suspended_bytes=kernel.suspended_bytes,
             taken_over=kernel.taken_over or None,
+            changed_at=kernel.changed_at or None,
+            autosave_seconds=kernel.autosave_seconds,
             cells_resume=self._cells_resume,
             suspends_at=served.suspends_at,
             cell_paused=served.absent and served.output.runs_cell,

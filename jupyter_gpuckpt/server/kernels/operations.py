@@ -7,6 +7,7 @@ only when daemon and server are done. Does not cover: REST (`rest/`), states (th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -172,6 +173,13 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         if running_id := self.tracked.cancel(operation_id):
             await self._link.daemon.send(calls.cancel(running_id))
+
+    async def note_changed(self, kernel_id: str) -> None:
+        """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
+        try:
+            await self._link.daemon.send(calls.changed(kernel_id, time.time()))
+        except GpuCkptError as error:
+            self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
     async def keep_saving(self, kernel_id: str) -> None:
         """Note that a user has chosen to save a kernel's notebook here although another machine has taken its session over."""

@@ -155,6 +155,7 @@ class Autosave(KernelListener):
             watched = self._watched[kernel_id] = _Watched(*life, worked, self._now())
         if watched.changed_at is None and (served.changed or await self._has_worked(watched)):
             watched.changed_at = self._now()
+            await self._operations.note_changed(kernel_id)
 
     async def _has_worked(self, watched: _Watched) -> bool:
         served = watched.served

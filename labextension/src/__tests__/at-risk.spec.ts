@@ -1,0 +1,80 @@
+import { nullTranslator } from '@jupyterlab/translation';
+
+import { atRisk, riskText } from '../at-risk';
+import type { IUpload } from '../far-protocol';
+import type { IKernel, ISnapshot } from '../protocol';
+import { aKernel, aSnapshot, anUpload } from './fakes';
+
+const trans = nullTranslator.load('');
+
+const NOW = 10_000;
+
+/** A snapshot of that age, in seconds, with an upload in this state. */
+const saved = (age: number, state?: IUpload['state'], changes = {}) =>
+  aSnapshot({
+    created: NOW - age,
+    uploads: state ? [anUpload({ state, ...changes })] : []
+  });
+
+const text = (kernel: Partial<IKernel>, ...snapshots: ISnapshot[]) => {
+  const found = aKernel(kernel);
+  const risk = atRisk(found, snapshots, NOW);
+  return risk && riskText(risk, found, snapshots, trans);
+};
+
+describe('what would be lost with this machine', () => {
+  it('is not said where nothing goes to a remote', () => {
+    expect(text({})).toBeNull();
+    expect(text({}, saved(10))).toBeNull();
+  });
+
+  it('is nothing while a remote has all of it', () => {
+    const nothing = 'Nothing would be lost with this machine.';
+    const suspended = { state: 'suspended' } as const;
+    expect(text(suspended, saved(500, 'uploaded'))).toBe(nothing);
+    // It has not changed since.
+    const idle = { autosave_seconds: 60 };
+    expect(text(idle, saved(5000, 'uploaded'))).toBe(nothing);
+  });
+
+  it('is what has changed since, at most about the interval', () => {
+    const busy = { autosave_seconds: 300, changed_at: NOW - 120 };
+    expect(text(busy, saved(200, 'uploaded'))).toBe(
+      'The last 2 min would be lost with this machine, at most about 5 min.'
+    );
+    // What is not uploaded yet is not safe.
+    expect(text(busy, saved(30, 'waiting'), saved(240, 'uploaded'))).toBe(
+      'The last 4 min would be lost with this machine, at most about 5 min.'
+    );
+    const suspended = { state: 'suspended' } as const;
+    expect(text(suspended, saved(0, 'waiting'), saved(60, 'uploaded'))).toBe(
+      'At most the last 60 s would be lost with this machine.'
+    );
+  });
+
+  it('is bounded by the age of the last upload if nobody looks for changes', () => {
+    expect(text({}, saved(120, 'uploaded'))).toBe(
+      'At most the last 2 min would be lost with this machine.'
+    );
+    expect(text({}, saved(120, 'waiting'))).toBe(
+      'All of it would be lost with this machine: no remote has it yet.'
+    );
+  });
+
+  it('is a warning with the reason when periodic saves do not limit it', () => {
+    const error = { message: 'Denied.', code: 'denied', hint: 'Log in.' };
+    const busy = { autosave_seconds: 60, changed_at: NOW - 20 };
+    const waits = saved(30, 'waiting', { error });
+    const late = [waits, saved(151, 'uploaded')];
+    expect(atRisk(aKernel(busy), late, NOW)?.isLate).toBe(true);
+    expect(text(busy, ...late)).toMatch(
+      /^The last .* would be lost with this machine, although it is saved every 60 s\. Denied\. Log in\.$/
+    );
+    const inTime = [waits, saved(149, 'uploaded')];
+    expect(atRisk(aKernel(busy), inTime, NOW)?.isLate).toBe(false);
+    const never = { ...busy, changed_at: NOW - 151 };
+    expect(text(never, saved(160, 'waiting'))).toBe(
+      'All of it would be lost with this machine, although it is saved every 60 s.'
+    );
+  });
+});
