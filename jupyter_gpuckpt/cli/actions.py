@@ -49,11 +49,11 @@ def ps(args: Namespace) -> int:
     """List all kernels of this user."""
     with daemon() as client:
         kernels = client.send(calls.kernels())
-        snapshots = _snapshots(client)
-        far = _far_only(snapshots, {kernel.snapshot_id for kernel in kernels})
+        taken = _snapshots(client)
+        far = _far_only(taken, {kernel.snapshot_id for kernel in kernels})
         has_remotes = bool(client.send(calls.remotes()))
     now = time.time()
-    risks = {one.kernel_id: at_risk(one, snapshots, now) for one in kernels} if has_remotes else {}
+    risks = {one.kernel_id: at_risk(one, taken, now) for one in kernels} if has_remotes else {}
     if args.json:
         found = {"far_only": far, "at_risk": {name: one._asdict() for name, one in risks.items()}}
         output.say_json({"kernels": kernels, **{name: one for name, one in found.items() if one}})
