@@ -260,7 +260,7 @@ def test_two_machines_that_fight_never_have_it_both(seaweedfs, tmp_path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("mutation", filter(None, fighting.MUTATIONS))
+@pytest.mark.parametrize("mutation", [one for one in fighting.MUTATIONS if one])
 def test_fights_find_a_protocol_that_is_wrong(seaweedfs, tmp_path, monkeypatch, mutation):
     """The machines have to meet at the wrong moment, so it may take several fights."""
     for name, value in servers.s3_variables().items():
