@@ -26,6 +26,7 @@ from ..model import Chunk, Stream
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
+from ..store.manifests import stored_digests
 from .chunking import MAX_PAGES, PAGE
 
 #: The limit of the cache of decompressed source chunks: room for two of the largest.
@@ -197,7 +198,7 @@ class Predecessor:
         self._layouts = {stream.name: _Layout(stream) for stream in streams}
         chunks = [chunk for layout in self._layouts.values() for chunk in layout.chunks]
         #: The digests of the stored chunks that it needs.
-        self.digests = {part.digest for chunk in chunks for part in chunk.stored()}
+        self.digests = stored_digests(chunks)
         self._lock = threading.Lock()
         # Composed chunks by digest, including those composed for the new snapshot.
         self._composed = {chunk.digest: chunk for chunk in chunks if chunk.parts}

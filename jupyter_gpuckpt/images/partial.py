@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .. import decoding
 from ..model import Chunk, Stream
+from ..store.manifests import stored_digests
 from .pack import FileSource
 from .segments import Kept
 
@@ -49,14 +50,14 @@ class Layout:
         self._ends = np.cumsum(lengths)
         self._begins = self._ends - lengths
         #: The numbers of chunks of which something is not stored any more.
-        self._gone = np.array(
-            [
-                number
-                for number, chunk in enumerate(stream.chunks)
-                if any(part.digest not in stored for part in chunk.stored())
-            ],
-            np.int64,
-        )
+        self._gone = np.array(list(self._missing()), np.int64)
+
+    def _missing(self) -> Iterator[int]:
+        if stored_digests(self._chunks) <= self.stored.keys():
+            return
+        for number, chunk in enumerate(self._chunks):
+            if any(part.digest not in self.stored for part in chunk.stored()):
+                yield number
 
     def inside(self, begin: int, end: int, shift: int) -> list[Kept]:
         """Return the chunks between two offsets, as they are in a stream where they are `shift` bytes later."""
@@ -108,7 +109,7 @@ def usable(layout: Layout, origin: NDArray[np.int64], piece: int) -> Usable | No
         ranges.append((at, length))
     if sum(end - begin for begin, end in ranges) > _MAX_READ_SHARE * length:
         return None
-    digests = {part.digest for one in kept for chunk in one.chunks for part in chunk.stored()}
+    digests = stored_digests([chunk for one in kept for chunk in one.chunks])
     return Usable(kept, {digest: layout.stored[digest] for digest in digests}, ranges)
 
 

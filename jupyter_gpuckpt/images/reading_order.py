@@ -16,6 +16,7 @@ from ..chunk_parts import Part
 from ..errors import ManifestInvalid
 from ..model import Stream
 from ..store.local import LocalStore
+from ..store.manifests import stored_digests
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
 
@@ -38,7 +39,7 @@ def zeros_in(streams: Sequence[Stream]) -> int:
 
 def digests_of(streams: Sequence[Stream]) -> set[bytes]:
     """Return the digests of the stored chunks that have to be read for the streams."""
-    return {part.digest for stream in streams for chunk in stream.chunks for part in chunk.stored()}
+    return set[bytes]().union(*(stored_digests(stream.chunks) for stream in streams))
 
 
 def table_of(

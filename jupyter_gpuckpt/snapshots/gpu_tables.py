@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +25,7 @@ from ..images.unpack import read_stream
 from ..model import Stream
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
+from ..store.manifests import stored_digests
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +62,21 @@ class EarlierGpuMemory:
     def __init__(self, streams: Sequence[Stream], store: LocalStore) -> None:
         self._streams, self._store = {stream.name: stream for stream in streams}, store
         self._usable: dict[str, Usable] = {}
-        self._earlier = dict[str, Future[_Earlier | None]]()
+        self._earlier: dict[str, _Earlier | None] = {}
 
     def prepare(self) -> None:
-        """Begin to read the tables, in threads, while the kernel is being frozen: the look-up of 100,000 chunks takes half a second."""
+        """Read the tables. Call it before the freeze: a thread that did it meanwhile would prolong that by a fifth."""
         names = [name for name in self._streams if f"{_PREFIX}{name}" in self._streams]
-        with_tables = ThreadPoolExecutor(max(1, len(names)), "gpu-tables")
-        self._earlier = {name: with_tables.submit(self._read, name) for name in names}
-        with_tables.shutdown(wait=False)
+        self._earlier = {name: self._read(name) for name in names}
 
     def seed(self, stream: str) -> bytes | None:
         """Return the seed of the earlier digests; None if there are none."""
-        earlier = self._of(stream)
+        earlier = self._earlier.get(stream)
         return earlier.table.seed if earlier else None
 
     def lacking(self, stream: str, table: MemoryTable) -> Ranges | None:
         """Return the ranges of the stream that the store lacks; None: all."""
-        earlier = self._of(stream)
+        earlier = self._earlier.get(stream)
         if earlier is None or earlier.table.seed != table.seed:
             return None
         origin = _origin(earlier.table, table)
@@ -92,18 +90,13 @@ class EarlierGpuMemory:
         """Return what `lacking` has found."""
         return self._usable[stream]
 
-    def _of(self, stream: str) -> _Earlier | None:
-        earlier = self._earlier.get(stream)
-        return earlier.result() if earlier else None
-
     def _read(self, stream: str) -> _Earlier | None:
         memory = self._streams[stream]
         try:
             table = _parsed(read_stream(self._streams[f"{_PREFIX}{stream}"], self._store), memory)
             if table is None:
                 return None
-            digests = {part.digest for chunk in memory.chunks for part in chunk.stored()}
-            found = self._store.find(digests)
+            found = self._store.find(stored_digests(memory.chunks))
             lengths = found.rows["stored_length"].tolist()
             return _Earlier(table, Layout(memory, dict(zip(found.digests, lengths, strict=True))))
         except (StoreError, ValueError, msgspec.DecodeError) as error:

@@ -129,7 +129,7 @@ class LocalStore:
     def locate(self, digests: Collection[bytes]) -> Places:
         """Return the places of all `digests`. Raises ObjectCorrupt if one is not in the store."""
         with store_errors(self.root):
-            found = self._catalog.locate(digests)
+            found = self._catalog.recent.locate(digests, keep=True)
             if len(found) < len(set(digests)) and not self._rebuilt:
                 # A pack or rows are missing; all packs are indexed again, once.
                 self._rebuilt = True
@@ -147,7 +147,7 @@ class LocalStore:
     def find(self, digests: Collection[bytes]) -> Places:
         """Return the places of those of `digests` that the store has and that are not known to be damaged."""
         with store_errors(self.root):
-            return self._catalog.locate(digests).undamaged()
+            return self._catalog.recent.locate(digests).undamaged()
 
     def path_of(self, pack: str) -> Path:
         """Return the path of a pack that `locate` named; the pack may be removed before it is read."""

@@ -20,6 +20,7 @@ from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import (
     COMPOSED_VERSION,
     FORMAT_VERSION,
+    Chunk,
     Manifest,
     SnapshotInfo,
     Stream,
@@ -52,10 +53,14 @@ class References(msgspec.Struct):
     def digests(self, names: Collection[str] | None = None) -> set[bytes]:
         """Return the digests of all stored chunks, sources of parts included, that the snapshot or its streams `names` need."""
         streams = [stream for stream in self.streams if names is None or stream.name in names]
-        chunks = [chunk for stream in streams for chunk in stream.chunks]
-        found = {chunk.digest for chunk in chunks if not chunk.parts}
-        found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
-        return found - {b""}
+        return stored_digests([chunk for stream in streams for chunk in stream.chunks])
+
+
+def stored_digests(chunks: Collection[Chunk]) -> set[bytes]:
+    """Return the digests of the stored chunks of which these consist, sources of parts included."""
+    found = {chunk.digest for chunk in chunks if not chunk.parts}
+    found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
+    return found - {b""}
 
 
 _Part = TypeVar("_Part", Manifest, Listed, References)
