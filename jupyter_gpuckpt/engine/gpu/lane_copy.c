@@ -1,28 +1,31 @@
-/* Copies between GPU memory and a file, through page-locked buffers: every thread copies one buffer's bytes by the GPU while it
- * reads or writes the other buffer's in the file.
+/* Copies between GPU memory and a file on a tmpfs, through page-locked buffers: while the GPU copies one buffer of a thread, the thread
+ * copies the other one to or from the file.
  *
  * Page-locking the file's own pages would take 0.18 s per GB. The buffers take up to 128 MB for the time of a copy; later the
- * driver's Checkpoint would have to save them.
+ * driver's Checkpoint would have to save them. The file is mapped, because writes to one file exclude each other.
  */
 #define _GNU_SOURCE
 #include "lane.h"
 #include <errno.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define UNIT (4UL << 20) /* the bytes of a buffer */
 #define MAX_THREADS 16
 #define STACK_BYTES (256UL << 10)
+#define PAGE 4096
 
 typedef struct {
     const run_t *runs;
     const uint64_t *begins; /* of each run, as a distance from the offset in the file */
     uint32_t count;
     size_t total;
-    int file, to_file;
-    uint64_t offset;
+    int to_file;
+    char *file; /* its mapping from the offset */
     context_t context;
     char *buffers; /* two for each thread */
     unsigned threads;
@@ -74,7 +77,8 @@ static result_t finish_unit(const copy_t *copy, slot_t *slot) {
     slot->bytes = 0;
     result_t error = driver.cuStreamSynchronize(slot->stream);
     if (error || !copy->to_file || copy->error) return error;
-    return move_file(copy->file, slot->buffer, bytes, copy->offset + slot->at, 1);
+    memcpy(copy->file + slot->at, slot->buffer, bytes);
+    return SUCCESS;
 }
 
 /* Copy units until none is left. */
@@ -86,10 +90,8 @@ static result_t copy_units(copy_t *copy, slot_t *slots) {
         slot->at = __atomic_fetch_add(&copy->next_unit, 1, __ATOMIC_RELAXED) * UNIT;
         if (slot->at >= copy->total) break;
         slot->bytes = copy->total - slot->at < UNIT ? copy->total - slot->at : UNIT;
-        if (!copy->to_file) error = move_file(copy->file, slot->buffer, slot->bytes, copy->offset + slot->at, 0);
-        if (error) slot->bytes = 0;
-        else error = begin_unit(copy, slot);
-        if (error) return error;
+        if (!copy->to_file) memcpy(slot->buffer, copy->file + slot->at, slot->bytes);
+        if ((error = begin_unit(copy, slot))) return error;
     }
     return SUCCESS;
 }
@@ -142,8 +144,30 @@ static void copy_in_threads(copy_t *copy, unsigned wanted) {
     while (begun) pthread_join(threads[--begun], NULL);
 }
 
+/* Copy through buffers that exist as long as this takes. */
+static result_t copy_mapped(copy_t *copy) {
+    size_t units = (copy->total + UNIT - 1) / UNIT;
+    unsigned threads = processors();
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads > units) threads = units;
+    size_t bytes = 2 * threads * UNIT;
+    copy->buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy->buffers == MAP_FAILED) return -errno;
+    madvise(copy->buffers, bytes, MADV_HUGEPAGE);
+    madvise(copy->buffers, bytes, MADV_DONTFORK);
+    result_t error = driver.cuMemHostRegister_v2(copy->buffers, bytes, 0);
+    if (!error) {
+        copy_in_threads(copy, threads);
+        error = copy->error;
+        driver.cuMemHostUnregister(copy->buffers);
+    }
+    munmap(copy->buffers, bytes);
+    return error;
+}
+
 result_t copy_runs(const run_t *runs, uint32_t count, int file, uint64_t offset, int to_file) {
-    copy_t copy = {.runs = runs, .count = count, .file = file, .offset = offset, .to_file = to_file};
+    copy_t copy = {.runs = runs, .count = count, .to_file = to_file};
+    struct stat facts;
     result_t error = driver.cuCtxGetCurrent(&copy.context);
     if (error || !count) return error;
     size_t table_bytes = count * sizeof *copy.begins;
@@ -154,22 +178,16 @@ result_t copy_runs(const run_t *runs, uint32_t count, int file, uint64_t offset,
         copy.total += runs[i].bytes;
     }
     copy.begins = begins;
-    size_t units = (copy.total + UNIT - 1) / UNIT;
-    unsigned threads = processors();
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
-    if (threads > units) threads = units;
-    size_t buffer_bytes = 2 * threads * UNIT;
-    copy.buffers = mmap(NULL, buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy.buffers == MAP_FAILED) error = -errno;
+    /* Where the file ends too early, the mapping's pages cannot be used. */
+    if (syscall(SYS_fstat, file, &facts) || (uint64_t)facts.st_size < offset + copy.total || offset % PAGE) error = -EINVAL;
     else {
-        madvise(copy.buffers, buffer_bytes, MADV_HUGEPAGE);
-        madvise(copy.buffers, buffer_bytes, MADV_DONTFORK);
-        if (!(error = driver.cuMemHostRegister_v2(copy.buffers, buffer_bytes, 0))) {
-            copy_in_threads(&copy, threads);
-            error = copy.error;
-            driver.cuMemHostUnregister(copy.buffers);
+        copy.file = mmap(NULL, copy.total, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+        if (copy.file == MAP_FAILED) error = -errno;
+        else {
+            madvise(copy.file, copy.total, MADV_DONTFORK);
+            error = copy_mapped(&copy);
+            munmap(copy.file, copy.total);
         }
-        munmap(copy.buffers, buffer_bytes);
     }
     munmap(begins, table_bytes);
     return error;

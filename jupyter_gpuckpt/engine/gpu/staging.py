@@ -265,7 +265,8 @@ class FileStaging:
 def allocated(tree: Tree, pid: int, path: str, length: int) -> Iterator[tuple[StagingFile, int]]:
     """Create a file into which the lane library copies a process's GPU memory; yield it and its descriptor.
 
-    Its pages are not zeroed: whole pages are written to it. An exception in the block removes the file. Raises FreezeFailed without room.
+    The library's threads zero its pages, each where it copies. An exception in the block removes the file. Raises FreezeFailed without
+    room.
     """
     try:
         file, fd = _create(tree, pid, path, length)
