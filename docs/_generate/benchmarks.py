@@ -11,7 +11,11 @@ from .markdown import code, table
 
 DOCS = Path(__file__).parents[1]
 #: The folders of results, each of one machine, with their headings.
-MACHINES = {"bench": "On 2 cores", "bench/h200": "On 16 cores and an H200"}
+MACHINES = {
+    "bench": "On 2 cores",
+    "bench/h200": "On 16 cores and an H200",
+    "bench/h100": "On 16 cores and an H100",
+}
 
 
 def page() -> str:
