@@ -112,7 +112,7 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     first = restored.element_handle()
     restored.get_by_role("button", name="Undo").click()
     # The click closes the notification while the kernel is not back yet.
-    first.wait_for_element_state("hidden")
+    notebook.page.wait_for_function("notification => !notification.isConnected", arg=first)
     expect(restored).to_be_visible()
     notebook.run_cell(2, "2")
 
