@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import uuid
+
 import pytest
 
 from jupyter_gpuckpt import calls
@@ -10,13 +13,15 @@ from jupyter_gpuckpt.errors import ConfigurationError, KernelStateConflict, Remo
 from jupyter_gpuckpt.far_records import ListedSession, ListedSnapshot
 from jupyter_gpuckpt.protocol import OperationKind, OperationState
 from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.store.far.far_packs import PACK_BYTES
 from jupyter_gpuckpt.store.far.leases import Leases
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.far.sessions import Sessions
+from tests.daemon.conftest import LARGE
 
 pytestmark = pytest.mark.usefixtures("credentials")
 
-#: Bytes per second, too few for the snapshot of a kernel to be uploaded within a test.
+#: Bytes per second, too few for two packs to be uploaded within a test; the first one has to wait for none.
 NEVER = 1000
 
 
@@ -37,6 +42,17 @@ def suspended(client, kernel):
     """Return the record of a kernel after its suspend."""
     client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     return client.send(calls.kernel(kernel.kernel_id))
+
+
+@pytest.fixture
+def large(client, owner, spec, short_dir, counts, eventually):
+    """Return the record of a suspended kernel whose snapshot is uploaded in two packs."""
+    kernel_id = str(uuid.uuid4())
+    argv = [sys.executable, "-c", LARGE, str(short_dir / kernel_id), str(2 * PACK_BYTES)]
+    client.send(calls.launch(owner.owner_id, spec(argv, kernel_id=kernel_id)))
+    eventually(lambda: counts(kernel_id))
+    client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+    return client.send(calls.kernel(kernel_id))
 
 
 def ended(client, started):
@@ -94,25 +110,25 @@ def test_what_cannot_be_moved_is_refused_by_name(client, kernel, add):
 
 
 def test_a_move_is_canceled_and_one_of_a_kernel_that_runs_again_fails(
-    client, suspended, add, counts, eventually
+    client, large, add, counts, eventually
 ):
     add(upload_rate=NEVER, automatic=False)
-    began = client.send(calls.move(suspended.kernel_id))
+    began = client.send(calls.move(large.kernel_id))
     # The same question again gets the same operation.
-    assert client.send(calls.move(suspended.kernel_id)).operation_id == began.operation_id
+    assert client.send(calls.move(large.kernel_id)).operation_id == began.operation_id
     eventually(lambda: client.send(calls.operation(began.operation_id)).progress.total_bytes)
     client.send(calls.cancel(began.operation_id))
     assert ended(client, began).state is OperationState.CANCELLED
-    assert client.send(calls.kernel(suspended.kernel_id)).state is KernelState.SUSPENDED
+    assert client.send(calls.kernel(large.kernel_id)).state is KernelState.SUSPENDED
 
-    began = client.send(calls.move(suspended.kernel_id))
-    client.wait(client.send(calls.resume(suspended.kernel_id)).operation_id)
+    began = client.send(calls.move(large.kernel_id))
+    client.wait(client.send(calls.resume(large.kernel_id)).operation_id)
     failed = ended(client, began)
     assert failed.state is OperationState.FAILED
     assert failed.error.code == "kernel_state_conflict", failed.error
-    assert client.send(calls.kernel(suspended.kernel_id)).state is KernelState.RUNNING
-    before = counts(suspended.kernel_id)
-    eventually(lambda: counts(suspended.kernel_id) > before)
+    assert client.send(calls.kernel(large.kernel_id)).state is KernelState.RUNNING
+    before = counts(large.kernel_id)
+    eventually(lambda: counts(large.kernel_id) > before)
 
 
 def test_what_was_moved_is_offered_before_what_is_newer():
