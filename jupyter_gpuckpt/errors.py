@@ -165,7 +165,7 @@ class ThawFailed(CheckpointError):
 
 
 class ThawDisturbed(ThawFailed):
-    """Another program's signals made a resume fail; neither the snapshot nor this machine is the reason."""
+    """A resume that failed because another program sent signals to the kernel; another attempt can succeed."""
 
     code = "thaw_disturbed"
     retryable = True

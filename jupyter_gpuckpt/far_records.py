@@ -39,7 +39,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
     `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
-    `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: did not.
+    `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: it was not moved.
     """
 
     session_id: str
@@ -80,7 +80,7 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /kernels/{id}/move. `remote`: empty: the only one."""
+    """Body of POST /kernels/{id}/move. `remote`: its name; empty means the only remote."""
 
     remote: Annotated[str, msgspec.Meta(max_length=128)] = ""
 

@@ -49,8 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The order is the same in every run.
     """
-    items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+    def rank(item: pytest.Item) -> tuple[bool, int]:
+        file = item.nodeid.partition("::")[0]
+        return not item.nodeid.startswith(LONGEST), zlib.crc32(file.encode())
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)

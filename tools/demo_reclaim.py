@@ -232,7 +232,7 @@ async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection
 
 
 async def until(condition: Callable[[], JSON | None], event: str) -> JSON:
-    """Call `condition` until it returns a value, and return that."""
+    """Call `condition` again and again until it returns a value; return the value."""
     deadline = time.monotonic() + MAX_STEP_SECONDS
     while not (found := await asyncio.to_thread(condition)):
         check(time.monotonic() < deadline, f"never came: {event}")

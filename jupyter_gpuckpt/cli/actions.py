@@ -49,9 +49,10 @@ def ps(args: Namespace) -> int:
     """List all kernels of this user."""
     with daemon() as client:
         kernels = client.send(calls.kernels())
-        taken = _snapshots(client)
-        far = _far_only(taken, {kernel.snapshot_id for kernel in kernels})
-        has_remotes = bool(client.send(calls.remotes()))
+        has_remotes = bool(kernels) and bool(client.send(calls.remotes()))
+        wanted = {kernel.snapshot_id for kernel in kernels} - {""}
+        taken = _snapshots(client) if wanted or has_remotes else []
+        far = _far_only(taken, wanted)
     now = time.time()
     risks = {one.kernel_id: at_risk(one, taken, now) for one in kernels} if has_remotes else {}
     if args.json:

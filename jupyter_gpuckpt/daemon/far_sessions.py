@@ -37,7 +37,7 @@ from ..far_records import (
 )
 from ..model import Manifest, Sizes
 from ..progress import Stage
-from ..protocol import Event, OperationKind, Result
+from ..protocol import OperationKind, Result
 from ..remote_records import Remote
 from ..store import manifests
 from ..store.far import fetch
@@ -84,8 +84,7 @@ class _FetchSubject:
         """Publish the progress of the fetch, and end its waits if it was cancelled."""
         if operation.progress.cancelled.is_set():
             self._stop.set()
-        event = Event(self._streams.advance(), operation=operation.public())
-        self._streams.publish(event, droppable=not operation.ended)
+        self._streams.publish_operation(operation.public())
 
 
 class FarSessions:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import GpuCkptError, KernelStateConflict, RemoteNotFound, error_from
 from ..far_records import MoveRequest
 from ..progress import Stage
-from ..protocol import Event, OperationKind, Result
+from ..protocol import OperationKind, Result
 from ..remote_records import Remote, chosen
 from ..snapshot_records import UploadRequest, UploadState
 from ..states import KernelState
@@ -54,8 +54,7 @@ class _MoveSubject:
 
     def on_operation(self, operation: RunningOperation) -> None:
         """Publish the progress of the move to the kernel's owner."""
-        event = Event(self._streams.advance(), operation=operation.public())
-        self._streams.publish(event, self.owner_id, droppable=not operation.ended)
+        self._streams.publish_operation(operation.public(), self.owner_id)
 
 
 class Moves:

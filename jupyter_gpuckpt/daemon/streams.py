@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from ..protocol import KEEP_ALIVE_SECONDS, Event, Position
+from ..protocol import KEEP_ALIVE_SECONDS, Event, Operation, Position
 
 #: The most events that are queued for a reader.
 MAX_WAITING_EVENTS = 256
@@ -94,6 +94,11 @@ class Streams:
         for stream in self._open:
             if stream.concerns(event, owner_id):
                 stream.put(event, droppable=droppable)
+
+    def publish_operation(self, operation: Operation, owner_id: str = "") -> None:
+        """Publish an operation that changes no kernel's record. A slow reader may miss progress, but never an end."""
+        event = Event(self.advance(), operation=operation)
+        self.publish(event, owner_id, droppable=not operation.is_over)
 
     @contextmanager
     def opened(

@@ -157,7 +157,7 @@ class PartialFileSource(FileSource):
         return f"{__name__}:shared_partial_file", msgspec.msgpack.encode(shared)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`, which lies in a range with all of the buffer."""
+        """Fill `buffer` with the bytes from `offset`. All of them must lie in one range."""
         shift = self._shifts[bisect_right(self._begins, offset) - 1]
         super().read_into(offset - shift, buffer)
 

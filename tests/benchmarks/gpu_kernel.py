@@ -6,15 +6,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jupyter_client.blocking.client import BlockingKernelClient
-
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.progress import Stage
 from jupyter_gpuckpt.protocol import Operation, Result
 
 from .environment import daemon, kernel
-from .gpu_memory import FILL, sizes
+from .gpu_memory import FILL, require_right_answer, sizes
 from .measured import Row
 from .room import GB
 
@@ -25,7 +23,6 @@ ROUNDS = 2
 SECOND_GB, BUDGET_NEW_PERCENT, BUDGET_TIMES = 3.0, 1.0, 3.0
 #: Of 24 GB: what CRIU takes of a save and of a resume, in seconds.
 LARGE_GB, BUDGET_DUMP, BUDGET_RESTORE = 24.0, 0.6, 0.3
-_SECONDS = 300
 
 
 def run() -> Iterator[Row]:
@@ -44,7 +41,7 @@ def _measure(size: float, setup: str) -> Iterator[Row]:
             results["suspend"].append(_done(client, client.send(calls.suspend(kernel_id))))
             began = time.monotonic()
             results["resume"].append(_done(client, client.send(calls.resume(kernel_id))))
-            _right(channel)
+            require_right_answer(channel)
             replies.append(time.monotonic() - began)
     for name, found in results.items():
         yield from _rows(size, name, found)
@@ -69,16 +66,6 @@ def _measure(size: float, setup: str) -> Iterator[Row]:
 
 def _done(client: Client, operation: Operation) -> Result:
     return client.wait(operation.operation_id)
-
-
-def _right(channel: BlockingKernelClient) -> None:
-    """Wait for an answer that needs all of the GPU's memory."""
-    message = channel.execute("assert total() == expected")
-    while True:
-        reply = channel.get_shell_msg(timeout=_SECONDS)
-        if reply["parent_header"].get("msg_id") == message:
-            assert reply["content"]["status"] == "ok", reply["content"]
-            return
 
 
 def _rows(size: float, name: str, found: list[Result]) -> Iterator[Row]:

@@ -9,15 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from jupyter_client.blocking.client import BlockingKernelClient
-
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.host import gpu
 from jupyter_gpuckpt.protocol import Operation, Result
 
 from .environment import daemon, kernel
-from .gpu_memory import FILL, sizes
+from .gpu_memory import CELL_SECONDS, FILL, require_right_answer, sizes
 from .measured import Row
 from .room import GB
 
@@ -31,7 +29,6 @@ SAVES, PARKS, SUSPENDS, TURNS = 3, 3, 2, 20
 BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9, 0.1, 1.5, 2.5, 2.5
 #: In percent of the memory, in times of what was changed, and in GB/s without the context's time.
 BUDGET_NEW, BUDGET_TENTH, BUDGET_PARK = 0.1, 1.2, 40.0
-_SECONDS = 300
 _VARIABLE = "JUPYTER_GPUCKPT_GPU_LANE"
 #: Changes the first tenth of the memory.
 TENTH = "x[: len(x) // 10] += 1; torch.cuda.synchronize(); expected = total()"
@@ -106,7 +103,7 @@ class _Kernel(ExitStack):
         """Resume it; return the seconds to the first right answer, and the result."""
         began = time.monotonic()
         result = self.done(self._client.send(calls.resume(self.kernel_id)))
-        _right(self.channel)
+        require_right_answer(self.channel)
         return time.monotonic() - began, result
 
     def park(self) -> Result:
@@ -121,18 +118,8 @@ class _Kernel(ExitStack):
         for _ in range(times):
             parks.append(self.park().seconds)
             unparks.append(self.unpark().seconds)
-            _right(self.channel)
+            require_right_answer(self.channel)
         return parks, unparks
-
-
-def _right(channel: BlockingKernelClient) -> None:
-    """Wait for an answer that needs all of the GPU's memory."""
-    message = channel.execute("assert total() == expected")
-    while True:
-        reply = channel.get_shell_msg(timeout=_SECONDS)
-        if reply["parent_header"].get("msg_id") == message:
-            assert reply["content"]["status"] == "ok", reply["content"]
-            return
 
 
 def _measure(way: str, found: _Kernel, context: tuple[list[float], list[float]]) -> Iterator[Row]:
@@ -145,7 +132,7 @@ def _measure(way: str, found: _Kernel, context: tuple[list[float], list[float]])
     )
     share = [100 * one.sizes.new_bytes / (size * GB) for one in again]
     yield Row("    new bytes, of the memory's", share, "%", BUDGET_NEW if lane else None)
-    found.channel.execute_interactive(TENTH, timeout=_SECONDS, output_hook=lambda message: None)
+    found.channel.execute_interactive(TENTH, timeout=CELL_SECONDS, output_hook=lambda message: None)
     tenth = found.save()
     yield from _stages(f"{way}: a tenth changed", tenth)
     ratio = [one.sizes.new_bytes / (size * GB / 10) for one in tenth]
@@ -201,7 +188,7 @@ def _turns(client: Client, size: float) -> Iterator[Row]:
                 away.unpark()
                 seconds.append(time.monotonic() - began)
                 here, away = away, here
-                _right(here.channel)
+                require_right_answer(here.channel)
             away.unpark()
-            _right(away.channel)
+            require_right_answer(away.channel)
     yield Row(f"lane: a turn of two kernels of {size:g} GB each", seconds, budget=BUDGET_TURN)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from jupyter_client.blocking.client import BlockingKernelClient
+
 from jupyter_gpuckpt.engine.gpu import cuda
 from jupyter_gpuckpt.host import gpu
 
@@ -22,6 +24,20 @@ torch.cuda.synchronize()
 def total():
     return sum(int(part.sum()) for part in x.split(1 << 27))
 """
+
+
+#: The timeout of a cell, in seconds.
+CELL_SECONDS = 300
+
+
+def require_right_answer(channel: BlockingKernelClient) -> None:
+    """Wait until a kernel that ran `FILL` has compared `total()`, which needs all of the memory, with its variable `expected`."""
+    message = channel.execute("assert total() == expected")
+    while True:
+        reply = channel.get_shell_msg(timeout=CELL_SECONDS)
+        if reply["parent_header"].get("msg_id") == message:
+            assert reply["content"]["status"] == "ok", reply["content"]
+            return
 
 
 def sizes(wanted_gb: list[float], *, memory: float, disk: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""A kernel whose GPU memory goes by the lane: what has not changed since the last snapshot is neither copied nor stored."""
+"""A save by the lane neither copies nor stores the GPU memory that has not changed since the last snapshot."""
 
 from __future__ import annotations
 

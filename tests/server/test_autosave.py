@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_for
+
 INTERVAL = 0.5
 #: Holds memory that does not compress, so that a save takes long enough to be met in flight.
 LARGE = "import os; data = [os.urandom(1 << 20) for _ in range(600)]"
@@ -36,12 +38,8 @@ def snapshots(server, kernel_id, cause="autosave", after=0.0):
     return [one["snapshot_id"] for one in mine if one["cause"] == cause]
 
 
-def eventually(condition, server, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"did not come true in time\n{server.log()}"
-        time.sleep(0.05)
-    return value
+def eventually(condition, server):
+    return wait_for(condition, said=server.log)
 
 
 def saved_once(server, kernel_id, since):

@@ -11,20 +11,13 @@ import pytest
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from tests.conftest import processes_naming
+from tests.conftest import processes_naming, wait_for
 from tests.ports import free_port
 
 
 @pytest.fixture
 def server(clean_server):
     return clean_server
-
-
-def wait_until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_kernel_is_managed_and_runs_cells(server):
@@ -164,7 +157,7 @@ def test_a_save_in_the_middle_of_a_plot_leaves_one_whole_figure_and_runs_no_hook
         "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
         "lines = plt.plot([2, 1]); print(len(plt.gca().lines))"
     )
-    wait_until((server.root / "begun").exists)
+    wait_for((server.root / "begun").exists)
     server.do("save", page.kernel_id)
     (server.root / "go").touch()
     assert page.output(plot) == "2\n"
@@ -257,7 +250,7 @@ def test_a_killed_server_leaves_its_kernels_running_for_the_next(server):
     assert (session["id"], session["kernel"]["id"]) == (page.session_id, page.kernel_id)
     assert server.kernel(page.kernel_id)["state"] == "running"
     assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
-    wait_until(lambda: server.get("api/kernels")[0]["execution_state"] == "idle")
+    wait_for(lambda: server.get("api/kernels")[0]["execution_state"] == "idle")
 
 
 def mounts_of(pid):
@@ -283,7 +276,7 @@ def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(own_
     # The kernel runs on under a server whose file was not there when it came back; that is seen to within seconds.
     # A look before that would remove the file.
     file = f"jpserver-{own_server.process.pid}.json"
-    wait_until(lambda: any(file in mounts_of(pid) for pid in processes_naming(page.kernel_id)))
+    wait_for(lambda: any(file in mounts_of(pid) for pid in processes_naming(page.kernel_id)))
     assert f"{own_server.port}" in own_server.page(page.kernel_id).run(look)
     runtime = Path(own_server.env["JUPYTER_RUNTIME_DIR"])
     assert (runtime / f"jpserver-{own_server.process.pid}.json").exists()
@@ -296,7 +289,7 @@ def test_a_renamed_notebook_is_listed_under_its_new_name_even_after_a_kill(serve
     record = Path(
         server.env["JUPYTER_GPUCKPT_DATA_DIR"], "state/kernels", page.kernel_id, "record.json"
     )
-    wait_until(lambda: "new.ipynb" in record.read_text())
+    wait_for(lambda: "new.ipynb" in record.read_text())
     server.kill()
     server.start()
     assert [s["path"] for s in server.get("api/sessions")] == ["new.ipynb"]

@@ -144,11 +144,14 @@ def _samples(pieces: int, ranges: Ranges) -> list[int]:
 def _check(
     file: int, offset: int, samples: Sequence[int], table: MemoryTable, *, consecutive: bool
 ) -> None:
-    """Compare samples with their digests: they follow each other from the offset, or are where they are in the memory."""
+    """Compare samples with their digests. Raises UnreliableDigestsError.
+
+    `consecutive`: the file has the samples one after the other from the offset; otherwise it has all of the memory from there.
+    """
     key = digests.key_of(table.seed)
     for number, piece in enumerate(samples):
         at = offset + (number if consecutive else piece) * PIECE
-        digests.check(os.pread(file, PIECE, at), table.digests[piece : piece + 1], key)
+        digests.check(os.pread(file, PIECE, at), table.digests[piece], key)
 
 
 def _by_part(allocations: Sequence[Allocation], wanted: Ranges) -> list[Range]:

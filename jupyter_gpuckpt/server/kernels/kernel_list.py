@@ -63,10 +63,9 @@ class KernelList:
         if kernel is None:
             return view
         error, operation = kernel.error, kernel.operation
-        if operation is not None and self._tracked is not None:
-            operation = self._tracked.as_seen(operation)
         if self._tracked is not None:
-            operation = self._tracked.composed(kernel_id) or operation
+            seen = self._tracked.as_seen(operation) if operation is not None else None
+            operation = self._tracked.composed(kernel_id) or seen
         in_flight = operation is not None and not operation.is_over
         return msgspec.structs.replace(
             view,
