@@ -112,6 +112,30 @@ def interruptible() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)  # exec makes the default of it
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves the environment or the working directory changed: later tests of the process would fail or pass for it.
+
+    `monkeypatch.delenv(name, raising=False)`, for instance, restores nothing if the variable was not set.
+    """
+    variables, folder = _variables(), Path.cwd()
+    yield
+    left, where = _variables(), Path.cwd()
+    os.chdir(folder)
+    for name in {**variables, **left}:
+        if name not in variables:
+            del os.environ[name]
+        elif left.get(name) != variables[name]:
+            os.environ[name] = variables[name]
+    changed = [name for name in {**variables, **left} if left.get(name) != variables.get(name)]
+    assert not changed, f"the test left these variables changed: {', '.join(sorted(changed))}"
+    assert where == folder, f"the test left {where} as the working directory"
+
+
+def _variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+
+
 @pytest.fixture(scope="session")
 def criu() -> Path:
     """Return a CRIU that works, and the rights that it needs."""

@@ -63,10 +63,26 @@ def arguments(call: Call[Any]) -> dict[str, Any]:
 
 
 def may_repeat(call: Call[Any], error: httpx.TransportError) -> bool:
-    """Return whether a call can be repeated: no daemon listened, or the call is read-only and the daemon ended meanwhile."""
+    """Return whether a call can be repeated: the daemon did not receive it, or the call is read-only and the daemon ended meanwhile."""
     if isinstance(error, httpx.ConnectError):
         return True
+    # A part of `content` was sent and cannot be sent again.
+    if call.content is None and _was_not_received(error):
+        return True
     return call.method == "GET" and isinstance(error, httpx.NetworkError | httpx.ProtocolError)
+
+
+def _was_not_received(error: BaseException | None) -> bool:
+    """Return whether the daemon ended before it had read the whole request.
+
+    Linux reports a reset on a unix socket only if the other end was closed with unread data, or before the connection was accepted
+    (`unix_release_sock` in net/unix/af_unix.c): clients can connect to a killed daemon until its last thread has ended.
+    """
+    while error is not None:
+        if isinstance(error, ConnectionResetError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -27,6 +27,7 @@ from jupyter_gpuckpt.errors import (
     KernelNotFound,
 )
 from jupyter_gpuckpt.place import start_time
+from jupyter_gpuckpt.ports import HeldPorts
 from jupyter_gpuckpt.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
@@ -113,6 +114,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._began_at: float | None = None
         #: The position of the newest record about this start of the kernel; earlier records are ignored. None: all are.
         self._position: Position | None = None
+        #: The kernel's ports, held until the daemon holds them, or as long as a kernel without the engine exists.
+        self._held = HeldPorts([])
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +125,9 @@ class GpuCkptProvisioner(LocalProvisioner):
         if not self._launched:
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
-            return await super().pre_launch(**kwargs)
+            self._hold_ports()
+            with self._releasing_ports_on_error():
+                return await super().pre_launch(**kwargs)
         described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
         self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
@@ -133,6 +138,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         **kwargs: Any,  # noqa: ANN401 - as the base
     ) -> KernelConnectionInfo:
         """Start the kernel; return when its process exists. Raises what the local provisioner would raise."""
+        with self._releasing_ports_on_error():
+            return await self._launch_or_adopt(cmd, kwargs)
+
+    async def _launch_or_adopt(
+        self, cmd: list[str], kwargs: dict[str, Any]
+    ) -> KernelConnectionInfo:
         self._launched = True
         self._ended = self.kernel = self._position = None
         self.plain_reason = self.plain_hint = ""
@@ -152,6 +163,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
+        self._held.release()
         self.cwd = kwargs.get("cwd") or Path.cwd()
         self._owner_here().launched(self.kernel_id)
         return self.connection_info
@@ -182,6 +194,36 @@ class GpuCkptProvisioner(LocalProvisioner):
             owner.detach(self.kernel_id)
             raise
 
+    def _hold_ports(self) -> None:
+        """Hold the kernel's ports, chosen here at the first launch as by the local provisioner.
+
+        Otherwise any program could get one of them before the kernel listens, which takes a second and longer on a busy machine; the
+        kernel would then end ("Address already in use").
+        """
+        manager = self._manager
+        self._held.release()
+        if manager.cache_ports and not self.ports_cached:
+            self._held = HeldPorts.free(len(_PORTS))
+            for name, port in zip(_PORTS, self._held.ports, strict=True):
+                setattr(manager, name, port)
+            self._note_ports()
+        elif manager.transport == "tcp":
+            self._held = HeldPorts(self._ports)
+            self._held.hold()
+
+    @contextmanager
+    def _releasing_ports_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._held.release()
+            raise
+
+    def _note_ports(self) -> None:
+        """Let no other manager of this process choose the kernel's ports, until they are returned with the kernel's end."""
+        LocalPortCache.instance().currently_used_ports.update(self._ports)
+        self.ports_cached = True
+
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""
         manager = self._manager
@@ -192,9 +234,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         manager.write_connection_file()
         self.connection_info = manager.get_connection_info()
         if manager.cache_ports:
-            used = LocalPortCache.instance().currently_used_ports
-            used.update(self._ports)
-            self.ports_cached = True
+            self._note_ports()
 
     @property
     def _ports(self) -> list[int]:
@@ -345,12 +385,14 @@ class GpuCkptProvisioner(LocalProvisioner):
             if not restart:
                 await _in_thread(lambda: self._owner_here().detach(self.kernel_id))
         self.kernel = self._position = None
+        self._held.release()
         await super().cleanup(restart=restart)
 
     def release(self) -> None:
         """Hand the kernel over, in whatever state it is, to the daemon and a later server."""
         if self._owner is not None:
             self._owner.detach(self.kernel_id)
+        self._held.release()
         self.kernel = None
 
     async def _end(self) -> None:

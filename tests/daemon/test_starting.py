@@ -1,20 +1,24 @@
 """One daemon per place: found, started on demand, alone, and gone when nobody needs it."""
 
+import asyncio
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls, place
-from jupyter_gpuckpt.client import Client, starting
+from jupyter_gpuckpt.client import AsyncClient, Client, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
 from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
+from tests.conftest import wait_for
 from tests.live_files import stats_below
 
 CONNECT = "from jupyter_gpuckpt import calls, client; print(client.Client.connect().send(calls.handshake()).pid)"
@@ -71,6 +75,36 @@ def test_a_client_starts_the_daemon_again(client):
     os.kill(first, signal.SIGKILL)
     assert client.send(calls.kernels()) == []
     assert client.send(calls.handshake()).pid != first
+
+
+@pytest.mark.parametrize("name", ["sync", "async"])
+def test_a_request_that_a_killed_daemon_did_not_read_is_sent_again(client, kernel, target, name):
+    """Clients can connect to a killed daemon until its last thread has ended. A stopped daemon stands for it here."""
+    pid = client.send(calls.handshake()).pid
+    os.kill(pid, signal.SIGSTOP)
+    save = calls.save(kernel.kernel_id)
+    before = _connections(target.socket)
+    with Client(target) as waiting, ThreadPoolExecutor(1) as pool:
+        if name == "sync":
+            # Its first connection is only an attempt.
+            connections, sent = 2, pool.submit(waiting.send, save)
+        else:
+            connections, sent = 1, pool.submit(asyncio.run, _sent(AsyncClient(target), save))
+        wait_for(lambda: _connections(target.socket) == before + connections)
+        os.kill(pid, signal.SIGKILL)
+        operation = sent.result(timeout=300)
+    assert client.wait(operation.operation_id).snapshot_id
+
+
+async def _sent(client, call):
+    async with client:
+        return await client.send(call)
+
+
+def _connections(path):
+    """Return how many connections to this socket there are, accepted or not."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(f" {path}") for line in lines)
 
 
 def test_without_start_a_missing_daemon_is_an_error(settings):

@@ -4,6 +4,8 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -216,3 +218,34 @@ def test_a_directory_that_does_not_exist_is_an_error_of_the_start(with_kernel, t
             await kernel.manager.start_kernel(cwd=str(tmp_path / "gone"))
 
     with_kernel(body)
+
+
+def test_the_ports_of_a_kernel_are_nobody_elses_before_it_listens(
+    with_kernel, provisioner_name, monkeypatch
+):
+    """Between the choice and the kernel's start another program may ask for any free port, or for one of these."""
+    if provisioner_name == "local-provisioner":
+        pytest.skip("this is a difference")
+    got = []
+    launched = GpuCkptProvisioner._launch
+
+    def launch(provisioner, *arguments):
+        for port in provisioner._ports:
+            with socket.socket() as other, suppress(OSError):
+                other.bind(("127.0.0.1", port))
+                got.append(port)
+        return launched(provisioner, *arguments)
+
+    monkeypatch.setattr(GpuCkptProvisioner, "_launch", launch)
+
+    async def body(kernel):
+        ports = set(kernel.provisioner._ports)
+        assert len(ports) == 5
+        assert await kernel.printed("print(1)") == "1\n"
+        await kernel.manager.restart_kernel(now=True)
+        await kernel.client.wait_for_ready(timeout=TIMEOUT)
+        assert set(kernel.provisioner._ports) == ports
+        assert not kernel.provisioner._held._sockets, "the daemon holds them now"
+
+    with_kernel(body)
+    assert got == []

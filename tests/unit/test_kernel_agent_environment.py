@@ -22,18 +22,18 @@ from jupyter_gpuckpt.kernel_agent.environment import take_variables
 )
 def test_gpus_are_those_of_the_server_where_the_kernel_had_others(monkeypatch, own, servers, then):
     name = "CUDA_VISIBLE_DEVICES"
-    monkeypatch.delenv(name, raising=False)
-    if own is not None:
-        monkeypatch.setenv(name, own)
+    monkeypatch.setenv(name, own or "")  # so that its value before the test comes back
+    if own is None:
+        del os.environ[name]
     take_variables({}, [], servers)
     assert os.environ.get(name) == then
 
 
 def test_what_belongs_to_a_server_is_renewed_and_the_rest_stays(monkeypatch):
-    for name in ("JPY_PARENT_PID", "JPY_OLD", "JPY_NAME", "MY_OWN"):
+    for name in ("JPY_PARENT_PID", "JPY_OLD", "JPY_NAME", "MY_OWN", "JPY_NEW"):
         monkeypatch.setenv(name, "before")
+    del os.environ["JPY_NEW"]
     take_variables({"JPY_PARENT_PID": "7", "JPY_NAME": "now", "JPY_NEW": "new"}, ["JPY_*"], "")
     found = {name: value for name, value in os.environ.items() if "JPY_" in name}
-    monkeypatch.delenv("JPY_NEW")
     assert found == {"JPY_PARENT_PID": "before", "JPY_NAME": "now", "JPY_NEW": "new"}
     assert os.environ["MY_OWN"] == "before"
