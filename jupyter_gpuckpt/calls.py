@@ -47,6 +47,7 @@ from .snapshot_records import (
     Changes,
     RemoteUploads,
     Snapshot,
+    SnapshotNotebook,
     SnapshotVariables,
     StoreUsage,
     UploadRequest,
@@ -238,6 +239,11 @@ def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
 def snapshot_variables(snapshot_id: str) -> Call[SnapshotVariables]:
     """Return the variables of a snapshot's kernel."""
     return Call(SnapshotVariables, "GET", _path("snapshots", snapshot_id, "variables"))
+
+
+def snapshot_notebook(snapshot_id: str) -> Call[SnapshotNotebook]:
+    """Return the notebook in a snapshot, not validated."""
+    return Call(SnapshotNotebook, "GET", _path("snapshots", snapshot_id, "notebook"))
 
 
 def delete_snapshot(snapshot_id: str) -> Call[None]:

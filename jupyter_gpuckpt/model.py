@@ -328,10 +328,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
-    """A snapshot's entry in lists.
-
-    A store may keep ten thousand of them in memory, so they are excluded from garbage collection, which stops all threads.
-    """
+    """A snapshot's entry in lists. Stores keep ten thousand in memory, so they are excluded from garbage collection, which is slow."""
 
     snapshot_id: str
     kernel_id: str
@@ -382,6 +379,8 @@ class Manifest(msgspec.Struct, frozen=True):
     seconds_by_stage: dict[str, float] = {}
     #: The kernel's variables; None if they are not known.
     variables: Variables | None = None
+    #: When the file of the notebook in the snapshot was last written, in seconds since the epoch; 0: there is none in it.
+    notebook_modified: float = 0.0
 
     @property
     def traveling(self) -> set[str]:

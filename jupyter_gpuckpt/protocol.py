@@ -105,6 +105,8 @@ class Result(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     #: The changed ports of the user's listeners after a resume, old to new.
     moved_ports: dict[int, int] = {}
+    #: When the notebook's file that is in the new snapshot was last written, in seconds since the epoch; 0: it contains none.
+    notebook_modified: float = 0.0
 
 
 class OperationKind(StrEnum):

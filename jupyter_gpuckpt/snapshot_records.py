@@ -132,6 +132,13 @@ class SnapshotVariables(msgspec.Struct, frozen=True):
     variables: Variables | None = None
 
 
+class SnapshotNotebook(msgspec.Struct, frozen=True):
+    """GET /snapshots/{id}/notebook: the notebook's JSON, not validated. `modified`: as in the manifest; 0 if the notebook is not here."""
+
+    modified: float = 0.0
+    notebook: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PATCH /snapshots/{id}: fields that are None are not changed."""
 

@@ -31,6 +31,9 @@ def of_operation(operation: Operation) -> str:
     if sizes.gpu_bytes:
         text += f" {output.size(sizes.gpu_bytes)} of it on the GPU,"
     text += f" {output.size(sizes.new_bytes)} new in the store."
+    if result.notebook_modified:
+        written = output.age(time.time() - result.notebook_modified)
+        text += f" Its cells and outputs are those of the notebook's file, written {written}."
     if operation.kind is OperationKind.SAVE:
         text += f" The kernel was paused for {output.duration(result.frozen_seconds)}."
     return text

@@ -81,6 +81,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
                 info.frozen_seconds,
                 dict(operation.progress.seconds_by_stage),
                 list(saved.warnings),
+                notebook_modified=saved.manifest.notebook_modified,
             ),
         )
 

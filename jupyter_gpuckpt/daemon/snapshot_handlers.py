@@ -15,6 +15,7 @@ from tornado.web import stream_request_body
 from ..errors import GpuCkptError
 from ..protocol import PruneRequest
 from ..snapshot_records import AnnotateRequest, UploadRequest
+from ..snapshots import notebooks
 from ..snapshots.export import Export
 from .base_handler import BaseHandler
 from .inflow import Inflow
@@ -43,6 +44,15 @@ class VariablesHandler(BaseHandler):
     async def get(self, snapshot_id: str) -> None:
         """Return the recorded variables of a snapshot's kernel."""
         self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
+
+
+class NotebookHandler(BaseHandler):
+    """Handler for the notebook in a snapshot."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """Return the notebook as it was stored; clients must validate it."""
+        machine = self.daemon.machine
+        self.reply(await asyncio.to_thread(lambda: notebooks.stored(snapshot_id, machine.store)))
 
 
 class LaunchSpecHandler(BaseHandler):
@@ -208,6 +218,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/snapshots/import": ImportHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,
     "/snapshots/{snapshot_id}/variables": VariablesHandler,
+    "/snapshots/{snapshot_id}/notebook": NotebookHandler,
     "/snapshots/{snapshot_id}/launch": LaunchSpecHandler,
     "/snapshots/{snapshot_id}/changes": ChangesHandler,
     "/snapshots/{snapshot_id}/undelete": UndeleteHandler,

@@ -30,6 +30,7 @@ from .kernels.peer_access import PeerAccessSwitch
 from .kernels.reconnector import Reconnector
 from .kernels.rollbacks import Rollbacks
 from .kernels.sessions import install_sessions, mixed
+from .kernels.stored_notebooks import StoredNotebooks
 from .messages.gate import GatedConnection
 from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
@@ -164,6 +165,7 @@ class Service:
             gpu_room.resume,
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
+            StoredNotebooks(link, contents),
             Moves(link, operations, gpu_room.resume, log),
             shut_downs,
             idle,

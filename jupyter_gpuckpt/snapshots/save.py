@@ -40,7 +40,7 @@ from ..model import (
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import kept_files
+from . import kept_files, notebooks
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -92,6 +92,8 @@ def save(
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
         predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        notebook, not_stored = notebooks.read(spec.jupyter)
+        warnings += not_stored
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
@@ -114,6 +116,8 @@ def save(
         sources += _queues(state)
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
+        if notebook is not None:
+            sources += notebook.sources
         if stop:
             warnings += _lost_connections(state, spec, cut=options.cause is not Cause.IDLE)
         highest = criu_images.highest_pid(state.images)
@@ -157,6 +161,7 @@ def save(
             lost_connections=_unkept(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
+            notebook_modified=notebook.modified if notebook is not None else 0.0,
         )
         with store.staged(manifest) as staged:
             with progress.stage(Stage.REHEARSAL):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 
@@ -137,6 +138,10 @@ def test_an_operation_is_told_in_a_sentence():
     assert summary.of_operation(saved) == (
         "Saved kernel kern as snapshot snap in 0.90 s: 2.0 GB of memory, 1.0 GB of it on the GPU,"
         " 300.0 MB new in the store. The kernel was paused for 0.15 s."
+    )
+    with_notebook = operation(OperationKind.SAVE, notebook_modified=time.time() - 200)
+    assert "outputs are those of the notebook's file, written 3 min ago." in summary.of_operation(
+        with_notebook
     )
     resumed = operation(OperationKind.RESUME)
     assert summary.of_operation(resumed) == "Resumed kernel kern from snapshot snap in 0.90 s."

@@ -186,6 +186,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     for path in ("kernels", kernel, f"{kernel}/variables", "snapshots", snapshot, "store", "host"):
         ask("GET", path)
     ask("GET", f"{snapshot}/changes")
+    ask("GET", f"{snapshot}/notebook")
     ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
     ask("POST", f"{kernel}/keep_running")
     ask("POST", f"{kernel}/keep_saving")

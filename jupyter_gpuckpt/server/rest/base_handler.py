@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..kernels.moves import Moves
     from ..kernels.operations import Resume, ServerOperations
     from ..kernels.rollbacks import Rollbacks
+    from ..kernels.stored_notebooks import StoredNotebooks
     from ..policies.idle import IdleSuspension
     from ..policies.shut_downs import ShutDowns
 
@@ -43,6 +44,7 @@ class Parts:
     resume: Resume
     branching: Branching
     rollbacks: Rollbacks
+    notebooks: StoredNotebooks
     moves: Moves
     shut_downs: ShutDowns
     idle: IdleSuspension

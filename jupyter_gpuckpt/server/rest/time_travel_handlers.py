@@ -1,4 +1,4 @@
-"""The routes about branches, rollbacks, and changes since a snapshot."""
+"""The routes about branches, rollbacks, changes since a snapshot, and the notebook in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from ... import calls
 from ...snapshot_records import Changes
+from ..kernels.stored_notebooks import StoredNotebook
 from ..views import BranchView, OperationView, branch_view, operation_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
@@ -58,8 +59,18 @@ class ChangesHandler(GpuCkptHandler):
         self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))
 
 
+class NotebookHandler(GpuCkptHandler):
+    """Handler for the notebook in a snapshot."""
+
+    @answers(StoredNotebook)
+    async def get(self, snapshot_id: str) -> None:
+        """Show the cells and outputs as they were saved with the snapshot; outputs are trusted if this user has signed them."""
+        self.reply(await self.parts.notebooks.notebook(snapshot_id))
+
+
 ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/roll_back": RollBackHandler,
     "/snapshots/{snapshot_id}/branch": BranchHandler,
     "/snapshots/{snapshot_id}/changes": ChangesHandler,
+    "/snapshots/{snapshot_id}/notebook": NotebookHandler,
 }

@@ -1,0 +1,158 @@
+"""The notebook of a kernel in its snapshot: cells, outputs and execution counts, as in the notebook's file at that time.
+
+Each cell is a stream, and each output of a cell with large outputs, so that a snapshot after a changed or inserted cell stores only that
+cell. The bytes are those of the file: nothing is decoded but the places of cells and outputs. A snapshot may be hostile, so who uses a
+notebook from one must validate it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .. import decoding
+from ..errors import ManifestInvalid
+from ..images.pack import BytesSource
+from ..images.unpack import read_stream
+from ..model import Manifest
+from ..snapshot_records import SnapshotNotebook
+from ..store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+#: The most bytes of a notebook that a snapshot contains. Reading one takes a few times as much memory.
+MAX_BYTES = 64 << 20
+#: The most streams of a notebook. Each takes about a hundred bytes in the manifest.
+MAX_PARTS = 10_000
+#: A cell whose outputs are smaller together is one stream.
+_SMALL_BYTES = 4096
+#: The version of the format in which a notebook has a list of cells.
+_NBFORMAT = 4
+
+_HEAD = "notebook"
+_PART = re.compile(r"notebook/(\d{1,6})(?:/(\d{1,6}))?")
+
+_Fields = dict[str, msgspec.Raw]
+
+
+class Notebook(NamedTuple):
+    """A notebook as it was read from its file. `modified`: when that was last written, in seconds since the epoch."""
+
+    modified: float
+    sources: list[BytesSource]
+
+
+def read(described: dict[str, Any]) -> tuple[Notebook | None, list[str]]:
+    """Return the notebook of a kernel that Jupyter described, and warnings. None: it has none, or it cannot be stored; never raises."""
+    root, path = described.get("root"), described.get("path")
+    if not (isinstance(root, str) and isinstance(path, str) and path.endswith(".ipynb") and root):
+        return None, []
+    try:
+        data, modified = _content(Path(root, path))
+    except FileNotFoundError:
+        return None, []  # it was moved, or Jupyter keeps its notebooks elsewhere than in files
+    except (OSError, ValueError) as error:
+        return None, [f"The snapshot does not contain the notebook {path}: {error}."]
+    try:
+        parts = _split(data)
+    except msgspec.DecodeError as error:
+        return None, [f"The snapshot does not contain the notebook {path}: {error}."]
+    if len(parts) > MAX_PARTS:
+        return None, [
+            f"The snapshot does not contain the notebook {path}: it has more than {MAX_PARTS:,} cells and outputs."
+        ]
+    sources = [BytesSource(name, part) for name, part in parts]
+    return Notebook(modified, sources), []
+
+
+def stored(snapshot_id: str, store: LocalStore) -> SnapshotNotebook:
+    """Return the notebook in a snapshot; none for older snapshots and for those whose chunks only a remote has. Raises as `document`."""
+    manifest = store.manifest(snapshot_id)
+    if not manifest.notebook_modified or store.stubs.find(snapshot_id) is not None:
+        return SnapshotNotebook()
+    return SnapshotNotebook(manifest.notebook_modified, msgspec.Raw(document(manifest, store)))
+
+
+def document(manifest: Manifest, store: LocalStore) -> bytes:
+    """Return the notebook in a snapshot as JSON, not validated. Raises ObjectCorrupt, and ManifestInvalid if it cannot be a notebook."""
+    streams = [one for one in manifest.streams if one.name == _HEAD or _PART.fullmatch(one.name)]
+    if len(streams) > MAX_PARTS or sum(stream.length for stream in streams) > MAX_BYTES:
+        raise _invalid(manifest, "it is larger than notebooks can be")
+    try:
+        return _joined({stream.name: read_stream(stream, store) for stream in streams})
+    except (msgspec.DecodeError, LookupError) as error:
+        raise _invalid(manifest, "its parts do not fit together") from error
+
+
+def _content(path: Path) -> tuple[bytes, float]:
+    """Return the bytes of a file and the time of its last change. Raises OSError, and ValueError for one that is too large."""
+    # Opening a FIFO would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MB")
+    return data, found.st_mtime
+
+
+def _split(data: bytes) -> list[tuple[str, bytes]]:
+    """Return the streams of a notebook, by name. Raises msgspec.DecodeError if it is not one."""
+    head = decoding.from_json(data, _Fields)
+    if decoding.from_json(bytes(head.get("nbformat", b"0")), int) != _NBFORMAT:
+        raise msgspec.DecodeError("its format is not version 4")
+    cells = decoding.from_json(bytes(head.pop("cells", b"[]")), list[_Fields])
+    parts = [(_HEAD, msgspec.json.encode(head))]
+    for number, cell in enumerate(cells):
+        outputs = list[msgspec.Raw]()
+        if len(bytes(cell.get("outputs", b""))) > _SMALL_BYTES:
+            outputs = decoding.from_json(bytes(cell.pop("outputs")), list[msgspec.Raw])
+        parts.append((f"{_HEAD}/{number}", msgspec.json.encode(cell)))
+        parts += [
+            (f"{_HEAD}/{number}/{place}", bytes(output)) for place, output in enumerate(outputs)
+        ]
+    return parts
+
+
+def _joined(parts: dict[str, bytes]) -> bytes:
+    """Return the notebook of these streams. Raises msgspec.DecodeError, LookupError."""
+    head = decoding.from_json(parts[_HEAD], _Fields)
+    head["cells"] = _raw(_cells(parts))
+    return msgspec.json.encode(head)
+
+
+def _cells(parts: dict[str, bytes]) -> Iterator[bytes]:
+    outputs: dict[int, dict[int, bytes]] = {}
+    cells: dict[int, bytes] = {}
+    for name, data in parts.items():
+        found = _PART.fullmatch(name)
+        if found and found[2]:
+            outputs.setdefault(int(found[1]), {})[int(found[2])] = data
+        elif found:
+            cells[int(found[1])] = data
+    for number in range(len(cells)):
+        cell = decoding.from_json(cells[number], _Fields)
+        if number in outputs:
+            of_cell = outputs[number]
+            cell["outputs"] = _raw(of_cell[place] for place in range(len(of_cell)))
+        yield msgspec.json.encode(cell)
+
+
+def _raw(parts: Iterator[bytes]) -> msgspec.Raw:
+    """Return a JSON list of these values."""
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+def _invalid(manifest: Manifest, problem: str) -> ManifestInvalid:
+    return ManifestInvalid(
+        f"The notebook in snapshot {manifest.info.snapshot_id} cannot be read: {problem}.",
+        hint="The kernel can be restored without its cells and outputs.",
+    )
