@@ -21,6 +21,7 @@ import type {
   IShutDown,
   ISnapshot,
   IStore,
+  IStoredNotebook,
   IVerification,
   OperationKind,
   SnapshotChanges
@@ -252,6 +253,11 @@ export class GpuCkptApi {
   /** Return the changes, since a snapshot, of the files that its kernel had open. */
   changes(snapshotId: string): Promise<IChanges> {
     return this._get(at`snapshots/${snapshotId}/changes`);
+  }
+
+  /** Return the notebook in a snapshot. */
+  storedNotebook(snapshotId: string): Promise<IStoredNotebook> {
+    return this._get(at`snapshots/${snapshotId}/notebook`);
   }
 
   /** Compare a snapshot's variables with those of a kernel now. */

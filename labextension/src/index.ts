@@ -37,6 +37,7 @@ import { SessionsPanel } from './sessions-panel';
 import { SnapshotActions } from './snapshot-actions';
 import { addSnapshotCommands, importCommandId } from './snapshot-commands';
 import { OperationStatus } from './status';
+import { cellsOf } from './stored-cells';
 import { Targets } from './targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
 import { Undo } from './undo';
@@ -125,6 +126,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       kernelActions,
       undo,
       settings,
+      path => cellsOf(panelAt(path)),
       trans
     );
     addSnapshotCommands(

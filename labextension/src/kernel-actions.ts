@@ -23,7 +23,7 @@ export class KernelActions {
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
     /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
-    private readonly _saveNotebook: (path: string) => Promise<boolean>,
+    readonly saveNotebook: (path: string) => Promise<boolean>,
     private readonly _trans: TranslationBundle
   ) {}
 
@@ -43,14 +43,14 @@ export class KernelActions {
       case 'save':
         return this._settings.choices.askForTitle
           ? this._saveAs(kernelId, name)
-          : this._operations.run('save', kernelId, name);
+          : this._freeze('save', kernelId, name);
       case 'saveAs':
         return this._saveAs(kernelId, name);
       case 'suspend':
         return this._settings.choices.confirmSuspend &&
           !(await this._maySuspend(name))
           ? null
-          : this._operations.run('suspend', kernelId, name);
+          : this._freeze('suspend', kernelId, name);
       case 'branch':
         return this._branch(kernelId, name);
       case 'move':
@@ -70,7 +70,7 @@ export class KernelActions {
     name: string,
     path: string
   ): Promise<IOperation | null> {
-    if (!(await this._saveNotebook(path))) {
+    if (!(await this.saveNotebook(path))) {
       return null;
     }
     const operation = await this._operations.branch(snapshotId, name);
@@ -85,11 +85,24 @@ export class KernelActions {
     snapshotId: string,
     path: string,
     name: string
-  ): Promise<void> {
+  ): Promise<IOperation | null> {
     const resumed = await this._operations.resumeInto(path, snapshotId, name);
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }
+    return resumed;
+  }
+
+  /** Save or suspend a kernel. Its notebook is saved before, because the snapshot contains the notebook's file. */
+  private _freeze(
+    kind: 'save' | 'suspend',
+    kernelId: string,
+    name: string,
+    body?: JSONObject
+  ): Promise<IOperation | null> {
+    const path = this._states.get(kernelId)?.path ?? '';
+    const before = () => this.saveNotebook(path);
+    return this._operations.run(kind, kernelId, name, { before, body });
   }
 
   private async _saveAs(
@@ -103,9 +116,7 @@ export class KernelActions {
       okLabel: trans.__('Save')
     });
     return button.accept
-      ? this._operations.run('save', kernelId, name, {
-          body: { name: value?.trim() ?? '' }
-        })
+      ? this._freeze('save', kernelId, name, { name: value?.trim() ?? '' })
       : null;
   }
 
@@ -121,7 +132,7 @@ export class KernelActions {
     const { whereToMove } = await import('./move-dialog');
     const remote = await whereToMove(name, remotes, this._trans);
     const path = this._states.get(kernelId)?.path ?? '';
-    return remote !== null && (await this._saveNotebook(path))
+    return remote !== null && (await this.saveNotebook(path))
       ? this._operations.run('move', kernelId, name, { body: { remote } })
       : null;
   }
@@ -187,8 +198,7 @@ export class KernelActions {
     const asleep = kernel?.state === 'suspended' || kernel?.state === 'lost';
     const snapshotId = asleep
       ? kernel.snapshot_id
-      : (await this._operations.run('save', kernelId, name))?.result
-          ?.snapshot_id;
+      : (await this._freeze('save', kernelId, name))?.result?.snapshot_id;
     return snapshotId
       ? this.branchFrom(snapshotId, name, kernel?.path ?? '')
       : null;

@@ -34,6 +34,8 @@ const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
 const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
 
 export interface IRunOptions {
+  /** What is done before the request, while the notification is shown already. */
+  before?: () => Promise<unknown>;
   body?: JSONObject;
   undo?: () => Promise<void>;
   otherwise?: (error: GpuCkptError) => Promise<JSONObject | null>;
@@ -59,13 +61,14 @@ export class Operations {
     kind: OperationKind,
     kernelId: string,
     name: string,
-    { body, undo, otherwise }: IRunOptions = {}
+    { before, body, undo, otherwise }: IRunOptions = {}
   ): Promise<IOperation | null> {
     return this._tell(
       kind,
       name,
       async follow => {
         follow(kernelId);
+        await before?.();
         try {
           return await this._states.run(kind, kernelId, body);
         } catch (error) {

@@ -3,6 +3,7 @@
 import type { JSONValue } from '@lumino/coreutils';
 
 import type { IUpload } from './far-protocol';
+import type { NotebookContent } from './stored-cells';
 
 /** The state of a kernel. */
 export type KernelState =
@@ -212,6 +213,12 @@ export interface IChanges {
   files: IChangedFile[];
   /** The obstacles to resuming it here, a sentence each. */
   obstacles: string[];
+}
+
+/** The notebook in a snapshot, validated by the server; null if there is none. `modified`: when its file was written before. */
+export interface IStoredNotebook {
+  notebook: NotebookContent | null;
+  modified: number;
 }
 
 /** The differences between a snapshot's variables and those of its kernel now. */

@@ -5,16 +5,27 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { formatAge } from './format';
-import type { IChanges, ISnapshot } from './protocol';
+import type { IChanges, ISnapshot, IStoredNotebook } from './protocol';
 import { changedFileText, snapshotTitle } from './snapshot-texts';
+import type { ICell } from './stored-cells';
+import { cellChanges, cellChangesText } from './stored-cells';
 
-/** Ask whether to restore a snapshot, and name the files that have changed: a snapshot contains memory, not files. */
+/**
+ * Ask whether to restore a snapshot, with its cells and outputs if the user wants that. Name the files that have changed: a snapshot
+ * contains memory and the notebook, not files. `stored`: the notebook in the snapshot; `now`: the cells of the open notebook.
+ */
 export async function mayGoBack(
   snapshot: ISnapshot,
   { files, obstacles }: IChanges,
+  stored: IStoredNotebook | null,
+  now: ICell[],
   trans: TranslationBundle
-): Promise<boolean> {
-  const { button } = await showDialog({
+): Promise<{ goBack: boolean; withCells: boolean }> {
+  const cells = stored?.notebook?.cells;
+  const differences = cells
+    ? cellChangesText(cellChanges(cells, now), trans)
+    : '';
+  const { button, isChecked } = await showDialog({
     title: trans.__('Restore %1?', snapshotTitle(snapshot)),
     body: (
       <div className="jp-GpuCkptDialog">
@@ -32,9 +43,20 @@ export async function mayGoBack(
         ) : null}
         <p>
           {trans.__(
-            'The kernel’s variables return to what they were %1. The current state is saved first. Cells and outputs do not change.',
+            'The kernel’s variables return to what they were %1. The current state is saved first.',
             formatAge(snapshot.created)
           )}
+        </p>
+        <p>
+          {differences
+            ? trans.__(
+                'Cells and outputs can return too, to what was saved to the file %1: %2 You can undo that in the notebook.',
+                formatAge(stored?.modified ?? 0),
+                differences
+              )
+            : cells
+              ? trans.__('Cells and outputs are the same as then.')
+              : trans.__('Cells and outputs do not change.')}
         </p>
         {files.length > 0 ? (
           <>
@@ -54,6 +76,10 @@ export async function mayGoBack(
         ) : null}
       </div>
     ),
+    checkbox:
+      differences && obstacles.length === 0
+        ? { label: trans.__('Restore cells and outputs too') }
+        : null,
     buttons:
       obstacles.length > 0
         ? [Dialog.cancelButton({ label: trans.__('Close') })]
@@ -62,5 +88,5 @@ export async function mayGoBack(
             Dialog.okButton({ label: trans.__('Restore') })
           ]
   });
-  return button.accept;
+  return { goBack: button.accept, withCells: isChecked ?? false };
 }

@@ -14,9 +14,10 @@ import { nameOfPath } from './format';
 import type { KernelActions } from './kernel-actions';
 import { conclude, SHOW_UNDO, tellFailure, tellWithDetails } from './notices';
 import type { Operations } from './operations';
-import type { ISnapshot } from './protocol';
+import type { ISnapshot, IStoredNotebook } from './protocol';
 import type { SnapshotAction } from './snapshot-commands';
 import { snapshotTitle, verifiedText } from './snapshot-texts';
+import type { ICell, IOpenCells } from './stored-cells';
 import type { IKernelStates, ISnapshots, IUserSettings } from './tokens';
 import type { Undo } from './undo';
 
@@ -28,6 +29,8 @@ export class SnapshotActions {
     private readonly _kernelActions: KernelActions,
     private readonly _undo: Undo,
     private readonly _settings: IUserSettings,
+    /** Returns the cells of an open notebook; null if there are none that a snapshot can replace. */
+    private readonly _cellsAt: (path: string) => IOpenCells | null,
     private readonly _trans: TranslationBundle
   ) {}
 
@@ -119,30 +122,62 @@ export class SnapshotActions {
     const changes = await this._snapshots.api.changes(snapshot_id);
     const isPlain =
       changes.files.length === 0 && changes.obstacles.length === 0;
+    const kernel = this._states.get(kernel_id);
+    const path = kernel?.path || snapshot.name;
+    const cells = this._cellsAt(path);
+    let wanted: ICell[] | null = null;
     if (!isPlain || this._settings.choices.confirmRollBack) {
+      const stored = cells ? await this._stored(snapshot_id) : null;
       const { mayGoBack } = await import('./roll-back');
-      if (!(await mayGoBack(snapshot, changes, this._trans))) {
+      const now = cells?.read() ?? [];
+      const may = await mayGoBack(snapshot, changes, stored, now, this._trans);
+      if (!may.goBack) {
         return;
       }
+      wanted = may.withCells ? (stored?.notebook?.cells ?? null) : null;
+    }
+    // The current cells are saved first too, in the snapshot of the current state.
+    if (wanted && !(await this._kernelActions.saveNotebook(path))) {
+      return;
     }
     const name = this._trans.__(
       '%1 to %2',
       this._notebook(snapshot),
       snapshotTitle(snapshot)
     );
-    const kernel = this._states.get(kernel_id);
-    if (kernel === undefined) {
-      await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
-      return;
-    }
+    const before = cells?.read() ?? [];
     // The state of a kernel without a process is in a snapshot already.
-    const saved = ['suspended', 'lost'].includes(kernel.state)
-      ? kernel.snapshot_id
-      : null;
-    await this._operations.run('roll_back', kernel_id, name, {
-      body: { snapshot_id },
-      undo: this._undo.ofRestore(snapshot, saved)
-    });
+    const saved =
+      kernel && ['suspended', 'lost'].includes(kernel.state)
+        ? kernel.snapshot_id
+        : null;
+    const undo = this._undo.ofRestore(snapshot, saved);
+    const restored = kernel
+      ? await this._operations.run('roll_back', kernel_id, name, {
+          body: { snapshot_id },
+          undo: async () => {
+            await undo();
+            if (wanted) {
+              cells?.put(before);
+            }
+          }
+        })
+      : await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
+    if (restored && wanted) {
+      cells?.put(wanted);
+    }
+  }
+
+  /** Return the notebook in a snapshot; null if it cannot be read, which does not prevent the kernel's restore. */
+  private async _stored(snapshotId: string): Promise<IStoredNotebook | null> {
+    try {
+      return await this._snapshots.api.storedNotebook(snapshotId);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      return null;
+    }
   }
 
   private async _rename(snapshot: ISnapshot): Promise<void> {

@@ -40,6 +40,9 @@ let states: KernelStates;
 let snapshots: Snapshots;
 let commands: CommandRegistry;
 const resumeInto = jest.fn();
+const saveNotebook = jest.fn(() => Promise.resolve(true));
+const now = [{ cell_type: 'raw', id: 'a', metadata: {}, source: 'now' }];
+const cells = { read: () => now, put: jest.fn() };
 const ofRestore = jest.fn(() => () => Promise.resolve());
 
 function register(choices: Partial<IChoices> = {}): CommandRegistry {
@@ -49,9 +52,10 @@ function register(choices: Partial<IChoices> = {}): CommandRegistry {
     snapshots,
     states,
     new Operations(states, settings, trans),
-    { resumeInto } as Partial<KernelActions> as KernelActions,
+    { resumeInto, saveNotebook } as Partial<KernelActions> as KernelActions,
     { ofRestore } as Partial<Undo> as Undo,
     settings,
+    path => (path === 'work/a.ipynb' ? cells : null),
     trans
   );
   addSnapshotCommands(
@@ -139,6 +143,47 @@ describe('snapshot commands', () => {
     press(await dialog('Restore Before?'), 'reject');
     await done;
     expect(server.requests).not.toContain('POST kernels/k/roll_back');
+  });
+
+  it('bring cells and outputs back only if that is wanted, and undo it', async () => {
+    const then = [
+      { ...now[0], source: 'then' },
+      { ...now[0], id: 'b' }
+    ];
+    const stored = { notebook: { cells: then }, modified: 1000 };
+    server.on('GET snapshots/s/notebook', stored);
+    states.get('k')!.path = 'work/a.ipynb';
+    const restore = async (withCells: boolean) => {
+      const done = run('goBack');
+      const shown = await dialog('1 cell comes back. 1 cell changes.');
+      const box = shown.querySelector<HTMLInputElement>(
+        'input[type="checkbox"]'
+      )!;
+      expect(box.checked).toBe(false);
+      box.checked = withCells;
+      press(shown, 'accept');
+      await done;
+    };
+    await restore(false);
+    expect(cells.put).not.toHaveBeenCalled();
+    expect(saveNotebook).not.toHaveBeenCalled();
+
+    Notification.dismiss();
+    await restore(true);
+    expect(saveNotebook).toHaveBeenCalledWith('work/a.ipynb');
+    expect(cells.put.mock.calls).toEqual([[then]]);
+    const [undo] = notifications()[0].options.actions ?? [];
+    undo.callback(new MouseEvent('click'));
+    await new Promise(resolve => setTimeout(resolve));
+    expect(cells.put.mock.calls).toEqual([[then], [now]]);
+
+    cells.put.mockClear();
+    server.on(
+      'POST kernels/k/roll_back',
+      refused(409, { message: 'Busy.', code: 'kernel_busy' })
+    );
+    await restore(true);
+    expect(cells.put).not.toHaveBeenCalled();
   });
 
   it('go back without a question where nothing is lost and none is wanted', async () => {

@@ -1,0 +1,102 @@
+import { YNotebook } from '@jupyter/ydoc';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { nullTranslator } from '@jupyterlab/translation';
+
+import type { ICell, IOpenCells } from '../stored-cells';
+import { cellChanges, cellChangesText, cellsOf } from '../stored-cells';
+
+const trans = nullTranslator.load('');
+
+const cell = (id: string, source: string, text?: string): ICell => ({
+  cell_type: 'code',
+  id,
+  source,
+  metadata: { trusted: false },
+  execution_count: null,
+  outputs: text ? [{ output_type: 'stream', name: 'stdout', text }] : []
+});
+
+const [first, second, third] = [cell('a', 'x'), cell('b', 'y'), cell('c', 'z')];
+
+describe('cellChanges', () => {
+  const changes = (then: ICell[], now: ICell[]) =>
+    cellChangesText(cellChanges(then, now), trans);
+
+  it.each([
+    ['', [first, second], [first, second]],
+    ['1 cell comes back.', [first, second], [first]],
+    ['2 cells are removed.', [first], [first, second, third]],
+    ['1 cell changes.', [cell('a', 'x', '1'), second], [first, second]],
+    ['The order of the cells changes.', [second, first], [first, second]],
+    [
+      '1 cell comes back. 1 cell is removed. 1 cell changes.',
+      [cell('a', 'new'), third],
+      [first, second]
+    ]
+  ])('are %j', (text, then, now) => {
+    expect(changes(then, now)).toBe(text);
+  });
+
+  it('do not depend on trust and on how texts are stored', () => {
+    const lines = [
+      { output_type: 'stream', name: 'stdout', text: ['1\n', '2'] }
+    ];
+    const now = {
+      ...cell('a', 'x'),
+      outputs: lines,
+      metadata: { trusted: true }
+    };
+    expect(changes([cell('a', 'x', '1\n2')], [now])).toBe('');
+  });
+
+  it('match the cells of older formats, which have no id, by their source', () => {
+    const old = { ...first, id: undefined };
+    expect(changes([old, old], [first, second])).toBe(
+      '1 cell comes back. 1 cell is removed.'
+    );
+  });
+});
+
+describe('cellsOf', () => {
+  let notebook: YNotebook;
+  const open = (more = {}): IOpenCells | null =>
+    cellsOf({
+      content: { model: { sharedModel: notebook, ...more } }
+    } as unknown as NotebookPanel);
+  const sources = () => notebook.cells.map(one => one.getSource());
+
+  beforeEach(() => {
+    notebook = new YNotebook();
+    notebook.insertCells(0, [first, second, third] as never);
+    notebook.clearUndoHistory();
+  });
+
+  it('are none where a snapshot must not replace them', () => {
+    expect(cellsOf(undefined)).toBeNull();
+    expect(open({ readOnly: true })).toBeNull();
+    expect(open({ collaborative: true })).toBeNull();
+  });
+
+  it('puts cells back in place, as one undo step', () => {
+    const untouched = notebook.cells[0];
+    open()?.put([first, cell('d', 'w', 'out'), third, cell('e', 'v')]);
+    expect(sources()).toEqual(['x', 'w', 'z', 'v']);
+    expect(notebook.cells[0]).toBe(untouched);
+    expect(notebook.cells[1].toJSON()).toMatchObject({
+      metadata: { trusted: false },
+      outputs: [{ text: 'out' }]
+    });
+    notebook.undo();
+    expect(sources()).toEqual(['x', 'y', 'z']);
+    expect(notebook.canUndo()).toBe(false);
+  });
+
+  it('puts back what it has read', () => {
+    const cells = open();
+    const before = cells?.read() ?? [];
+    cells?.put([]);
+    expect(sources()).toEqual([]);
+    cells?.put(before);
+    expect(sources()).toEqual(['x', 'y', 'z']);
+  });
+});
