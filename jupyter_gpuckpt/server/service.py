@@ -115,8 +115,17 @@ class Service:
             log=log,
         )
         contents = serverapp.contents_manager
+        notebooks = StoredNotebooks(link, contents)
         branching = Branching(
-            link, kernels, sessions, contents, operations, self._adoption, gpu_room.resume, log
+            link,
+            kernels,
+            sessions,
+            contents,
+            notebooks,
+            operations,
+            self._adoption,
+            gpu_room.resume,
+            log,
         )
         shut_downs = ShutDowns(
             link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
@@ -165,7 +174,7 @@ class Service:
             gpu_room.resume,
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
-            StoredNotebooks(link, contents),
+            notebooks,
             Moves(link, operations, gpu_room.resume, log),
             shut_downs,
             idle,

@@ -92,3 +92,14 @@ def test_a_notebook_that_is_not_valid_is_not_handed_out(page):
     status, refusal = page.server.refused("GET", f"snapshots/{snapshot_id}/notebook")
     assert status == 500
     assert refusal["code"] == "manifest_invalid"
+
+
+def test_a_branch_gets_the_notebook_of_its_snapshot(page):
+    write(page.file, [cell("then", "x = 1")])
+    snapshot_id = saved(page)
+    write(page.file, [cell("now", "x = 2")])
+    branch = page.server.request("POST", f"api/gpuckpt/snapshots/{snapshot_id}/branch", json={})
+    assert page.server.finish(branch.json())["state"] == "succeeded"
+    made = json.loads((page.server.root / branch.json()["path"]).read_text())
+    assert [one["id"] for one in made["cells"]] == ["then"]
+    assert "trusted" not in made["cells"][0]["metadata"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
     from .operations import Resume, ServerOperations
+    from .stored_notebooks import StoredNotebooks
 
 _INSERT = "-branch-"
 
@@ -56,22 +57,24 @@ class Branching:
         kernels: GpuCkptKernels,
         sessions: SessionManager,
         contents: Any,
+        notebooks: StoredNotebooks,
         operations: ServerOperations,
         adoption: Adoption,
         resume: Resume,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._sessions = link, kernels, sessions
-        self._contents, self._operations, self._log = contents, operations, log
+        self._contents, self._notebooks = contents, notebooks
+        self._operations, self._log = operations, log
         self._adoption, self._resume = adoption, resume
 
     async def branch(self, snapshot_id: str, path: str = "") -> Branch:
-        """Start a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside the original)."""
+        """Start a second kernel from a snapshot, with the snapshot's notebook at `path` (by default beside the original)."""
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
             raise ConfigurationError(f"Snapshot {snapshot_id} does not belong to a Jupyter kernel.")
         async with AsyncExitStack() as undo:
-            path = await self._notebook(launch, path, undo)
+            path = await self._notebook(snapshot_id, launch, path, undo)
             kernel_id = await self._make(snapshot_id, launch, path, undo)
             served = self._link.served[kernel_id]
             served.is_new_branch = True
@@ -85,8 +88,13 @@ class Branching:
             self._log.warning("Branch %s was not made: %s", ended.kernel_id, ended.error.message)
             await undo.aclose()
 
-    async def _notebook(self, launch: LaunchSpec, wanted: str, undo: AsyncExitStack) -> str:
-        """Copy the kernel's notebook as it is now and return the path; an existing notebook at `wanted` is used unchanged."""
+    async def _notebook(
+        self, snapshot_id: str, launch: LaunchSpec, wanted: str, undo: AsyncExitStack
+    ) -> str:
+        """Write the snapshot's notebook, or copy the present one if there is none in the snapshot, and return the path.
+
+        An existing notebook at `wanted` is used unchanged.
+        """
         contents = self._contents
         saved = launch.jupyter
         source = path_below(
@@ -104,7 +112,10 @@ class Branching:
                     contents.increment_filename(below.name, folder, insert=_INSERT)
                 )
                 wanted = f"{folder}/{name}".lstrip("/")
-            if source and await ensure_async(contents.file_exists(source)):
+            if (stored := await self._stored(snapshot_id)) is not None:
+                model = {"type": "notebook", "format": "json", "content": stored}
+                made = await ensure_async(contents.save(model, wanted))
+            elif source and await ensure_async(contents.file_exists(source)):
                 made = await ensure_async(contents.copy(source, wanted))
             else:
                 made = await ensure_async(contents.new({"type": "notebook"}, wanted))
@@ -119,6 +130,13 @@ class Branching:
 
         undo.push_async_callback(self._quietly, remove)
         return path
+
+    async def _stored(self, snapshot_id: str) -> dict[str, Any] | None:
+        try:
+            return (await self._notebooks.notebook(snapshot_id)).notebook
+        except GpuCkptError as error:
+            self._log.warning("The branch gets the present notebook: %s", error.message)
+            return None
 
     async def _make(
         self, snapshot_id: str, launch: LaunchSpec, path: str, undo: AsyncExitStack
