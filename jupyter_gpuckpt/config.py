@@ -110,10 +110,18 @@ class GpuCkptDaemon(Configurable):
         3,
         min=0,
         help="""How many of a kernel's automatic snapshots are kept: those taken periodically, when it was idle, or when a server
-        stopped. Older ones are removed after a save or suspend, unless another rule keeps them. Snapshots taken by hand,
-        snapshots with a name of their own, and those that a kernel needs are never removed. Default: 3: the latest, one from
+        stopped. Older ones are removed after a save or suspend, unless another rule keeps them. Snapshots saved by hand,
+        pinned and named ones, and those that a kernel needs are never removed. Default: 3: the latest, one from
         before a mistake that the latest contains already, and one more; each takes the space of the changes since the one
         before. 0: no rule; without this and keep_within all are kept.""",
+    ).tag(config=True)
+
+    keep_suspends = Int(
+        10,
+        min=0,
+        help="""How many of a kernel's suspends by hand are kept. Older ones are removed after a save or suspend, except those that
+        are pinned, have a name or a note, or that a kernel needs. The other rules do not count or remove suspends by hand. Default: 10,
+        enough to find a state of the last days; each takes the space of the changes since the one before. 0: all are kept.""",
     ).tag(config=True)
 
     keep_within = Float(
@@ -188,4 +196,6 @@ class GpuCkptDaemon(Configurable):
         It is not among the daemon's settings, because the client that starts the daemon, e.g. the command line, may not have the
         configuration of a server's user.
         """
-        return RetentionPolicy(self.keep_last, self.keep_within, self.max_bytes)
+        return RetentionPolicy(
+            self.keep_last, self.keep_within, self.max_bytes, keep_suspends=self.keep_suspends
+        )

@@ -312,7 +312,8 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
     `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
-    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs.
+    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
+    the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
     """
 
     keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -320,11 +321,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     manual_too: bool = False
+    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def removes_nothing(self) -> bool:
         """Return whether the policy removes no snapshot."""
-        return not (self.keep_last or self.keep_within_seconds or self.max_bytes)
+        return self == RetentionPolicy(manual_too=self.manual_too)
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):

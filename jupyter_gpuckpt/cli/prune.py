@@ -24,7 +24,7 @@ DESCRIPTION = """\
 A snapshot is kept if it is among the last N of its kernel, or was taken within TIME before the kernel's latest one. Then the oldest
 are deleted until all together take no more than SIZE. Snapshots taken by hand are kept without --manual-too; pinned ones, and those
 that a kernel needs, are always kept. The same happens automatically after every save of a Jupyter server, by its settings
-GpuCkptDaemon.keep_last, keep_within and max_bytes.
+GpuCkptDaemon.keep_last, keep_suspends, keep_within and max_bytes.
 """
 
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -61,9 +61,14 @@ def judge(
     """
     ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
     exempt = _exempt(ordered, policy)
+    suspends = [] if policy.manual_too else [one for one in ordered if _is_limited(one, policy)]
+    for infos in _by_kernel(suspends):
+        exempt |= _kept_suspends(infos, policy.keep_suspends)
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
-    for infos in _by_kernel(info for info in ordered if info.snapshot_id not in exempt):
+    # The older of these suspends are left to no rule.
+    judged = {info.snapshot_id for info in suspends} | exempt.keys()
+    for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
         kept |= _kept_by_rules(infos, policy)
     kept |= held
     over = set[str]()
@@ -79,9 +84,21 @@ def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[st
     for info in ordered:
         if info.pinned:
             exempt[info.snapshot_id] = PINNED
-        elif not info.cause.automatic and not policy.manual_too:
+        elif not (info.cause.automatic or policy.manual_too or _is_limited(info, policy)):
             exempt[info.snapshot_id] = MANUAL
     return exempt
+
+
+def _is_limited(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
+    """Return whether a snapshot is one of those of which only the last `keep_suspends` of a kernel are kept."""
+    requested = info.reason == "suspend" and not info.cause.automatic
+    return bool(requested and policy.keep_suspends) and not (info.pinned or info.title or info.note)
+
+
+def _kept_suspends(infos: list[SnapshotInfo], count: int) -> dict[str, str]:
+    """Return, by id, why the newest of these suspends of one kernel are kept; `infos` is newest first."""
+    reason = f"among the last {count} suspends of its kernel"
+    return {info.snapshot_id: reason for info in infos[:count]}
 
 
 def _needed(

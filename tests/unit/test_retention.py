@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt.model import Cause, RetentionPolicy, Sizes, SnapshotInfo
@@ -55,6 +56,28 @@ def removed(snapshots, needed=(), living=(), scales=None, **policy):
 )
 def test_rules(policy, expected):
     assert removed(series(5), **policy) == expected
+
+
+def suspends(count, **fields):
+    found = series(count, cause=Cause.MANUAL)
+    return [msgspec.structs.replace(info, reason="suspend", **fields) for info in found]
+
+
+def test_old_suspends_by_hand_go_except_those_that_somebody_wants():
+    assert removed(suspends(4), keep_suspends=2) == ["a2", "a3"]
+    # Without that rule they stay, and other rules are not about them.
+    assert removed(suspends(4), keep_last=1, max_bytes=1) == []
+    assert removed(suspends(4), keep_suspends=2, keep_last=3, max_bytes=1) == ["a2", "a3"]
+    for kept in ({"pinned": True}, {"title": "a"}, {"note": "a"}):
+        assert removed(suspends(4, **kept), keep_suspends=2) == []
+    # One that a suspended kernel needs stays, and counts.
+    assert removed(suspends(4), keep_suspends=2, needed=["a3"]) == ["a2"]
+    # The newest of a kernel stays, and saves by hand are not limited.
+    saves = series(3, "s", cause=Cause.MANUAL)
+    assert removed([*suspends(3), *saves], keep_suspends=1) == ["a1", "a2"]
+    other = [msgspec.structs.replace(info, kernel_id="other") for info in suspends(1)]
+    renamed = [msgspec.structs.replace(info, snapshot_id="o") for info in other]
+    assert removed([*suspends(1), *renamed], keep_suspends=1) == []
 
 
 def test_every_kernel_is_looked_at_by_itself_but_for_the_bytes():
