@@ -31,7 +31,7 @@ import type { IKernel } from './protocol';
 import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './reconnection';
 import { Remotes } from './remotes';
-import { SuspendedKernels } from './running';
+import { listOnce, SuspendedKernels } from './running';
 import { SessionButton } from './session-button';
 import { SessionsPanel } from './sessions-panel';
 import { SnapshotActions } from './snapshot-actions';
@@ -302,15 +302,17 @@ const running: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { commands, serviceManager } = app;
-    managers?.add(
-      new SuspendedKernels(
-        states,
-        serviceManager,
-        kernelId => void commands.execute(commandIds.resume, { kernelId }),
-        path => void commands.execute('docmanager:open', { path }),
-        trans
-      )
+    const suspended = new SuspendedKernels(
+      states,
+      serviceManager,
+      kernelId => void commands.execute(commandIds.resume, { kernelId }),
+      path => void commands.execute('docmanager:open', { path }),
+      trans
     );
+    if (managers) {
+      managers.add(suspended);
+      listOnce(managers, suspended);
+    }
   }
 };
 

@@ -13,6 +13,7 @@ import type { SessionsPanel } from './sessions-panel';
 import { snapshotTitle } from './snapshot-texts';
 import {
   kernelName,
+  lastErrorText,
   percentOf,
   progressText,
   stateCaption,
@@ -125,7 +126,9 @@ export function KernelCard(props: IProps): JSX.Element {
         </p>
       ) : null}
       {kernel.managed && kernel.reason ? (
-        <p className="jp-GpuCkptKernel-reason">{stateCaption(kernel, trans)}</p>
+        <p className="jp-GpuCkptKernel-reason">
+          {lastErrorText(kernel, trans)}
+        </p>
       ) : null}
       {kernel.operation ? (
         <OperationBar operation={kernel.operation} name={name} trans={trans} />

@@ -1,6 +1,9 @@
-// The section "Suspended kernels" in the Running panel.
+// The section "Suspended kernels" in the Running panel, and their absence from JupyterLab's own sections.
 
-import type { IRunningSessions } from '@jupyterlab/running';
+import type {
+  IRunningSessionManagers,
+  IRunningSessions
+} from '@jupyterlab/running';
 import type { ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ISignal } from '@lumino/signaling';
@@ -11,6 +14,28 @@ import { suspendIcon } from './icons';
 import type { IKernel } from './protocol';
 import { kernelName, suspendedTexts } from './texts';
 import type { IKernelStates } from './tokens';
+
+/** Leave the kernels that are in our section out of all others, which would show them as idle. */
+export function listOnce(
+  managers: IRunningSessionManagers,
+  suspended: SuspendedKernels
+): void {
+  const leaveOut = (manager: IRunningSessions.IManager) => {
+    if (manager === suspended) {
+      return;
+    }
+    const running = manager.running.bind(manager);
+    manager.running = options => suspended.without(running(options));
+    suspended.runningChanged.connect(() => {
+      const changed = manager.runningChanged;
+      if (changed instanceof Signal) {
+        changed.emit(undefined);
+      }
+    });
+  };
+  managers.items().forEach(leaveOut);
+  managers.added.connect((_, manager) => leaveOut(manager));
+}
 
 export class SuspendedKernels implements IRunningSessions.IManager {
   constructor(
@@ -49,6 +74,22 @@ export class SuspendedKernels implements IRunningSessions.IManager {
           : this._resume(kernel.kernel_id),
       shutdown: () => void this._end(kernel.kernel_id)
     }));
+  }
+
+  /** Return those of JupyterLab's items, and of the items below them, that are not suspended kernels. */
+  without(items: IRunningSessions.IRunningItem[]): typeof items {
+    const ids = new Set(this._suspended.map(({ kernel_id }) => kernel_id));
+    const left = (found: typeof items): typeof items =>
+      found
+        .filter(({ context }) => !context || !ids.has(context))
+        .map(item =>
+          item.children?.length
+            ? Object.create(item, {
+                children: { get: () => left(item.children!) }
+              })
+            : item
+        );
+    return ids.size > 0 ? left(items) : items;
   }
 
   refreshRunning(): void {

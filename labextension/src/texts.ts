@@ -56,6 +56,15 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   }
 }
 
+/** Return the last error of a kernel, with the time of the attempt that failed. */
+export function lastErrorText(kernel: IKernel, trans: TranslationBundle) {
+  const caption = stateCaption(kernel, trans);
+  // The kernel entered its state when the attempt failed. An attempt that runs now, and a session that was taken over, are later.
+  return kernel.since > 0 && !kernel.operation && !kernel.taken_over
+    ? trans.__('%1: %2', formatMoment(kernel.since), caption)
+    : caption;
+}
+
 /** Return the name of a kernel for users. */
 export function kernelName(kernel: IKernel, trans: TranslationBundle): string {
   return nameOfPath(

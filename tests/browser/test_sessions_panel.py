@@ -210,9 +210,15 @@ def test_suspended_kernels_are_among_the_running_ones(open_notebook, expect):
     notebook.execute("running:show-panel")
     resume = notebook.page.get_by_role("button", name="Resume asleep.ipynb")
     item = notebook.page.locator(".jp-RunningSessions-item").filter(has=resume)
+    expect(item).to_have_count(1)
+    # JupyterLab's own list of kernels leaves it out until it runs again.
+    kernel = f".jp-RunningSessions [data-context='{notebook.kernel_id()}']"
+    others = notebook.page.locator(kernel)
+    expect(others).to_have_count(0)
     resume.click()
     expect(item).to_have_count(0)
     expect(notebook.chip).to_have_text("Running")
+    expect(others).not_to_have_count(0)
     notebook.run_cell(1, "42")
 
     notebook.press("suspend")

@@ -13,6 +13,7 @@ import {
   doneText,
   explain,
   failedText,
+  lastErrorText,
   progressText,
   refusal,
   stateCaption,
@@ -213,6 +214,9 @@ describe('texts', () => {
       hint: null
     });
     expect(stateCaption(kernel, trans)).toBe('No GPU.');
+    expect(lastErrorText(kernel, trans)).toBe('No GPU.');
+    const dated = { ...kernel, since: 86400 * 365 };
+    expect(lastErrorText(dated, trans)).toMatch(/71.*: No GPU\.$/);
   });
 
   it('leave out an empty hint', () => {
