@@ -1,8 +1,9 @@
 """The notebook of a kernel in its snapshot: cells, outputs and execution counts, as in the notebook's file at that time.
 
-Each cell is a stream, and each output of a cell with large outputs, so that a snapshot after a changed or inserted cell stores only that
-cell. The bytes are those of the file: nothing is decoded but the places of cells and outputs. A snapshot may be hostile, so who uses a
-notebook from one must validate it.
+A few neighboring cells are a stream, and so is each output of a cell with large outputs. The content of a cell decides whether it is
+the last of its stream, so a snapshot after a changed or inserted cell stores only that cell and its neighbors. The bytes are those of
+the file: nothing is decoded but the places of cells and outputs. A snapshot may be hostile, so who uses a notebook from one must
+validate it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +33,18 @@ _log = logging.getLogger(__name__)
 MAX_BYTES = 64 << 20
 #: The most streams of a notebook. Each takes about a hundred bytes in the manifest.
 MAX_PARTS = 10_000
-#: A cell whose outputs are smaller together is one stream.
+#: The outputs of a cell are stored with it if they are smaller together.
 _SMALL_BYTES = 4096
+#: The most values outside of large outputs. Each takes many times as much memory as its few bytes.
+_MAX_VALUES = 2_000_000
+#: One cell in so many is the last one of its stream.
+_CELLS_PER_STREAM = 16
 #: The version of the format in which a notebook has a list of cells.
 _NBFORMAT = 4
 
 _HEAD = "notebook"
-_PART = re.compile(r"notebook/(\d{1,6})(?:/(\d{1,6}))?")
+_CELLS = re.compile(r"notebook/cells/(\d{1,6})")
+_OUTPUT = re.compile(r"notebook/output/(\d{1,6})/(\d{1,6})")
 
 _Fields = dict[str, msgspec.Raw]
 
@@ -82,7 +89,7 @@ def stored(snapshot_id: str, store: LocalStore) -> SnapshotNotebook:
 
 def document(manifest: Manifest, store: LocalStore) -> bytes:
     """Return the notebook in a snapshot as JSON, not validated. Raises ObjectCorrupt, and ManifestInvalid if it cannot be a notebook."""
-    streams = [one for one in manifest.streams if one.name == _HEAD or _PART.fullmatch(one.name)]
+    streams = [one for one in manifest.streams if one.name.split("/")[0] == _HEAD]
     if len(streams) > MAX_PARTS or sum(stream.length for stream in streams) > MAX_BYTES:
         raise _invalid(manifest, "it is larger than notebooks can be")
     try:
@@ -111,42 +118,49 @@ def _split(data: bytes) -> list[tuple[str, bytes]]:
         raise msgspec.DecodeError("its format is not version 4")
     cells = decoding.from_json(bytes(head.pop("cells", b"[]")), list[_Fields])
     parts = [(_HEAD, msgspec.json.encode(head))]
+    together: list[bytes] = []
     for number, cell in enumerate(cells):
-        outputs = list[msgspec.Raw]()
         if len(bytes(cell.get("outputs", b""))) > _SMALL_BYTES:
             outputs = decoding.from_json(bytes(cell.pop("outputs")), list[msgspec.Raw])
-        parts.append((f"{_HEAD}/{number}", msgspec.json.encode(cell)))
-        parts += [
-            (f"{_HEAD}/{number}/{place}", bytes(output)) for place, output in enumerate(outputs)
-        ]
+            parts += [
+                (f"{_HEAD}/output/{number}/{place}", bytes(output))
+                for place, output in enumerate(outputs)
+            ]
+        together.append(msgspec.json.encode(cell))
+        if number == len(cells) - 1 or not zlib.crc32(together[-1]) % _CELLS_PER_STREAM:
+            parts.append((f"{_HEAD}/cells/{number}", bytes(_raw(together))))
+            together = []
     return parts
 
 
 def _joined(parts: dict[str, bytes]) -> bytes:
     """Return the notebook of these streams. Raises msgspec.DecodeError, LookupError."""
+    # All values but the first of each list or object come after a comma.
+    if (
+        sum(data.count(b",") for name, data in parts.items() if not _OUTPUT.fullmatch(name))
+        > _MAX_VALUES
+    ):
+        raise msgspec.DecodeError("too many values")
     head = decoding.from_json(parts[_HEAD], _Fields)
-    head["cells"] = _raw(_cells(parts))
+    outputs: dict[int, dict[int, bytes]] = {}
+    together: dict[int, bytes] = {}
+    for name, data in parts.items():
+        if found := _OUTPUT.fullmatch(name):
+            outputs.setdefault(int(found[1]), {})[int(found[2])] = data
+        elif found := _CELLS.fullmatch(name):
+            together[int(found[1])] = data
+    cells = [
+        cell
+        for last in sorted(together)
+        for cell in decoding.from_json(together[last], list[_Fields])
+    ]
+    for number, of_cell in outputs.items():
+        cells[number]["outputs"] = _raw(of_cell[place] for place in range(len(of_cell)))
+    head["cells"] = _raw(map(msgspec.json.encode, cells))
     return msgspec.json.encode(head)
 
 
-def _cells(parts: dict[str, bytes]) -> Iterator[bytes]:
-    outputs: dict[int, dict[int, bytes]] = {}
-    cells: dict[int, bytes] = {}
-    for name, data in parts.items():
-        found = _PART.fullmatch(name)
-        if found and found[2]:
-            outputs.setdefault(int(found[1]), {})[int(found[2])] = data
-        elif found:
-            cells[int(found[1])] = data
-    for number in range(len(cells)):
-        cell = decoding.from_json(cells[number], _Fields)
-        if number in outputs:
-            of_cell = outputs[number]
-            cell["outputs"] = _raw(of_cell[place] for place in range(len(of_cell)))
-        yield msgspec.json.encode(cell)
-
-
-def _raw(parts: Iterator[bytes]) -> msgspec.Raw:
+def _raw(parts: Iterable[bytes]) -> msgspec.Raw:
     """Return a JSON list of these values."""
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 

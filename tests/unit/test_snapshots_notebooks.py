@@ -61,7 +61,19 @@ def test_a_notebook_comes_back_and_only_changed_cells_are_stored_again(tmp_path,
     content = written(tmp_path, [cell(99, "new"), *cells[5:], *cells[:5]])
     second, new_bytes = stored(tmp_path, store)
     assert json.loads(notebooks.document(second, store)) == content
-    assert new_bytes < 1000
+    # The new cell, and those that share a stream with it or with the cells at the old ends.
+    assert new_bytes < 20_000
+
+
+def test_many_small_cells_are_few_streams_and_most_stay_as_they_were(tmp_path, store):
+    cells = [cell(number, os.urandom(50).hex()) for number in range(1000)]
+    written(tmp_path, cells)
+    first, new_bytes = stored(tmp_path, store)
+    assert len(first.streams) < 120
+    content = written(tmp_path, [*cells[:500], cell(9999, "inserted"), *cells[500:]])
+    second, more = stored(tmp_path, store)
+    assert json.loads(notebooks.document(second, store)) == content
+    assert more < new_bytes / 5
 
 
 @pytest.mark.parametrize("path", ["", "a.txt", "missing.ipynb", 7, None])
@@ -79,7 +91,9 @@ def test_what_is_not_a_notebook_is_left_out_with_a_warning(tmp_path):
     with path.open("wb") as file:
         file.truncate(notebooks.MAX_BYTES + 1)
     assert "larger than 64 MB" in notebooks.read(described)[1][0]
-    written(tmp_path, [{}] * notebooks.MAX_PARTS)
+    many = cell(1, "")
+    many["outputs"] *= notebooks.MAX_PARTS
+    written(tmp_path, [many])
     assert "more than 10,000" in notebooks.read(described)[1][0]
 
 
@@ -92,16 +106,18 @@ def test_hostile_notebooks_are_refused(tmp_path, store):
 
     info = SnapshotInfo("a" * 32, "k", 1, "save")
     huge = [Stream("notebook", notebooks.MAX_BYTES + 1, [])]
-    many = [Stream(f"notebook/{number}", 0, []) for number in range(notebooks.MAX_PARTS + 1)]
+    many = [Stream(f"notebook/cells/{number}", 0, []) for number in range(notebooks.MAX_PARTS + 1)]
     for streams in (
-        [],
+        packed(other=""),
         huge,
         many,
         packed(notebook="7"),
-        packed(notebook="{}", notebook_1="{}"),
-        packed(notebook="{}", notebook_0="[]"),
-        packed(notebook="{}", notebook_0="{}", notebook_0_1="{}"),
-        packed(notebook="{}", notebook_0="{}" + "[" * 100_000),
+        packed(notebook="{}", notebook_cells_0="{}"),
+        packed(notebook="{}", notebook_cells_0="[7]"),
+        packed(notebook="{}", notebook_cells_0="[]", notebook_output_0_0="{}"),
+        packed(notebook="{}", notebook_cells_0="[{}]", notebook_output_0_1="{}"),
+        packed(notebook="{}", notebook_cells_0="[" * 100_000),
+        packed(notebook="{}", notebook_cells_0="[" + "{}," * 3_000_000 + "{}]"),
     ):
         with pytest.raises(ManifestInvalid, match="cannot be read"):
             notebooks.document(manifest_of(info, *streams), store)
