@@ -220,6 +220,25 @@ def test_a_cell_that_is_sent_meanwhile_runs_in_what_was_gone_back_to(server, pag
     assert server.finish(operation)["state"] == "succeeded"
 
 
+def test_a_rollback_shows_the_progress_of_its_steps_and_is_canceled(server, page, make_listener):
+    page.run("x = 'then'")
+    then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 'now'")
+    heard = make_listener("https://events.jupyter.org/jupyter_gpuckpt/kernel/v1").heard
+    begun = server.begin("roll_back", page.kernel_id, snapshot_id=then)
+    server.request("POST", f"api/gpuckpt/operations/{begun['operation_id']}/cancel")
+    ended = server.finish(begun)
+    assert (ended["state"], ended["error"]["code"]) == ("cancelled", "operation_cancelled")
+    assert page.run("print(x)") == "now\n"
+    done = server.do("roll_back", page.kernel_id, snapshot_id=then)
+    assert page.run("print(x)") == "then\n"
+    seen = [one["operation"] for one in heard if one["operation"]]
+    stages = [
+        one["progress"]["stage"] for one in seen if one["operation_id"] == done["operation_id"]
+    ]
+    assert stages.index("capture") < stages.index("restore")
+
+
 def test_nobody_goes_back_under_a_running_cell_or_to_where_no_way_leads(server, page):
     page.run("x = 1; import time")
     then = server.do("save", page.kernel_id)["result"]["snapshot_id"]

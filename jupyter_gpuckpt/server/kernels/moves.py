@@ -70,38 +70,24 @@ class Moves:
             ran = served.state in ALIVE
             try:
                 if ran:
-                    await self._step(steps, await self._operations.suspend(kernel_id))
+                    await steps.run(await self._operations.suspend(kernel_id))
                     steps.check()
-                done = await self._step(steps, await daemon.send(calls.move(kernel_id, remote)))
+                done = await steps.run(await self._operations.move(kernel_id, remote))
             except GpuCkptError as error:
                 if ran:
-                    await self._put_back(served, error)
+                    await self._put_back(steps, served, error)
                 raise
             others = await self._others(kernel_id)
             return msgspec.structs.replace(done, warnings=[*done.warnings, *others])
         finally:
             self._moving.discard(kernel_id)
 
-    async def _step(self, steps: Steps, started: Operation) -> Result:
-        """Wait for the end of an operation of the daemon, and return its result or raise its error."""
-        steps.running_id = started.operation_id
-        try:
-            if steps.is_cancelled:
-                await self._operations.cancel(started.operation_id)
-            last = started
-            async for last in self._link.mirror.follow(started):
-                steps.note(last.progress)
-        finally:
-            steps.running_id = ""
-        # The server's own part of a suspend may end later than the daemon's.
-        return (await self._operations.finish(last)).outcome()
-
-    async def _put_back(self, served: ServedKernel, error: GpuCkptError) -> None:
+    async def _put_back(self, steps: Steps, served: ServedKernel, error: GpuCkptError) -> None:
         """Resume a kernel that was suspended to be moved; add to the error's hint how it is now. Never raises."""
         if served.state is KernelState.SUSPENDED and not self._operations.stopping:
             try:
                 started = await self._resume(served.kernel_id, "")
-                await self._operations.tracked.result(started)
+                await steps.run(started, can_cancel=False)
             except GpuCkptError as why:
                 self._log.warning(
                     "kernel %s was not moved and is suspended: %s", served.kernel_id, why

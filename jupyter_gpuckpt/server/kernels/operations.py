@@ -87,7 +87,7 @@ class ServerOperations(KernelListener):
         self._peer_access, self._listener = peer_access, listener
         self._retention, self._trims = retention, trims
         self._reconnect_timeout, self._log = reconnect_timeout, log
-        self.tracked = TrackedOperations(listener.kernel_changed)
+        self.tracked = TrackedOperations(listener.kernel_changed, self._send_cancel)
         self._background: set[asyncio.Task[None]] = set()
         #: True once the server stops: kernels that it suspends then stay suspended.
         self.stopping = False
@@ -148,6 +148,12 @@ class ServerOperations(KernelListener):
         end = partial(self._peer_access.switch_on_and, served, release)
         return self._track(served, operation, lambda: self.spawn(end()))
 
+    async def move(self, kernel_id: str, remote: str) -> Operation:
+        """Start uploading a suspended kernel to a remote and releasing its session; `moves.py` suspends it first."""
+        served = self.served(kernel_id)
+        operation = await self._link.daemon.send(calls.move(kernel_id, remote))
+        return self._track(served, operation, lambda: None)
+
     async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
         """Return the current variables of an idle kernel. Raises as `variables.variables_of` does."""
         served = self.served(kernel_id)
@@ -171,8 +177,7 @@ class ServerOperations(KernelListener):
 
     async def cancel(self, operation_id: str) -> None:
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
-        if running_id := self.tracked.cancel(operation_id):
-            await self._link.daemon.send(calls.cancel(running_id))
+        await self.tracked.cancel(operation_id)
 
     async def note_changed(self, kernel_id: str) -> None:
         """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
@@ -221,6 +226,9 @@ class ServerOperations(KernelListener):
             task.cancel()
         if left:
             await asyncio.wait(left)
+
+    async def _send_cancel(self, operation_id: str) -> None:
+        await self._link.daemon.send(calls.cancel(operation_id))
 
     def _manager(self, kernel_id: str) -> ServerKernelManager:
         return manager_of(self._kernels, kernel_id)

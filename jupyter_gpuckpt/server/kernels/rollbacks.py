@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel
     from .daemon_link import DaemonLink
     from .operations import Resume, ServerOperations
+    from .tracked_operations import Steps
 
 
 class Rollbacks:
@@ -52,7 +53,9 @@ class Rollbacks:
             raise KernelStateConflict("A snapshot of this kernel is being restored already.")
         end = served.roll_back()
         return self._operations.tracked.compose(
-            OperationKind.ROLL_BACK, kernel_id, lambda _: self._work(served, snapshot_id, end)
+            OperationKind.ROLL_BACK,
+            kernel_id,
+            lambda steps: self._work(steps, served, snapshot_id, end),
         )
 
     async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
@@ -72,19 +75,20 @@ class Rollbacks:
             )
 
     async def _work(
-        self, served: ServedKernel, snapshot_id: str, end: Callable[[], None]
+        self, steps: Steps, served: ServedKernel, snapshot_id: str, end: Callable[[], None]
     ) -> Result:
         operations, kernel_id = self._operations, served.kernel_id
-        result = operations.tracked.result
         try:
-            kept = await result(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
+            kept = await steps.run(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
             try:
-                return await result(await self._resume(kernel_id, snapshot_id))
+                steps.check()
+                return await steps.run(await self._resume(kernel_id, snapshot_id))
             except Exception:
                 self._log.warning(
                     "kernel %s could not be rolled back; its former state is resumed", kernel_id
                 )
-                await result(await self._resume(kernel_id, kept.snapshot_id))
+                before = await self._resume(kernel_id, kept.snapshot_id)
+                await steps.run(before, can_cancel=False)
                 raise
         finally:
             end()

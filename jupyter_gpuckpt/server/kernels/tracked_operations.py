@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -19,10 +20,10 @@ _REMEMBERED = 200
 class Steps:
     """The steps of a composed operation: the progress of the one that runs is its progress, and a cancellation goes to that one."""
 
-    def __init__(self, note: Callable[[ProgressRecord], None]) -> None:
-        self.note = note
+    def __init__(self, tracked: TrackedOperations, note: Callable[[ProgressRecord], None]) -> None:
+        self._tracked, self.note = tracked, note
         self.is_cancelled = False
-        #: The id of the daemon's operation that runs now; empty if none does.
+        #: The id of the step that runs now; empty if none does, or none that can be canceled.
         self.running_id = ""
 
     def check(self) -> None:
@@ -30,15 +31,37 @@ class Steps:
         if self.is_cancelled:
             raise OperationCancelled("The operation was canceled.")
 
+    async def run(self, started: Operation, *, can_cancel: bool = True) -> Result:
+        """Wait until a step, which is tracked, is over; return its result or raise its error.
+
+        `can_cancel`: False for a step that undoes others, as it follows their cancellation.
+        """
+        if can_cancel:
+            self.running_id = started.operation_id
+        try:
+            with self._tracked.watching(started.operation_id, self.note):
+                if can_cancel and self.is_cancelled:
+                    await self._tracked.cancel(started.operation_id)
+                return await self._tracked.result(started)
+        finally:
+            self.running_id = ""
+
 
 class TrackedOperations:
-    """A table of the operations that this server started, by id. `on_change`: called with the kernel's id at a change of what pages see."""
+    """A table of the operations that this server started, by id.
 
-    def __init__(self, on_change: Callable[[str], None]) -> None:
-        self._on_change = on_change
+    `on_change`: called with the kernel's id at a change of what pages see. `cancel`: cancels an operation of the daemon, by its id.
+    """
+
+    def __init__(
+        self, on_change: Callable[[str], None], cancel: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._on_change, self._cancel = on_change, cancel
         self._latest: dict[str, Operation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, Steps] = {}
+        #: Ids of steps and what is called with their progress. Two composed operations may wait for the same step.
+        self._watchers: list[tuple[str, Callable[[ProgressRecord], None]]] = []
 
     def __contains__(self, operation_id: str) -> bool:
         return operation_id in self._tasks
@@ -54,6 +77,23 @@ class TrackedOperations:
     def note(self, operation_id: str, operation: Operation) -> None:
         """Store the newest record of an operation."""
         self._latest[operation_id] = operation
+        for step_id, watcher in list(self._watchers):
+            if step_id == operation_id and operation.progress.stage:
+                watcher(operation.progress)
+
+    @contextmanager
+    def watching(
+        self, operation_id: str, watcher: Callable[[ProgressRecord], None]
+    ) -> Iterator[None]:
+        """Return a context in which `watcher` is called with the progress of an operation, now and at each change."""
+        self._watchers.append((operation_id, watcher))
+        try:
+            latest = self._latest.get(operation_id)
+            if latest is not None and latest.progress.stage:
+                watcher(latest.progress)
+            yield
+        finally:
+            self._watchers.remove((operation_id, watcher))
 
     def latest(self, operation_id: str) -> Operation:
         """Return the newest record of an operation."""
@@ -73,7 +113,7 @@ class TrackedOperations:
             self.note(operation_id, msgspec.structs.replace(begun, progress=progress))
             self._on_change(kernel_id)
 
-        steps = self._steps[operation_id] = Steps(note)
+        steps = self._steps[operation_id] = Steps(self, note)
 
         async def follow() -> None:
             changes: dict[str, object] = {}
@@ -96,13 +136,15 @@ class TrackedOperations:
         found = (self._latest[operation_id] for operation_id in self._steps)
         return next((o for o in found if o.kernel_id == kernel_id and o.progress.stage), None)
 
-    def cancel(self, operation_id: str) -> str:
-        """Note that an operation is canceled; return the id of the daemon's operation to cancel, empty if none runs for it now."""
+    async def cancel(self, operation_id: str) -> None:
+        """Cancel an operation: of a composed one the step that runs, and all later ones."""
         steps = self._steps.get(operation_id)
         if steps is None:
-            return operation_id
+            await self._cancel(operation_id)
+            return
         steps.is_cancelled = True
-        return steps.running_id
+        if steps.running_id:
+            await self.cancel(steps.running_id)
 
     async def wait(self, operation_id: str, timeout_seconds: float | None) -> Operation | None:
         """Wait for the end of an operation and return it; None if another client started it, or it ended long ago."""

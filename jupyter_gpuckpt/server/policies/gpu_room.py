@@ -17,7 +17,7 @@ from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
@@ -63,10 +63,9 @@ class GpuRoom:
             return await operations.resume(kernel_id, snapshot_id, take_over=take_over)
 
         async def work(steps: Steps) -> Result:
-            async with self.made(kernel_id, snapshot_id):
-                steps.check()
+            async with self.made(kernel_id, snapshot_id, steps.check):
                 started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
-                return await operations.tracked.result(started)
+                return await steps.run(started)
 
         return operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
 
@@ -75,8 +74,13 @@ class GpuRoom:
         return (await self._room(kernel_id, snapshot_id)).needed_bytes > 0
 
     @asynccontextmanager
-    async def made(self, kernel_id: str, snapshot_id: str) -> AsyncIterator[None]:
-        """Wait for room, then hold the queue for the resume inside the block. Raises GpuFull if there is no room in time."""
+    async def made(
+        self, kernel_id: str, snapshot_id: str, check: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[None]:
+        """Wait for room, then hold the queue for the resume inside the block. Raises GpuFull if there is no room in time.
+
+        `check`: raises an error if nobody wants the room any more.
+        """
         served = self._operations.served(kernel_id)
         try:
             if self._queue.locked():
@@ -84,7 +88,8 @@ class GpuRoom:
                     "It waits for its turn on the GPU: another kernel is resumed first."
                 )
             async with self._queue:
-                await self._make(kernel_id, snapshot_id)
+                await self._make(kernel_id, snapshot_id, check)
+                check()
                 served.wait_for("")
                 yield
         finally:
@@ -93,12 +98,13 @@ class GpuRoom:
     async def _room(self, kernel_id: str, snapshot_id: str) -> Room:
         return await self._link.daemon.send(calls.gpu_room(kernel_id, snapshot_id))
 
-    async def _make(self, kernel_id: str, snapshot_id: str) -> None:
+    async def _make(self, kernel_id: str, snapshot_id: str, check: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
         #: The reasons why kernels could not be parked, by kernel id.
         refused: dict[str, str] = {}
         while True:
+            check()
             room = await self._room(kernel_id, snapshot_id)
             if room.needed_bytes <= room.free_bytes:
                 return
