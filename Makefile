@@ -56,7 +56,7 @@ demo-far: setup $(STAMPS)/far
 	$(run) $(BIN)/python tools/demo_far.py $(REMOTE)
 
 demo-reclaim: setup $(STAMPS)/far
-	$(run) $(BIN)/python tools/demo_reclaim.py $(REMOTE)
+	$(run) $(BIN)/python tools/demo_reclaim.py $(if $(NOTICE),--notice $(NOTICE)) $(REMOTE)
 
 demo-hub: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.engines.demo

@@ -1,11 +1,12 @@
 """A demo of a machine that is taken back in the middle of a training cell, which ends on another machine without a difference.
 
-python tools/demo_reclaim.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
+python tools/demo_reclaim.py [--notice SECONDS] [URL]      a bucket, with credentials where its provider's tools find them; else a folder
 
-The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, 30 s before the end instead
-of 120 s. The second part has no notice, and the session continues from the last periodic upload. A and B are two data directories with
-a server and a daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its own. All processes of A are
-killed, and its disk is removed. Any line that differs from an undisturbed run, or is missing, ends the demo with an error.
+The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, and as long before the end
+as Amazon's unless --notice is given. The second part has no notice, and the session continues from the last periodic upload. A and B
+are two data directories with a server and a daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its
+own. All processes of A are killed, and its disk is removed. Any line that differs from an undisturbed run, or is missing, ends the demo
+with an error.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import sys
 import threading
 import time
 import uuid
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +33,8 @@ from demo import JSON, Server, Table, check, in_directory, megabytes, sizes
 from demo_far import User, session_of, timed
 from tornado.websocket import WebSocketClientConnection
 
-#: The time between the notice and the end of the machine; Amazon's is 120 s.
-NOTICE_SECONDS = 30.0
+#: The time between Amazon's notice and the end of the machine.
+NOTICE_SECONDS = 120.0
 AUTOSAVE_SECONDS = 5.0
 #: The timeout of a step.
 MAX_STEP_SECONDS = 120.0
@@ -253,13 +256,13 @@ def leased(machine: Machine) -> JSON | None:
     return session if session["leased_to"] else None
 
 
-async def with_notice(a: Machine, provider: Provider, table: Table) -> None:
-    """Train on A until it is taken back after a notice; its kernels are suspended and uploaded before."""
+async def with_notice(a: Machine, provider: Provider, table: Table, *, seconds: float) -> None:
+    """Train on A until it is taken back `seconds` after a notice; its kernels are suspended and uploaded before."""
     server = await asyncio.to_thread(a.start, provider)
     kernel_id, _ = await begin_training(server)
     table.add("A: the cell runs")
-    began, deadline = time.monotonic(), provider.announce(NOTICE_SECONDS)
-    table.add("A: notice", None, f"in {NOTICE_SECONDS:.0f} s it goes, and its disk with it")
+    began, deadline = time.monotonic(), provider.announce(seconds)
+    table.add("A: notice", None, f"in {seconds:.0f} s it goes, and its disk with it")
 
     def suspended() -> JSON | None:
         kernel: JSON = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
@@ -348,7 +351,7 @@ def two_machines(folder: Path, url: str) -> Iterator[tuple[Machine, Machine]]:
             machine.lose()
 
 
-async def run(directory: Path, url: str) -> None:
+async def run(directory: Path, url: str, notice_seconds: float) -> None:
     """Lose a machine with and without a notice, and compare both results with an undisturbed run."""
     table = Table()
     words = [sys.executable, "-c", TRAINING.format(steps=STEPS, pause=0)]
@@ -358,7 +361,7 @@ async def run(directory: Path, url: str) -> None:
     provider = Provider()
     try:
         for name, loses, takes_over in (
-            ("with a notice", with_notice, False),
+            ("with a notice", partial(with_notice, seconds=notice_seconds), False),
             ("without a notice", without_notice, True),
         ):
             print(f"\n{name}:")
@@ -377,7 +380,11 @@ async def run(directory: Path, url: str) -> None:
 
 async def run_with_remote(directory: Path) -> None:
     """Run the demo with the bucket that was named, or with a folder of the directory."""
-    await run(directory, sys.argv[1] if len(sys.argv) > 1 else f"file://{directory}/share")
+    parser = ArgumentParser()
+    parser.add_argument("--notice", metavar="SECONDS", type=float, default=NOTICE_SECONDS)
+    parser.add_argument("url", metavar="URL", nargs="?", default=f"file://{directory}/share")
+    args = parser.parse_args()
+    await run(directory, args.url, args.notice)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def test_any_difference_is_noticed(demo):
 @pytest.mark.timeout(900)
 def test_a_cell_ends_on_another_machine_with_a_notice_and_without(criu):
     done = subprocess.run(
-        [sys.executable, TOOLS / "demo_reclaim.py"], capture_output=True, text=True, check=False
+        [sys.executable, TOOLS / "demo_reclaim.py", "--notice", "30"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("B: all lines are as undisturbed") == 2
