@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from papermill.utils import merge_kwargs, remove_args
 from .. import daemon_settings
 from ..errors import GpuCkptError
 from .journal import Rewound
-from .kernel_manager import BatchKernelManager
+from .kernel_manager import BatchKernelManager, Stopped
 from .notebook_client import OutlivedClient
 from .preparing import prepared
+
+#: The exit status after a SIGTERM, as a shell reports it.
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class _Client(OutlivedClient, PapermillNotebookClient):  # type: ignore[misc] # papermill has no types
@@ -65,11 +69,19 @@ class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
         )
         settings = daemon_settings.from_environment()
         output = _identity(nb_man.output_path)
-        with prepared(nb_man.nb, output, settings, kernel_name=kernel_name) as manager:
-            with _autosaved(manager, gpuckpt_autosave):
-                _Client(nb_man, km=manager, **traits).execute()
-            # papermill raises errors of cells later, from the notebook.
-            manager.has_failed = bool(nb_man.nb.metadata.papermill.get("exception"))
+        try:
+            # A second SIGTERM must not end the process before the kernel is suspended.
+            with (
+                ExitStack() as until_suspended,
+                prepared(nb_man.nb, output, settings, kernel_name=kernel_name) as manager,
+            ):
+                until_suspended.enter_context(_stopped_by_sigterm(manager))
+                with _autosaved(manager, gpuckpt_autosave):
+                    _Client(nb_man, km=manager, **traits).execute()
+                # papermill raises errors of cells later, from the notebook.
+                manager.has_failed = bool(nb_man.nb.metadata.papermill.get("exception"))
+        except Stopped:
+            raise SystemExit(_TERMINATED) from None
 
 
 def _identity(output_path: str | None) -> str:
@@ -77,6 +89,24 @@ def _identity(output_path: str | None) -> str:
     if not output_path:
         return f"papermill-{uuid.uuid4()}"
     return output_path if "://" in output_path else str(Path(output_path).absolute())
+
+
+@contextmanager
+def _stopped_by_sigterm(manager: BatchKernelManager) -> Iterator[None]:
+    """Make SIGTERM stop the run during the block, unless the program has a handler of its own or executes this in another thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        manager.is_stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
