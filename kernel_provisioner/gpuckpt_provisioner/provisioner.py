@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from jupyter_client.connect import LocalPortCache
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Enum, List, Unicode, default
 
@@ -27,10 +26,10 @@ from jupyter_gpuckpt.errors import (
     KernelNotFound,
 )
 from jupyter_gpuckpt.place import start_time
-from jupyter_gpuckpt.ports import HeldPorts
 from jupyter_gpuckpt.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
+from .kernel_ports import KernelPorts
 from .launch_spec import launch_spec, log_path, saved_manager
 from .owner import KernelOwner, ScriptOwner
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from .launch_spec import OnLostLease
 
 _T = TypeVar("_T")
-
-_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
 class GpuCkptProvisioner(LocalProvisioner):
@@ -114,8 +111,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._began_at: float | None = None
         #: The position of the newest record about this start of the kernel; earlier records are ignored. None: all are.
         self._position: Position | None = None
-        #: The kernel's ports, held until the daemon holds them, or as long as a kernel without the engine exists.
-        self._held = HeldPorts([])
+        #: Held until the daemon holds them, or as long as a kernel without the engine exists.
+        self._ports = KernelPorts(self._manager)
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
@@ -125,8 +122,10 @@ class GpuCkptProvisioner(LocalProvisioner):
         if not self._launched:
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
-            self._hold_ports()
-            with self._releasing_ports_on_error():
+            choose = bool(self._manager.cache_ports and not self.ports_cached)
+            self._ports.hold(choose=choose)
+            self.ports_cached = self.ports_cached or choose
+            with self._ports.released_on_error():
                 return await super().pre_launch(**kwargs)
         described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
         self._load_connection(described["connection_info"])
@@ -138,7 +137,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         **kwargs: Any,  # noqa: ANN401 - as the base
     ) -> KernelConnectionInfo:
         """Start the kernel; return when its process exists. Raises what the local provisioner would raise."""
-        with self._releasing_ports_on_error():
+        with self._ports.released_on_error():
             return await self._launch_or_adopt(cmd, kwargs)
 
     async def _launch_or_adopt(
@@ -163,7 +162,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
-        self._held.release()
+        self._ports.release()
         self.cwd = kwargs.get("cwd") or Path.cwd()
         self._owner_here().launched(self.kernel_id)
         return self.connection_info
@@ -184,7 +183,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             gpu_lane=self.gpu_lane,
             on_lost_lease=cast("OnLostLease", self.on_lost_lease),
             keep_files=self.keep_files,
-            own_ports=self._ports,
+            own_ports=self._ports.numbers,
             jupyter=jupyter,
         )
         owner.attach(self.kernel_id, self)
@@ -194,52 +193,17 @@ class GpuCkptProvisioner(LocalProvisioner):
             owner.detach(self.kernel_id)
             raise
 
-    def _hold_ports(self) -> None:
-        """Hold the kernel's ports, chosen here at the first launch as by the local provisioner.
-
-        Otherwise any program could get one of them before the kernel listens, which takes a second and longer on a busy machine; the
-        kernel would then end ("Address already in use").
-        """
-        manager = self._manager
-        self._held.release()
-        if manager.cache_ports and not self.ports_cached:
-            self._held = HeldPorts.free(len(_PORTS))
-            for name, port in zip(_PORTS, self._held.ports, strict=True):
-                setattr(manager, name, port)
-            self._note_ports()
-        elif manager.transport == "tcp":
-            self._held = HeldPorts(self._ports)
-            self._held.hold()
-
-    @contextmanager
-    def _releasing_ports_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._held.release()
-            raise
-
-    def _note_ports(self) -> None:
-        """Let no other manager of this process choose the kernel's ports, until they are returned with the kernel's end."""
-        LocalPortCache.instance().currently_used_ports.update(self._ports)
-        self.ports_cached = True
-
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""
         manager = self._manager
         # Ports that are already set would not be replaced by the saved ones.
-        for name in _PORTS:
-            setattr(manager, name, 0)
+        self._ports.forget()
         manager.load_connection_info(cast("KernelConnectionInfo", saved))
         manager.write_connection_file()
         self.connection_info = manager.get_connection_info()
         if manager.cache_ports:
-            self._note_ports()
-
-    @property
-    def _ports(self) -> list[int]:
-        ports = (getattr(self._manager, name, 0) for name in _PORTS)
-        return [port for port in ports if isinstance(port, int) and port]
+            self._ports.note()
+            self.ports_cached = True
 
     @property
     def _manager(self) -> KernelManager:
@@ -385,14 +349,14 @@ class GpuCkptProvisioner(LocalProvisioner):
             if not restart:
                 await _in_thread(lambda: self._owner_here().detach(self.kernel_id))
         self.kernel = self._position = None
-        self._held.release()
+        self._ports.release()
         await super().cleanup(restart=restart)
 
     def release(self) -> None:
         """Hand the kernel over, in whatever state it is, to the daemon and a later server."""
         if self._owner is not None:
             self._owner.detach(self.kernel_id)
-        self._held.release()
+        self._ports.release()
         self.kernel = None
 
     async def _end(self) -> None:

@@ -179,6 +179,8 @@ def test_a_copy_is_fetched_whoever_runs_the_session(two):
         done = await b.fetched("share", "s1", as_copy=True)
         assert done.state is OperationState.SUCCEEDED
         assert a.leased_to() == a.leases.daemon_id
+        # That the remote has the snapshot is written after the end of the fetch.
+        await until(lambda: read_uploaded(record_path(b.data_dir, "share")).snapshots)
         with pytest.raises(SessionHeld):
             await b.require("s1")
 

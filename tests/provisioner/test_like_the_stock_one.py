@@ -230,7 +230,7 @@ def test_the_ports_of_a_kernel_are_nobody_elses_before_it_listens(
     launched = GpuCkptProvisioner._launch
 
     def launch(provisioner, *arguments):
-        for port in provisioner._ports:
+        for port in provisioner._ports.numbers:
             with socket.socket() as other, suppress(OSError):
                 other.bind(("127.0.0.1", port))
                 got.append(port)
@@ -239,13 +239,13 @@ def test_the_ports_of_a_kernel_are_nobody_elses_before_it_listens(
     monkeypatch.setattr(GpuCkptProvisioner, "_launch", launch)
 
     async def body(kernel):
-        ports = set(kernel.provisioner._ports)
+        ports = set(kernel.provisioner._ports.numbers)
         assert len(ports) == 5
         assert await kernel.printed("print(1)") == "1\n"
         await kernel.manager.restart_kernel(now=True)
         await kernel.client.wait_for_ready(timeout=TIMEOUT)
-        assert set(kernel.provisioner._ports) == ports
-        assert not kernel.provisioner._held._sockets, "the daemon holds them now"
+        assert set(kernel.provisioner._ports.numbers) == ports
+        assert not kernel.provisioner._ports._held._sockets, "the daemon holds them now"
 
     with_kernel(body)
     assert got == []

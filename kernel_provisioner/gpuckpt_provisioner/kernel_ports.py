@@ -1,0 +1,68 @@
+"""The five ports of a kernel: chosen, held until the kernel or the daemon has them, and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jupyter_client.connect import LocalPortCache
+
+from jupyter_gpuckpt.ports import HeldPorts
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
+NAMES = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+
+
+class KernelPorts:
+    """The ports that a kernel manager has chosen for its kernel."""
+
+    def __init__(self, manager: KernelManager) -> None:
+        self._manager = manager
+        self._held = HeldPorts([])
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the ports, without those that are not chosen yet or are no TCP ports."""
+        ports = (getattr(self._manager, name, 0) for name in NAMES)
+        return [port for port in ports if isinstance(port, int) and port]
+
+    def hold(self, *, choose: bool) -> None:
+        """Hold the ports until `release`; with `choose` new ones, as the local provisioner would choose them.
+
+        Otherwise any program could get one of them before the kernel listens, which takes a second and longer on a busy machine; the
+        kernel would then end ("Address already in use").
+        """
+        self._held.release()
+        if choose:
+            self._held = HeldPorts.free(len(NAMES))
+            for name, port in zip(NAMES, self._held.ports, strict=True):
+                setattr(self._manager, name, port)
+            self.note()
+        elif self._manager.transport == "tcp":
+            self._held = HeldPorts(self.numbers)
+            self._held.hold()
+
+    def note(self) -> None:
+        """Let no other manager of this process choose these ports, until Jupyter returns them with the kernel's end."""
+        LocalPortCache.instance().currently_used_ports.update(self.numbers)
+
+    def forget(self) -> None:
+        """Set the ports to none, so that Jupyter takes those of a connection file."""
+        for name in NAMES:
+            setattr(self._manager, name, 0)
+
+    def release(self) -> None:
+        """Release the ports; the kernel keeps those on which it listens."""
+        self._held.release()
+
+    @contextmanager
+    def released_on_error(self) -> Iterator[None]:
+        """Release the ports if a step of the launch fails."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
