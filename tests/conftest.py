@@ -33,6 +33,10 @@ LONGEST = (
     "tests/server/test_culling.py",
 )
 
+#: How many failures that did not repeat a run may have (`make test` runs a failed test once more): on two cores that four
+#: workers share, some come from the machine. More are a defect of the product or of its tests.
+MOST_RERUNS = 3
+
 #: Of each log in the report of a failed test.
 _SHOWN_CHARACTERS = 6000
 
@@ -55,6 +59,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return not item.nodeid.startswith(LONGEST), zlib.crc32(file.encode())
 
     items.sort(key=rank)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which too many tests were run again."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    again = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
+    if again > MOST_RERUNS and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that a run fails because of the tests that were run again."""
+    if (again := len(terminalreporter.stats.get("rerun", []))) > MOST_RERUNS:
+        terminalreporter.write_line(f"{again} tests were run again; {MOST_RERUNS} are allowed.")
 
 
 @pytest.hookimpl(wrapper=True)
