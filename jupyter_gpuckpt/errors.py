@@ -321,9 +321,9 @@ def record_of(error: BaseException) -> ErrorRecord:
     if isinstance(error, GpuCkptError):
         return ErrorRecord(error.message, error.code, error.hint, error.details)
     return ErrorRecord(
-        f"An unexpected error occurred in gpuckptd: {type(error).__name__}: {error}",
+        f"An unexpected error occurred: {type(error).__name__}: {error}",
         "internal",
-        "This is a defect of jupyter-gpuckpt; the daemon's log has the traceback.",
+        "This is a defect of jupyter-gpuckpt; the log of the daemon or of the Jupyter server has the traceback.",
     )
 
 

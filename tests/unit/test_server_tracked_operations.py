@@ -105,3 +105,17 @@ def test_a_step_that_undoes_others_is_not_canceled():
         assert (await daemon.tracked.finish(outer)).state is OperationState.SUCCEEDED
 
     asyncio.run(main())
+
+
+def test_an_operation_ends_also_by_an_error_that_nobody_expected(caplog):
+    async def work(steps):
+        raise ValueError("unexpected")
+
+    async def main():
+        tracked = Daemon().tracked
+        ended = await tracked.finish(tracked.compose(OperationKind.RESUME, "kernel", work))
+        assert ended.state is OperationState.FAILED
+        assert "ValueError: unexpected" in ended.error.message
+
+    asyncio.run(main())
+    assert "operation on kernel kernel failed" in caplog.text

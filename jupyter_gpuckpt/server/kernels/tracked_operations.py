@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import msgspec
 from ...errors import GpuCkptError, OperationCancelled, record_of
 from ...progress import ProgressRecord
 from ...protocol import Operation, OperationKind, OperationState, Result
+
+_log = logging.getLogger(__name__)
 
 #: The number of ended operations that can still be requested.
 _REMEMBERED = 200
@@ -122,6 +125,11 @@ class TrackedOperations:
             except OperationCancelled as error:
                 changes = {"state": OperationState.CANCELLED, "error": record_of(error)}
             except GpuCkptError as error:
+                changes = {"state": OperationState.FAILED, "error": record_of(error)}
+            except (
+                Exception
+            ) as error:  # a defect; clients would wait forever for an operation that does not end
+                _log.exception("an operation on kernel %s failed", kernel_id)
                 changes = {"state": OperationState.FAILED, "error": record_of(error)}
             finally:
                 del self._steps[operation_id]
