@@ -87,11 +87,12 @@ def test_a_file_that_is_no_notebook_costs_no_snapshot(page):
 
 
 def test_a_notebook_that_is_not_valid_is_not_handed_out(page):
-    page.file.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "cells": [{"id": 7}]}))
-    snapshot_id = saved(page)
-    status, refusal = page.server.refused("GET", f"snapshots/{snapshot_id}/notebook")
-    assert status == 500
-    assert refusal["code"] == "manifest_invalid"
+    for invalid in ({"id": 7}, {"source": [1]}):
+        page.file.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "cells": [invalid]}))
+        snapshot_id = saved(page)
+        status, refusal = page.server.refused("GET", f"snapshots/{snapshot_id}/notebook")
+        assert status == 500
+        assert refusal["code"] == "manifest_invalid"
 
 
 def test_a_branch_gets_the_notebook_of_its_snapshot(page):
