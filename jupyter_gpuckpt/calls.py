@@ -242,7 +242,7 @@ def snapshot_variables(snapshot_id: str) -> Call[SnapshotVariables]:
 
 
 def snapshot_notebook(snapshot_id: str) -> Call[SnapshotNotebook]:
-    """Return the notebook in a snapshot, not validated."""
+    """Return the notebook in a snapshot. It is not validated: the caller must do that."""
     return Call(SnapshotNotebook, "GET", _path("snapshots", snapshot_id, "notebook"))
 
 

@@ -70,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that a run fails because of the tests that were run again."""
+    """Print why a run fails in which too many tests were run again."""
     if (again := len(terminalreporter.stats.get("rerun", []))) > MOST_RERUNS:
         terminalreporter.write_line(f"{again} tests were run again; {MOST_RERUNS} are allowed.")
 

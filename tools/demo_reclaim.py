@@ -257,7 +257,7 @@ def leased(machine: Machine) -> JSON | None:
 
 
 async def with_notice(a: Machine, provider: Provider, table: Table, *, seconds: float) -> None:
-    """Train on A until it is taken back `seconds` after a notice; its kernels are suspended and uploaded before."""
+    """Train on A until it is reclaimed, `seconds` after a notice. Its kernels are suspended and uploaded in that time."""
     server = await asyncio.to_thread(a.start, provider)
     kernel_id, _ = await begin_training(server)
     table.add("A: the cell runs")

@@ -8,7 +8,6 @@ validate it.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -26,8 +25,6 @@ from ..images.unpack import read_stream
 from ..model import Manifest
 from ..snapshot_records import SnapshotNotebook
 from ..store.local import LocalStore
-
-_log = logging.getLogger(__name__)
 
 #: The most bytes of a notebook that a snapshot contains. Reading one takes a few times as much memory.
 MAX_BYTES = 64 << 20
@@ -112,7 +109,7 @@ def _content(path: Path) -> tuple[bytes, float]:
 
 
 def _split(data: bytes) -> list[tuple[str, bytes]]:
-    """Return the streams of a notebook, by name. Raises msgspec.DecodeError if it is not one."""
+    """Split the JSON of a notebook into streams; return their names and contents. Raises msgspec.DecodeError if it is not a notebook."""
     head = decoding.from_json(data, _Fields)
     if decoding.from_json(bytes(head.get("nbformat", b"0")), int) != _NBFORMAT:
         raise msgspec.DecodeError("its format is not version 4")
@@ -134,7 +131,7 @@ def _split(data: bytes) -> list[tuple[str, bytes]]:
 
 
 def _joined(parts: dict[str, bytes]) -> bytes:
-    """Return the notebook of these streams. Raises msgspec.DecodeError, LookupError."""
+    """Join streams into the JSON of their notebook. Raises msgspec.DecodeError, LookupError."""
     # All values but the first of each list or object come after a comma.
     if (
         sum(data.count(b",") for name, data in parts.items() if not _OUTPUT.fullmatch(name))

@@ -90,13 +90,13 @@ def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[st
 
 
 def _is_limited(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
-    """Return whether a snapshot is one of those of which only the last `keep_suspends` of a kernel are kept."""
+    """Return whether `keep_suspends` applies to a snapshot: a suspend by hand that is not pinned and has no name or note."""
     requested = info.reason == "suspend" and not info.cause.automatic
     return bool(requested and policy.keep_suspends) and not (info.pinned or info.title or info.note)
 
 
 def _kept_suspends(infos: list[SnapshotInfo], count: int) -> dict[str, str]:
-    """Return, by id, why the newest of these suspends of one kernel are kept; `infos` is newest first."""
+    """Return the newest `count` of one kernel's suspends, by id, with the reason to keep them; `infos` is newest first."""
     reason = f"among the last {count} suspends of its kernel"
     return {info.snapshot_id: reason for info in infos[:count]}
 

@@ -31,7 +31,7 @@ CELL_SECONDS = 300
 
 
 def require_right_answer(channel: BlockingKernelClient) -> None:
-    """Wait until a kernel that ran `FILL` has compared `total()`, which needs all of the memory, with its variable `expected`."""
+    """Check the memory of a kernel that ran `FILL`, and wait for the result. The sum `total()` reads all of it."""
     message = channel.execute("assert total() == expected")
     while True:
         reply = channel.get_shell_msg(timeout=CELL_SECONDS)

@@ -223,7 +223,7 @@ def test_a_directory_that_does_not_exist_is_an_error_of_the_start(with_kernel, t
 def test_the_ports_of_a_kernel_are_nobody_elses_before_it_listens(
     with_kernel, provisioner_name, monkeypatch
 ):
-    """Between the choice and the kernel's start another program may ask for any free port, or for one of these."""
+    """Try to bind the kernel's ports after their choice and before its start, as another program might."""
     if provisioner_name == "local-provisioner":
         pytest.skip("this is a difference")
     got = []

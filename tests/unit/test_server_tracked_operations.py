@@ -1,4 +1,4 @@
-"""Composed operations whose steps are composed themselves, as the resume of a rollback that first makes room on a GPU."""
+"""Tests of composed operations with composed steps. Example: the resume in a rollback may first make room on a GPU."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ class Daemon:
         return self.resume
 
     def roll_back(self, ready, **options):
-        """Start a rollback whose step is a resume that begins when `ready` is set and has a step of the daemon."""
+        """Start a rollback. Its only step is a resume, which waits for `ready` and then runs the daemon's resume."""
 
         async def resume(steps):
             await ready.wait()

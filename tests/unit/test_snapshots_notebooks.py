@@ -1,4 +1,4 @@
-"""Notebooks in snapshots: they come back byte by byte, share what is unchanged, and hostile ones are refused."""
+"""Tests of notebooks in snapshots: nothing is lost, unchanged cells are stored once, hostile notebooks are refused."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def written(folder, cells, **more):
 
 
 def stored(folder, store):
-    """Store the notebook in this folder; return its manifest and the bytes that were new."""
+    """Store the notebook of a folder; return its manifest, and how many bytes were not in the store before."""
     notebook, warnings = notebooks.read({"root": str(folder), "path": "a.ipynb"})
     assert not warnings
     assert notebook.modified == 1000

@@ -35,7 +35,7 @@ class Steps:
             raise OperationCancelled("The operation was canceled.")
 
     async def run(self, started: Operation, *, can_cancel: bool = True) -> Result:
-        """Wait until a step, which is tracked, is over; return its result or raise its error.
+        """Wait for the end of a tracked step; return its result or raise its error.
 
         `can_cancel`: False for a step that undoes others, as it follows their cancellation.
         """
@@ -126,9 +126,8 @@ class TrackedOperations:
                 changes = {"state": OperationState.CANCELLED, "error": record_of(error)}
             except GpuCkptError as error:
                 changes = {"state": OperationState.FAILED, "error": record_of(error)}
-            except (
-                Exception
-            ) as error:  # a defect; clients would wait forever for an operation that does not end
+            except Exception as error:
+                # This is a defect. Clients would wait forever for an operation that does not end.
                 _log.exception("an operation on kernel %s failed", kernel_id)
                 changes = {"state": OperationState.FAILED, "error": record_of(error)}
             finally:
