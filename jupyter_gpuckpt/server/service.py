@@ -102,7 +102,12 @@ class Service:
         kernels = install_kernel_manager(kernels, link, listeners, suspends_idle=cells_resume)
         install_sessions(sessions, operations.report_sessions)
         self.kernels = KernelList(
-            kernels, sessions, link.served, operations.tracked, cells_resume=cells_resume
+            kernels,
+            sessions,
+            link.served,
+            operations.tracked,
+            cells_resume=cells_resume,
+            restart_save_seconds=traits.undo_restart_within,
         )
         gpu_room = GpuRoom(link, kernels, operations, wait_seconds=traits.gpu_wait, log=log)
         self._adoption = Adoption(

@@ -122,6 +122,10 @@ class KernelView(View, frozen=True, kw_only=True):
     cells_resume: Annotated[
         bool, Meta(description="Whether a cell that is sent to it resumes it.")
     ] = True
+    restart_save_seconds: Annotated[
+        float,
+        Meta(description="The most seconds that a restart waits for a snapshot of it; 0: none."),
+    ] = 0.0
     suspends_at: Annotated[
         float | None,
         Meta(description="When it will be suspended because it is idle; null: not soon."),

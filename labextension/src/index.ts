@@ -7,17 +7,14 @@ import type {
 import { ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { IFileBrowserFactory } from '@jupyterlab/filebrowser';
-import { ILauncher } from '@jupyterlab/launcher';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
-import { IRunningSessionManagers } from '@jupyterlab/running';
-import { IStatusBar } from '@jupyterlab/statusbar';
-import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { ITranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi } from './api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
-import { actions, addCommands, commandIds } from './commands';
+import { actions, addCommands, commandIds, showSessionsId } from './commands';
 import { addFetchCommand, FetchActions } from './fetch-commands';
 import { followIdleKernels } from './idle-notice';
 import { KernelActions } from './kernel-actions';
@@ -27,29 +24,22 @@ import { LostSessionBanner } from './lost-session';
 import { MachineNotices } from './machine-notices';
 import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
-import type { IKernel } from './protocol';
+import { running, status, welcome } from './overviews';
 import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './reconnection';
 import { Remotes } from './remotes';
-import { listOnce, SuspendedKernels } from './running';
+import { restarts } from './restart-dialog';
 import { SessionButton } from './session-button';
 import { SessionsPanel } from './sessions-panel';
 import { SnapshotActions } from './snapshot-actions';
 import { addSnapshotCommands, importCommandId } from './snapshot-commands';
-import { OperationStatus } from './status';
 import { cellsOf } from './stored-cells';
 import { Targets } from './targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
+import { textsOf } from './translation';
 import { Undo } from './undo';
-import { addWelcomeCard } from './welcome';
 
 export { IKernelStates, ISnapshots, IUserSettings } from './tokens';
-
-/** The domain of all translations. */
-const DOMAIN = 'jupyter_gpuckpt';
-
-/** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
-const SHOW_SESSIONS = 'gpuckpt:show-sessions';
 
 const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:commands',
@@ -73,7 +63,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     palette: ICommandPalette | null
   ) => {
     const { commands, serviceManager } = app;
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const trans = textsOf(translator);
     const operations = new Operations(states, settings, trans);
     const openNotebook = (path: string) =>
       void commands.execute('docmanager:open', { path });
@@ -103,7 +93,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       states,
       operations,
       settings,
-      kernelId => void commands.execute(SHOW_SESSIONS, { kernelId }),
+      kernelId => void commands.execute(showSessionsId, { kernelId }),
       openNotebook,
       saveNotebook,
       trans
@@ -166,7 +156,7 @@ const toolbar: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null,
     registry: IToolbarWidgetRegistry | null
   ) => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const trans = textsOf(translator);
     const { commands } = app;
     // The button is made here and not by the schema, so that each one follows its own notebook and not the current one.
     registry?.addFactory<NotebookPanel>(
@@ -196,7 +186,7 @@ const banner: JupyterFrontEndPlugin<void> = {
     settings: IUserSettings,
     translator: ITranslator | null
   ) => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const trans = textsOf(translator);
     const { commands, serviceManager } = app;
     const { events, serverSettings } = serviceManager;
     const api = new GpuCkptApi(serverSettings);
@@ -245,7 +235,7 @@ const panel: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     tracker: INotebookTracker | null
   ) => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const trans = textsOf(translator);
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
       void commands.execute('docmanager:open', { path });
@@ -263,7 +253,7 @@ const panel: JupyterFrontEndPlugin<void> = {
     app.serviceManager.sessions.runningChanged.connect(() => panel.update());
     shell.add(panel, 'left', { rank: 350, type: 'Sessions' });
     restorer?.add(panel, panel.id);
-    commands.addCommand(SHOW_SESSIONS, {
+    commands.addCommand(showSessionsId, {
       label: trans.__('Show Sessions'),
       caption: trans.__('Show all kernels and their snapshots'),
       describedBy: {
@@ -283,93 +273,7 @@ const panel: JupyterFrontEndPlugin<void> = {
       }
     });
     const category = trans.__('Kernel Sessions');
-    palette?.addItem({ command: SHOW_SESSIONS, category });
-  }
-};
-
-const running: JupyterFrontEndPlugin<void> = {
-  id: 'jupyter-gpuckpt:running',
-  description: 'Lists suspended kernels in the Running panel.',
-  autoStart: true,
-  requires: [IKernelStates],
-  // Not every application has a list of running sessions.
-  optional: [IRunningSessionManagers, ITranslator],
-  activate: (
-    app: JupyterFrontEnd,
-    states: IKernelStates,
-    managers: IRunningSessionManagers | null,
-    translator: ITranslator | null
-  ) => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const { commands, serviceManager } = app;
-    const suspended = new SuspendedKernels(
-      states,
-      serviceManager,
-      kernelId => void commands.execute(commandIds.resume, { kernelId }),
-      path => void commands.execute('docmanager:open', { path }),
-      trans
-    );
-    if (managers) {
-      managers.add(suspended);
-      listOnce(managers, suspended);
-    }
-  }
-};
-
-const welcome: JupyterFrontEndPlugin<void> = {
-  id: 'jupyter-gpuckpt:welcome',
-  description: 'Leads from the launcher back to suspended kernels.',
-  autoStart: true,
-  requires: [IKernelStates],
-  optional: [ILauncher, ITranslator],
-  activate: (
-    app: JupyterFrontEnd,
-    states: IKernelStates,
-    launcher: ILauncher | null,
-    translator: ITranslator | null
-  ) => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const { commands } = app;
-    if (launcher) {
-      const open = (kernel: IKernel | null) =>
-        void (kernel?.path.endsWith('.ipynb')
-          ? commands.execute('docmanager:open', { path: kernel.path })
-          : commands.execute(SHOW_SESSIONS, {}));
-      addWelcomeCard(launcher, commands, states, open, trans);
-    }
-  }
-};
-
-const status: JupyterFrontEndPlugin<void> = {
-  id: 'jupyter-gpuckpt:status',
-  description: 'Shows the running operation in the status bar.',
-  autoStart: true,
-  requires: [IKernelStates],
-  // Notebook 7 has no status bar.
-  optional: [IStatusBar, ITranslator],
-  activate: (
-    app: JupyterFrontEnd,
-    states: IKernelStates,
-    statusBar: IStatusBar | null,
-    translator: ITranslator | null
-  ) => {
-    if (statusBar === null) {
-      return;
-    }
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const { commands } = app;
-    const item = new OperationStatus(
-      states,
-      () => void commands.execute(SHOW_SESSIONS),
-      trans
-    );
-    statusBar.registerStatusItem('jupyter-gpuckpt:status', {
-      item,
-      align: 'left',
-      rank: 100,
-      isActive: () => item.isActive(),
-      activeStateChanged: item.activeChanged
-    });
+    palette?.addItem({ command: showSessionsId, category });
   }
 };
 
@@ -388,6 +292,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   snapshots,
   settings,
   commands,
+  restarts,
   toolbar,
   banner,
   panel,

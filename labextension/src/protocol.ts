@@ -117,6 +117,8 @@ export interface IKernel {
   suspends_at: number | null;
   /** Whether a cell that is sent to it resumes it. */
   cells_resume: boolean;
+  /** The most seconds that a restart waits for a snapshot of it; 0: none is taken. */
+  restart_save_seconds: number;
   /** Whether it was suspended in the middle of a cell. */
   cell_paused: boolean;
   /** That another machine has taken its session over, until the user has chosen where its notebook is saved. */
@@ -316,6 +318,7 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   suspended_bytes: 0,
   suspends_at: null,
   cells_resume: true,
+  restart_save_seconds: 0,
   cell_paused: false,
   taken_over: null,
   changed_at: null,

@@ -122,6 +122,8 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     notebook.page.wait_for_function(HAS_IDLE_KERNEL)
     notebook.run_cell(2, "2")
     notebook.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
+    expect(dialog(notebook)).to_contain_text("Its variables are saved in a snapshot first")
+    expect(dialog(notebook)).not_to_contain_text("All variables will be lost")
     dialog(notebook).locator(".jp-mod-accept").click()
     again = notebook.toasts.filter(has_text="Restarted the kernel of back.ipynb")
     again.get_by_role("button", name="Undo").click()

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class KernelList:
     """The kernels of one server.
 
-    `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel.
+    `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel;
+    `restart_save_seconds`: how long a restart waits for a snapshot of the kernel.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class KernelList:
         tracked: TrackedOperations | None,
         *,
         cells_resume: bool,
+        restart_save_seconds: float = 0.0,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
         self._served, self._tracked, self._cells_resume = served, tracked, cells_resume
+        self._restart_save_seconds = restart_save_seconds
 
     def __contains__(self, kernel_id: str) -> bool:
         return kernel_id in self._kernels
@@ -85,6 +88,7 @@ class KernelList:
             changed_at=kernel.changed_at or None,
             autosave_seconds=kernel.autosave_seconds,
             cells_resume=self._cells_resume,
+            restart_save_seconds=self._restart_save_seconds,
             suspends_at=served.suspends_at,
             cell_paused=served.absent and served.output.runs_cell,
         )

@@ -1,0 +1,104 @@
+// The plugins that show kernels outside of their notebooks: in the list of running sessions, the launcher and the status bar.
+
+import type {
+  JupyterFrontEnd,
+  JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ILauncher } from '@jupyterlab/launcher';
+import { IRunningSessionManagers } from '@jupyterlab/running';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator } from '@jupyterlab/translation';
+
+import { commandIds, showSessionsId } from './commands';
+import type { IKernel } from './protocol';
+import { listOnce, SuspendedKernels } from './running';
+import { OperationStatus } from './status';
+import { IKernelStates } from './tokens';
+import { textsOf } from './translation';
+import { addWelcomeCard } from './welcome';
+
+export const running: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpuckpt:running',
+  description: 'Lists suspended kernels in the Running panel.',
+  autoStart: true,
+  requires: [IKernelStates],
+  // Not every application has a list of running sessions.
+  optional: [IRunningSessionManagers, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    states: IKernelStates,
+    managers: IRunningSessionManagers | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = textsOf(translator);
+    const { commands, serviceManager } = app;
+    const suspended = new SuspendedKernels(
+      states,
+      serviceManager,
+      kernelId => void commands.execute(commandIds.resume, { kernelId }),
+      path => void commands.execute('docmanager:open', { path }),
+      trans
+    );
+    if (managers) {
+      managers.add(suspended);
+      listOnce(managers, suspended);
+    }
+  }
+};
+
+export const welcome: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpuckpt:welcome',
+  description: 'Leads from the launcher back to suspended kernels.',
+  autoStart: true,
+  requires: [IKernelStates],
+  optional: [ILauncher, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    states: IKernelStates,
+    launcher: ILauncher | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = textsOf(translator);
+    const { commands } = app;
+    if (launcher) {
+      const open = (kernel: IKernel | null) =>
+        void (kernel?.path.endsWith('.ipynb')
+          ? commands.execute('docmanager:open', { path: kernel.path })
+          : commands.execute(showSessionsId, {}));
+      addWelcomeCard(launcher, commands, states, open, trans);
+    }
+  }
+};
+
+export const status: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpuckpt:status',
+  description: 'Shows the running operation in the status bar.',
+  autoStart: true,
+  requires: [IKernelStates],
+  // Notebook 7 has no status bar.
+  optional: [IStatusBar, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    states: IKernelStates,
+    statusBar: IStatusBar | null,
+    translator: ITranslator | null
+  ) => {
+    if (statusBar === null) {
+      return;
+    }
+    const trans = textsOf(translator);
+    const { commands } = app;
+    const item = new OperationStatus(
+      states,
+      () => void commands.execute(showSessionsId),
+      trans
+    );
+    statusBar.registerStatusItem('jupyter-gpuckpt:status', {
+      item,
+      align: 'left',
+      rank: 100,
+      isActive: () => item.isActive(),
+      activeStateChanged: item.activeChanged
+    });
+  }
+};
