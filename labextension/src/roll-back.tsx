@@ -7,24 +7,19 @@ import * as React from 'react';
 import { formatAge } from './format';
 import type { IChanges, ISnapshot, IStoredNotebook } from './protocol';
 import { changedFileText, snapshotTitle } from './snapshot-texts';
-import type { ICell } from './stored-cells';
-import { cellChanges, cellChangesText } from './stored-cells';
 
 /**
- * Ask whether to restore a snapshot, with its cells and outputs if the user wants that. Name the files that have changed: a snapshot
- * contains memory and the notebook, not files. `stored`: the notebook in the snapshot; `now`: the cells of the open notebook.
+ * Ask whether to restore a snapshot, with its cells and outputs unless the user does not want that. Name the files that have changed: a snapshot
+ * contains memory and the notebook, not files. `stored`: the notebook in the snapshot; `differences`: how the open
+ * notebook's cells would change; empty if they would not.
  */
 export async function mayGoBack(
   snapshot: ISnapshot,
   { files, obstacles }: IChanges,
   stored: IStoredNotebook | null,
-  now: ICell[],
+  differences: string,
   trans: TranslationBundle
 ): Promise<{ goBack: boolean; withCells: boolean }> {
-  const cells = stored?.notebook?.cells;
-  const differences = cells
-    ? cellChangesText(cellChanges(cells, now), trans)
-    : '';
   const { button, isChecked } = await showDialog({
     title: trans.__('Restore %1?', snapshotTitle(snapshot)),
     body: (
@@ -54,7 +49,7 @@ export async function mayGoBack(
                 formatAge(stored?.modified ?? 0),
                 differences
               )
-            : cells
+            : stored?.notebook
               ? trans.__('Cells and outputs are the same as then.')
               : trans.__('Cells and outputs do not change.')}
         </p>
@@ -78,7 +73,10 @@ export async function mayGoBack(
     ),
     checkbox:
       differences && obstacles.length === 0
-        ? { label: trans.__('Restore cells and outputs too') }
+        ? {
+            label: trans.__('Restore cells and outputs too'),
+            checked: true
+          }
         : null,
     buttons:
       obstacles.length > 0

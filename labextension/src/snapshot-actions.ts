@@ -17,7 +17,8 @@ import type { Operations } from './operations';
 import type { ISnapshot, IStoredNotebook } from './protocol';
 import type { SnapshotAction } from './snapshot-commands';
 import { snapshotTitle, verifiedText } from './snapshot-texts';
-import type { ICell, IOpenCells } from './stored-cells';
+import type { IOpenCells } from './stored-cells';
+import { cellChanges, cellChangesText } from './stored-cells';
 import type { IKernelStates, ISnapshots, IUserSettings } from './tokens';
 import type { Undo } from './undo';
 
@@ -125,16 +126,26 @@ export class SnapshotActions {
     const kernel = this._states.get(kernel_id);
     const path = kernel?.path || snapshot.name;
     const cells = this._cellsAt(path);
-    let wanted: ICell[] | null = null;
+    const stored = cells ? await this._stored(snapshot_id) : null;
+    const then = stored?.notebook?.cells ?? null;
+    const differences =
+      cells && then
+        ? cellChangesText(cellChanges(then, cells.read()), this._trans)
+        : '';
+    let wanted = differences ? then : null;
     if (!isPlain || this._settings.choices.confirmRollBack) {
-      const stored = cells ? await this._stored(snapshot_id) : null;
       const { mayGoBack } = await import('./roll-back');
-      const now = cells?.read() ?? [];
-      const may = await mayGoBack(snapshot, changes, stored, now, this._trans);
+      const may = await mayGoBack(
+        snapshot,
+        changes,
+        stored,
+        differences,
+        this._trans
+      );
       if (!may.goBack) {
         return;
       }
-      wanted = may.withCells ? (stored?.notebook?.cells ?? null) : null;
+      wanted = may.withCells ? wanted : null;
     }
     // The current cells are saved first too, in the snapshot of the current state.
     if (wanted && !(await this._kernelActions.saveNotebook(path))) {

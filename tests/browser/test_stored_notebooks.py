@@ -44,7 +44,7 @@ def test_cells_and_outputs_come_back_with_the_kernel_as_one_undo_step(
     expect(dialog).to_contain_text(
         "1 cell is removed. 2 cells change. You can undo that in the notebook."
     )
-    dialog.get_by_text("Restore cells and outputs too").click()
+    expect(dialog.get_by_label("Restore cells and outputs too")).to_be_checked()
     dialog.get_by_role("button", name="Restore", exact=True).click()
     restored = notebook.toasts.filter(has_text="Restored cells.ipynb")
     expect(restored).to_be_visible()

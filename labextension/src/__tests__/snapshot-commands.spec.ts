@@ -159,7 +159,7 @@ describe('snapshot commands', () => {
       const box = shown.querySelector<HTMLInputElement>(
         'input[type="checkbox"]'
       )!;
-      expect(box.checked).toBe(false);
+      expect(box.checked).toBe(true);
       box.checked = withCells;
       press(shown, 'accept');
       await done;
@@ -184,6 +184,22 @@ describe('snapshot commands', () => {
     );
     await restore(true);
     expect(cells.put).not.toHaveBeenCalled();
+  });
+
+  it('bring cells and outputs back without a question, too, and undo it', async () => {
+    const then = [{ ...now[0], source: 'then' }];
+    server.on('GET snapshots/s/notebook', {
+      notebook: { cells: then },
+      modified: 1000
+    });
+    states.get('k')!.path = 'work/a.ipynb';
+    await run('goBack', register({ confirmRollBack: false }));
+    expect(saveNotebook).toHaveBeenCalledWith('work/a.ipynb');
+    expect(cells.put.mock.calls).toEqual([[then]]);
+    const [undo] = notifications()[0].options.actions ?? [];
+    undo.callback(new MouseEvent('click'));
+    await new Promise(resolve => setTimeout(resolve));
+    expect(cells.put.mock.calls).toEqual([[then], [now]]);
   });
 
   it('go back without a question where nothing is lost and none is wanted', async () => {
