@@ -1,18 +1,18 @@
-// The banner above a notebook whose kernel is suspended.
+// The banner above a notebook or a console whose kernel is suspended.
 
-import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { FittedBanner } from './fitted-banner';
 import { suspendIcon } from './icons';
+import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
 import { suspendedTexts } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
 export class SuspendedBanner extends FittedBanner {
   constructor(
-    private readonly _panel: NotebookPanel,
+    private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
     private readonly _resume: () => void,

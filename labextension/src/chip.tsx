@@ -1,10 +1,10 @@
-// The chip in the notebook's toolbar: the kernel's state, or the progress of an operation. A click shows the kernel's snapshots.
+// The chip in the toolbar of a notebook or a console: the kernel's state, or the progress of an operation. A click shows the kernel's snapshots.
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
 import {
   percentOf,
@@ -17,7 +17,7 @@ import type { IKernelStates, IUserSettings } from './tokens';
 
 /** Return a text about a lost connection to a kernel or about its restart; null if the kernel's state must be shown. */
 function connectionLabel(
-  panel: NotebookPanel,
+  panel: ISessionPanel,
   trans: TranslationBundle
 ): string | null {
   const kernel = panel.sessionContext.session?.kernel;
@@ -29,7 +29,7 @@ function connectionLabel(
 
 export class StateChip extends ReactWidget {
   constructor(
-    private readonly _panel: NotebookPanel,
+    private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
     private readonly _showHistory: () => void,

@@ -57,7 +57,12 @@ export function formatShare(part: number, whole: number): string {
   return whole > 0 ? `${Math.round((100 * part) / whole)}%` : '0%';
 }
 
-/** Return the last part of a notebook's path. */
+/** The last part of the path that JupyterLab gives a console's session: a number and a UUID. */
+const CONSOLE = /^console-(\d+)-[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/;
+
+/** Return the last part of a notebook's path, or the name of a console. */
 export function nameOfPath(path: string, trans: TranslationBundle): string {
-  return PathExt.basename(path) || trans.__('Unnamed');
+  const name = PathExt.basename(path);
+  const number = CONSOLE.exec(name)?.[1];
+  return number ? trans.__('Console %1', number) : name || trans.__('Unnamed');
 }

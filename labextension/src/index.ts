@@ -14,6 +14,7 @@ import { ITranslator } from '@jupyterlab/translation';
 import { GpuCkptApi } from './api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
+import { consoles } from './consoles';
 import { actions, addCommands, commandIds, showSessionsId } from './commands';
 import { addFetchCommand, FetchActions } from './fetch-commands';
 import { followIdleKernels } from './idle-notice';
@@ -162,7 +163,17 @@ const toolbar: JupyterFrontEndPlugin<void> = {
     registry?.addFactory<NotebookPanel>(
       'Notebook',
       'gpuckpt-session',
-      panel => new SessionButton(panel, commands, states, settings, trans)
+      panel => {
+        const args = () => ({ panelId: panel.id });
+        return new SessionButton(
+          panel,
+          args,
+          commands,
+          states,
+          settings,
+          trans
+        );
+      }
     );
     registry?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-chip', panel => {
       const showHistory = () =>
@@ -295,6 +306,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   restarts,
   toolbar,
   banner,
+  consoles,
   panel,
   running,
   welcome,

@@ -1,6 +1,7 @@
 // The actions of the commands on a kernel, with their confirmation dialogs.
 
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
@@ -86,7 +87,13 @@ export class KernelActions {
     path: string,
     name: string
   ): Promise<IOperation | null> {
-    const resumed = await this._operations.resumeInto(path, snapshotId, name);
+    // A console's path has no extension and is no file; the kernel gets a notebook.
+    const notebook = PathExt.extname(path) ? path : '';
+    const resumed = await this._operations.resumeInto(
+      notebook,
+      snapshotId,
+      name
+    );
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }

@@ -1,10 +1,10 @@
 // The states that Jupyter's own indicators (the circle in the toolbar, the status bar) show for a kernel that has no process.
 
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import type { Signal } from '@lumino/signaling';
 
+import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
 import type { KernelState } from './protocol';
 import type { IKernelStates } from './tokens';
@@ -18,8 +18,8 @@ const SHOWN: Partial<Record<KernelState, ISessionContext.KernelDisplayStatus>> =
     lost: 'disconnected'
   };
 
-/** Make the indicators of a notebook follow the state of its kernel. */
-export function followState(panel: NotebookPanel, states: IKernelStates): void {
+/** Make the indicators of a notebook or a console follow the state of its kernel. */
+export function followState(panel: ISessionPanel, states: IKernelStates): void {
   const context = panel.sessionContext;
   const shown = () =>
     SHOWN[states.get(kernelIdOf(panel) ?? '')?.state ?? 'running'];

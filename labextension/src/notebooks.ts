@@ -1,11 +1,20 @@
-// Queries of open notebooks for the plugins.
+// Queries of open notebooks and consoles for the plugins.
 
+import type { ISessionContext } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+
+import type { ISignal } from '@lumino/signaling';
 
 import type { IKernelStates } from './tokens';
 
-/** Return the id of the kernel to which a notebook is connected. */
-export function kernelIdOf(panel: NotebookPanel | null): string | null {
+/** A panel with a kernel: a notebook or a console. */
+export interface ISessionPanel {
+  readonly sessionContext: ISessionContext;
+  readonly disposed: ISignal<this, void>;
+}
+
+/** Return the id of the kernel to which a notebook or a console is connected. */
+export function kernelIdOf(panel: ISessionPanel | null): string | null {
   return panel?.sessionContext.session?.kernel?.id ?? null;
 }
 
@@ -14,9 +23,9 @@ export function nameOf(panel: NotebookPanel): string {
   return panel.title.label;
 }
 
-/** Call `react` now and after every possible change of the notebook's kernel, until the notebook is closed. */
+/** Call `react` now and after every possible change of the panel's kernel, until the panel is closed. */
 export function watchKernel(
-  panel: NotebookPanel,
+  panel: ISessionPanel,
   states: IKernelStates,
   react: () => void
 ): void {

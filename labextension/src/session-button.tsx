@@ -1,24 +1,27 @@
-// The split button in the notebook's toolbar: the main action, and a menu with the others.
+// The split button in the toolbar of a notebook or a console: the main action, and a menu with the others.
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import {
   caretDownEmptyThinIcon,
   ToolbarButtonComponent
 } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 
 import type { Action } from './commands';
 import { actions, commandIds } from './commands';
+import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
 import { openMenu } from './reason-menu';
 import type { IKernelStates, IUserSettings } from './tokens';
 
 export class SessionButton extends ReactWidget {
   constructor(
-    private readonly _panel: NotebookPanel,
+    private readonly _panel: ISessionPanel,
+    /** Returns the arguments by which the commands find the panel's kernel. */
+    private readonly _args: () => ReadonlyJSONObject,
     private readonly _commands: CommandRegistry,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
@@ -44,7 +47,7 @@ export class SessionButton extends ReactWidget {
 
   protected render(): JSX.Element {
     const commands = this._commands;
-    const args = { panelId: this._panel.id };
+    const args = this._args();
     const id = commandIds[this._mainAction];
     const caption = commands.caption(id, args);
     return (
@@ -72,7 +75,7 @@ export class SessionButton extends ReactWidget {
     openMenu(
       this._commands,
       actions.map(action => commandIds[action]),
-      { panelId: this._panel.id },
+      this._args(),
       this.node
     );
 

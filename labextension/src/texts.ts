@@ -100,7 +100,7 @@ export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
   const texts = [
     kernel.since > 0
       ? trans.__('Suspended since %1.', formatMoment(kernel.since))
-      : trans.__('This notebook’s kernel is suspended.')
+      : trans.__('This kernel is suspended.')
   ];
   if (kernel.suspended_bytes > 0) {
     const size = formatBytes(kernel.suspended_bytes);

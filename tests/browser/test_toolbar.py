@@ -76,6 +76,22 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expec
     notebook.run_cell(1, "42")
     assert notebook.kernel_id() == kernel_id
 
+    # A console of the same kernel has the same button, chip and banner.
+    notebook.execute("notebook:create-console", insertMode="split-bottom")
+    console = notebook.page.locator(".jp-ConsolePanel")
+    chip = console.locator(".jp-GpuCkptChip-content")
+    expect(chip).to_have_text("Running")
+    console.locator(".jp-GpuCkptButton-menu").click()
+    notebook.page.get_by_role("menuitem", name="Suspend Kernel", exact=True).click()
+    expect(chip).to_have_text("Suspended")
+    expect(notebook.chip).to_have_text("Suspended")
+    banner = console.locator(".jp-GpuCkptSuspended")
+    expect(banner).to_contain_text("Running a cell resumes it.")
+    banner.get_by_role("button", name="Resume").click()
+    expect(chip).to_have_text("Running")
+    expect(banner).to_be_hidden()
+    expect(notebook.banner).to_be_hidden()
+
 
 def test_a_reloaded_page_shows_the_suspended_kernel_and_can_resume_it(open_notebook, expect):
     notebook = open_notebook("reload.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()

@@ -162,6 +162,11 @@ def test_a_branch_goes_where_one_wants_it_and_what_cannot_be_made_leaves_nothing
     made = branch(server, saved, path="there/other.ipynb")
     assert made.notebook == "there/other.ipynb"
     assert json.loads((server.root / "there/other.ipynb").read_text())["nbformat"] == 4
+    # A console has no file.
+    console = {"path": "there/console-1-9b8c", "type": "console"}
+    server.request("PATCH", f"api/sessions/{page.session_id}", json=console)
+    saved_there = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    assert branch(server, saved_there).notebook == "there/console.ipynb"
     before = entries(server)
     kernels = {kernel["id"] for kernel in server.get("api/kernels")}
     status, error = server.refused("POST", "snapshots/none/branch", json={})

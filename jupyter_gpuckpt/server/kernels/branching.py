@@ -105,6 +105,9 @@ class Branching:
         if wanted and await ensure_async(contents.file_exists(wanted)):
             return wanted
         below = PurePosixPath(wanted or source or "branch.ipynb")
+        if not wanted and not below.suffix:
+            # A console has no file, and its path is no name for a notebook.
+            below = below.with_name("console.ipynb")
         folder = "" if str(below.parent) == "." else str(below.parent)
         try:
             if not wanted:

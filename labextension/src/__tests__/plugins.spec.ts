@@ -1,8 +1,13 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { ILauncher } from '@jupyterlab/launcher';
 import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import plugins from '../index';
+
+jest.mock('@jupyterlab/console', () => {
+  throw new Error('This application has no consoles.');
+});
 
 describe('the plugins', () => {
   it.each([ILauncher, IRunningSessionManagers, IStatusBar])(
@@ -15,4 +20,9 @@ describe('the plugins', () => {
       );
     }
   );
+
+  it('work where there are no consoles', async () => {
+    const consoles = plugins.find(({ id }) => id.endsWith(':consoles'));
+    await consoles!.activate({} as JupyterFrontEnd, null, null, null);
+  });
 });

@@ -1,7 +1,7 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
 import { GpuCkptError } from '../api';
-import { formatBytes, formatSeconds } from '../format';
+import { formatBytes, formatSeconds, nameOfPath } from '../format';
 import type {
   IKernel,
   IOperation,
@@ -25,6 +25,15 @@ import type { IKernelStates } from '../tokens';
 import { aDone, aKernel, aSave } from './fakes';
 
 const trans = nullTranslator.load('');
+
+it.each([
+  ['work/a.ipynb', 'a.ipynb'],
+  ['', 'Unnamed'],
+  ['work/console-3-4f5ac272-996d-4c92-8c3f-e0b93650e39b', 'Console 3'],
+  ['work/console-3', 'console-3']
+])('%p is shown as %p', (path, name) => {
+  expect(nameOfPath(path, trans)).toBe(name);
+});
 
 /** What an operation did, with some of its numbers changed. */
 function with_(operation: Partial<IOperation>, result: Partial<IResult>) {
@@ -170,7 +179,7 @@ describe('texts', () => {
   it('say since when a kernel is suspended, how big it is and how long a resume takes', () => {
     const kernel = aKernel({ state: 'suspended' });
     expect(suspendedTexts(kernel, trans)).toEqual([
-      'This notebook’s kernel is suspended.',
+      'This kernel is suspended.',
       'Running a cell resumes it.'
     ]);
     const known = { since: 1000, suspended_bytes: 4e9, resume_seconds: 3.21 };
