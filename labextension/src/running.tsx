@@ -28,7 +28,11 @@ export function listOnce(
     manager.running = options => suspended.without(running(options));
     suspended.runningChanged.connect(() => {
       const changed = manager.runningChanged;
-      if (changed instanceof Signal) {
+      // Other sections give away signals that are not theirs alone, e.g. that of all terminals.
+      if (
+        changed instanceof Signal &&
+        suspended.hasKernels(running({ mode: 'tree' }))
+      ) {
         changed.emit(undefined);
       }
     });
@@ -90,6 +94,14 @@ export class SuspendedKernels implements IRunningSessions.IManager {
             : item
         );
     return ids.size > 0 ? left(items) : items;
+  }
+
+  /** Return whether kernels are among JupyterLab's items or the items below them. */
+  hasKernels(items: IRunningSessions.IRunningItem[]): boolean {
+    return items.some(
+      ({ context, children }) =>
+        this._states.get(context ?? '') || this.hasKernels(children ?? [])
+    );
   }
 
   refreshRunning(): void {

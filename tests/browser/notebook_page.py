@@ -30,6 +30,19 @@ ACTIONS = {
 }
 
 
+def complaints_in(context):
+    """Return a list that collects the errors and warnings that pages log because of this extension or its requests."""
+    found = []
+
+    def note(message):
+        said = f"{message.type}: {message.text} ({message.location['url']})"
+        if message.type in ("error", "warning") and "gpuckpt" in said:
+            found.append(said)
+
+    context.on("console", note)
+    return found
+
+
 class NotebookPage:
     """One notebook, open in the browser."""
 

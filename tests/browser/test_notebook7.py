@@ -4,14 +4,18 @@ import importlib.util
 
 import pytest
 
+from tests.browser.notebook_page import complaints_in
 from tests.conftest import missing
 
 pytestmark = pytest.mark.browser
 
 
-def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(open_notebook, expect):
+def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(
+    open_notebook, context, expect
+):
     if importlib.util.find_spec("notebook") is None:
         missing("browser", "notebook is not installed")
+    complaints = complaints_in(context)
     notebook = open_notebook(
         "seven.ipynb", "x = 41; print(x)", "print(x + 1)", place="notebooks"
     ).require_engine()
@@ -33,3 +37,4 @@ def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(open_noteb
     resume = notebook.page.get_by_role("button", name="Resume seven.ipynb")
     resume.click()
     expect(resume).to_have_count(0)
+    assert complaints == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.lab_server import environment
-from tests.browser.notebook_page import IN_FRONT
+from tests.browser.notebook_page import IN_FRONT, complaints_in
 from tests.programs import python_module
 
 pytestmark = pytest.mark.browser
@@ -54,7 +54,8 @@ def test_save_says_what_it_did_and_the_kernel_carries_on(open_notebook, expect):
     notebook.run_cell(1, "42")
 
 
-def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expect):
+def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, context, expect):
+    complaints = complaints_in(context)
     notebook = open_notebook("suspend.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
     notebook.run_cell(0, "41")
     kernel_id = notebook.kernel_id()
@@ -91,6 +92,7 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expec
     expect(chip).to_have_text("Running")
     expect(banner).to_be_hidden()
     expect(notebook.banner).to_be_hidden()
+    assert complaints == []
 
 
 def test_a_reloaded_page_shows_the_suspended_kernel_and_can_resume_it(open_notebook, expect):
