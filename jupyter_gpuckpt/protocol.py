@@ -355,7 +355,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PruneReport(msgspec.Struct, frozen=True):
-    """The verdicts of a prune, newest first. `freed_bytes`: on the disk; 0 for a dry run."""
+    """The verdicts of a prune, newest first. `freed_bytes`: on the disk; for a dry run an estimate."""
 
     verdicts: list[Verdict] = []
     freed_bytes: int = 0

@@ -89,9 +89,10 @@ def run(args: Namespace, client: Client) -> int:
 
 def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:
     stay = f"{len(report.verdicts) - doomed} stay."
+    freed = output.size(max(0, report.freed_bytes))
     if dry_run:
-        return f"\n{doomed} would be deleted, {stay}"
-    return f"\n{doomed} deleted, {stay} {output.size(max(0, report.freed_bytes))} became free."
+        return f"\n{doomed} would be deleted, {stay} About {freed} would become free."
+    return f"\n{doomed} deleted, {stay} {freed} became free."
 
 
 def _table(report: PruneReport) -> str:

@@ -149,5 +149,8 @@ class Removal:
             scales=store.weights(),
         )
         gone = [verdict.snapshot.snapshot_id for verdict in verdicts if verdict.removed]
-        freed = store.delete(*gone) if gone and not dry_run else 0
-        return PruneReport(verdicts, freed)
+        if not gone:
+            return PruneReport(verdicts)
+        if dry_run:
+            return PruneReport(verdicts, retention.would_free(verdicts, store.weights()))
+        return PruneReport(verdicts, store.delete(*gone))

@@ -137,6 +137,21 @@ def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[s
     return kept
 
 
+def would_free(verdicts: Iterable[Verdict], scales: Scales) -> int:
+    """Return the bytes that only removed snapshots need, by unused `scales`."""
+    removed = []
+    for verdict in verdicts:
+        if verdict.removed:
+            removed.append(verdict.snapshot)
+        else:
+            scales.add(verdict.snapshot)
+    freed = 0
+    for info in removed:
+        freed += scales.weight(info)
+        scales.add(info)
+    return freed
+
+
 def over_budget(
     wanted: list[SnapshotInfo], held: Collection[str], max_bytes: int, scales: Scales
 ) -> set[str]:

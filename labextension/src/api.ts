@@ -18,6 +18,8 @@ import type {
   INotice,
   IOperation,
   IProgress,
+  IPruneReport,
+  IRetention,
   IShutDown,
   ISnapshot,
   IStore,
@@ -224,6 +226,12 @@ export class GpuCkptApi {
   async undelete(snapshotId: string): Promise<ISnapshot> {
     const path = at`snapshots/${snapshotId}/undelete`;
     return asSnapshot(await this._send('POST', path, {}));
+  }
+
+  /** Delete, for good, the snapshots that a policy does not keep; with `dryRun` only list them. */
+  prune(policy: IRetention, dryRun: boolean): Promise<IPruneReport> {
+    const body = { policy: { ...policy }, dry_run: dryRun };
+    return this._send('POST', 'snapshots/prune', body);
   }
 
   /** Read all of a snapshot and compare it with its digests. */

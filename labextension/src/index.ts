@@ -14,6 +14,7 @@ import { ITranslator } from '@jupyterlab/translation';
 import { GpuCkptApi } from './api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
+import { addCleanUpCommand, cleanUpCommandId } from './clean-up';
 import { consoles } from './consoles';
 import { actions, addCommands, commandIds, showSessionsId } from './commands';
 import { addFetchCommand, FetchActions } from './fetch-commands';
@@ -136,11 +137,13 @@ const commands: JupyterFrontEndPlugin<void> = {
       trans
     );
     addFetchCommand(commands, fetchActions, trans);
+    addCleanUpCommand(commands, snapshots, trans);
     const category = trans.__('Kernel Sessions');
     for (const action of actions) {
       palette?.addItem({ command: commandIds[action], category });
     }
     palette?.addItem({ command: importCommandId, category });
+    palette?.addItem({ command: cleanUpCommandId, category });
   }
 };
 

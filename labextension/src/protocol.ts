@@ -260,6 +260,24 @@ export interface IStore {
   growth: { time: number; stored_bytes: number }[];
 }
 
+/** Which snapshots a clean-up keeps: the last automatic ones of each kernel, and with `manual_too` of those that users took. */
+export interface IRetention {
+  keep_last: number;
+  manual_too: boolean;
+}
+
+/** What a clean-up removes and frees, or would. */
+export interface IPruneReport {
+  verdicts: {
+    snapshot: Pick<
+      ISnapshot,
+      'snapshot_id' | 'created' | 'name' | 'title' | 'cause' | 'reason'
+    >;
+    removed: boolean;
+  }[];
+  freed_bytes: number;
+}
+
 /** A kernel whose shutdown can be undone. */
 export interface IShutDown {
   kernel_id: string;

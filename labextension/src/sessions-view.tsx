@@ -97,7 +97,11 @@ export default function SessionsView(props: {
       ) : null}
       <FarSessions context={context} />
       {snapshots.store ? (
-        <StorePicture store={snapshots.store} trans={trans} />
+        <StorePicture
+          store={snapshots.store}
+          commands={commands}
+          trans={trans}
+        />
       ) : null}
     </>
   );

@@ -18,7 +18,9 @@ import type {
 } from './protocol';
 
 /** Return the name of a snapshot: its title, else the time at which it was taken. */
-export function snapshotTitle(snapshot: ISnapshot): string {
+export function snapshotTitle(
+  snapshot: Pick<ISnapshot, 'title' | 'created'>
+): string {
   return snapshot.title || formatInstant(snapshot.created);
 }
 

@@ -3,6 +3,10 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import type { CommandRegistry } from '@lumino/commands';
+
+import { cleanUpCommandId } from './clean-up';
+import { CommandButton } from './command-button';
 import { formatBytes, formatMoment, formatShare, nameOfPath } from './format';
 import type { IStore, IStoreShare } from './protocol';
 import { savingTexts } from './snapshot-texts';
@@ -19,7 +23,10 @@ interface IProps {
   trans: TranslationBundle;
 }
 
-export function StorePicture({ store, trans }: IProps): JSX.Element {
+export function StorePicture(
+  props: IProps & { commands: CommandRegistry }
+): JSX.Element {
+  const { store, commands, trans } = props;
   return (
     <section
       className="jp-GpuCkptStore"
@@ -33,6 +40,12 @@ export function StorePicture({ store, trans }: IProps): JSX.Element {
           formatBytes(store.free_bytes)
         )}
       </p>
+      <CommandButton
+        commands={commands}
+        id={cleanUpCommandId}
+        args={{}}
+        label={trans.__('Clean Up…')}
+      />
       <Shares store={store} trans={trans} />
       {savingTexts(store, trans).map(text => (
         <p key={text} className="jp-GpuCkptSessions-none">

@@ -1,8 +1,10 @@
 """The side panel with kernels and snapshots, and what follows from its buttons."""
 
+import os
 import re
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,18 @@ def save(notebook, title):
     notebook.press("save as")
     dialog(notebook).get_by_role("textbox").fill(title)
     dialog(notebook).get_by_role("button", name="Save").click()
+
+
+def clean_up(notebook, expect, goes):
+    """Delete all but the last snapshot of each kernel; the dialog must name the one that goes."""
+    notebook.sessions.get_by_role("button", name="Clean Up…").click()
+    expect(dialog(notebook)).to_contain_text("No snapshot would be deleted.")
+    dialog(notebook).get_by_role("checkbox").check()
+    expect(dialog(notebook)).to_contain_text("1 snapshot will be deleted, which frees about")
+    expect(dialog(notebook)).to_contain_text(goes)
+    if folder := os.environ.get("GPUCKPT_SCREENSHOTS"):
+        notebook.page.screenshot(path=Path(folder) / "clean-up.png")
+    dialog(notebook).get_by_role("button", name="Delete").click()
 
 
 def test_snapshots_are_listed_described_and_deleted(open_notebook, expect):
@@ -80,6 +94,12 @@ def test_snapshots_are_listed_described_and_deleted(open_notebook, expect):
         notebook.sessions.get_by_role("button", name="Import…").click()
     chooser.value.set_files(exported)
     expect(notebook.toasts.filter(has_text="Importing")).to_contain_text("in the store already")
+
+    notebook.press("save")
+    expect(snapshots).to_have_count(2)
+    clean_up(notebook, expect, "history.ipynb: After · saved")
+    expect(snapshots).to_have_count(1)
+    expect(notebook.toasts.filter(has_text="Deleted 1 snapshot: freed")).to_be_visible()
 
 
 def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, expect, lab_server):

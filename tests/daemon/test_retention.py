@@ -119,7 +119,8 @@ def test_only_the_last_automatic_saves_stay_and_the_disk_gets_the_rest_back(
 
 def test_without_a_policy_nothing_goes(kernel, save, ids, client):
     taken = [save(kernel) for _ in range(3)]
-    assert client.send(calls.prune(RetentionPolicy(keep_last=1), dry_run=True)).freed_bytes == 0
+    planned = client.send(calls.prune(RetentionPolicy(keep_last=1), dry_run=True))
+    assert 0 < planned.freed_bytes < 1_000_000
     assert ids() == taken[::-1]
 
 

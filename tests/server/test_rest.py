@@ -204,6 +204,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("DELETE", snapshot)
     ask("GET", "snapshots?deleted=1")
     ask("POST", f"{snapshot}/undelete")
+    ask("POST", "snapshots/prune", json={"policy": {"keep_last": 1}, "dry_run": True})
     branch = ask("POST", f"{snapshot}/branch", json={}).json()
     ask("GET", f"operations/{branch['operation_id']}?wait=60")
     ask("POST", "suspend_all", json={"within": 100})

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_gpuckpt.model import Cause, RetentionPolicy, Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import retention
-from jupyter_gpuckpt.store.retention import judge
+from jupyter_gpuckpt.store.retention import judge, would_free
 
 DAY = 86400.0
 
@@ -154,6 +154,13 @@ def test_what_is_shared_counts_once_and_what_frees_nothing_stays():
     # What shares only with one that goes does not stay for that.
     chunks = {"a0": set("a"), "a1": set("bcd"), "a2": set("bcd")}
     assert removed(series(3), scales=Shared(chunks), max_bytes=2) == ["a1", "a2"]
+
+
+def test_a_removal_frees_what_no_snapshot_that_stays_needs():
+    chunks = {"a0": set("abcd"), "a1": set("abxy"), "a2": set("axyz"), "a3": set("a")}
+    verdicts = judge(series(4), RetentionPolicy(keep_last=1))
+    assert would_free(verdicts, Shared(chunks)) == len("xyz")
+    assert would_free([], Shared({})) == 0
 
 
 def test_properties_hold_for_whatever_there_is():

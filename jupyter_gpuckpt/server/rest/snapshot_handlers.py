@@ -14,6 +14,7 @@ from tornado.iostream import StreamClosedError
 
 from ... import calls
 from ...errors import GpuCkptError
+from ...protocol import PruneReport, PruneRequest
 from ...snapshot_records import AnnotateRequest, Snapshot, StoreUsage, Verification
 from ..jupyter_internals import has_begun_to_answer, is_finished
 from ..views import SnapshotsView, SnapshotView, snapshot_view
@@ -182,6 +183,17 @@ class ImportHandler(GpuCkptHandler):
             waiting.cancel()
 
 
+class PruneHandler(GpuCkptHandler):
+    """Handler for clean-ups."""
+
+    @answers(PruneReport, request=PruneRequest)
+    async def post(self) -> None:
+        """Delete, for good, the snapshots that a policy does not keep, or with `dry_run` only list them."""
+        asked = self.record(PruneRequest)
+        prune = calls.prune(asked.policy, dry_run=asked.dry_run)
+        self.reply(await self.parts.link.daemon.send(prune))
+
+
 class StoreHandler(GpuCkptHandler):
     """Handler for the store."""
 
@@ -199,6 +211,7 @@ async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[byt
 ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/snapshots": SnapshotsHandler,
     "/snapshots/import": ImportHandler,
+    "/snapshots/prune": PruneHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,
     "/snapshots/{snapshot_id}/undelete": UndeleteHandler,
     "/snapshots/{snapshot_id}/verify": VerifyHandler,
