@@ -45,9 +45,6 @@ export const commandIds: Record<Action, string> = {
   history: 'gpuckpt:show-history'
 };
 
-/** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
-export const showSessionsId = 'gpuckpt:show-sessions';
-
 export const icons: Partial<Record<Action, LabIcon>> = {
   save: saveIcon,
   suspend: suspendIcon,

@@ -9,9 +9,10 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
 
-import { commandIds, showSessionsId } from './commands';
+import { commandIds } from './commands';
 import type { IKernel } from './protocol';
 import { listOnce, SuspendedKernels } from './running';
+import { showSessionsId } from './sessions-panel';
 import { OperationStatus } from './status';
 import { IKernelStates } from './tokens';
 import { textsOf } from './translation';

@@ -11,6 +11,9 @@ import { sessionsIcon } from './icons';
 import type { Remotes } from './remotes';
 import type { IKernelStates, ISnapshots } from './tokens';
 
+/** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
+export const showSessionsId = 'gpuckpt:show-sessions';
+
 const SessionsView = React.lazy(() => import('./sessions-view'));
 
 export class SessionsPanel extends ReactWidget {

@@ -143,9 +143,9 @@ GUIDES = ("README", "docs/getting-started", "docs/gpu", "docs/remotes", "docs/us
 def test_every_control_that_the_guides_and_the_demo_name_exists():
     extension = ROOT / "labextension"
     sources = "".join(path.read_text() for path in (extension / "src").glob("*.ts*"))
-    titles = {
-        json.loads(path.read_text())["title"] for path in (extension / "schema").glob("*.json")
-    }
+    schemas = [json.loads(path.read_text()) for path in (extension / "schema").glob("*.json")]
+    titles = {schema["title"] for schema in schemas}
+    titles |= {one["title"] for schema in schemas for one in schema.get("properties", {}).values()}
     labels = JUPYTERS | titles | set(re.findall(r"trans\.__\(\s*'([^']+)'", sources))
     demo = json.loads((ROOT / "binder" / "demo.ipynb").read_text())
     text = "\n".join(
