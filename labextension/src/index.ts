@@ -24,6 +24,7 @@ import { followState } from './kernel-indicator';
 import { KeptOutput } from './kept-output';
 import { LostSessionBanner } from './lost-session';
 import { MachineNotices } from './machine-notices';
+import { hasSession } from './notebooks';
 import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
 import { running, status, welcome } from './overviews';
@@ -64,7 +65,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null,
     palette: ICommandPalette | null
   ) => {
-    const { commands, serviceManager } = app;
+    const { commands, serviceManager, shell } = app;
     const trans = textsOf(translator);
     const operations = new Operations(states, settings, trans);
     const openNotebook = (path: string) =>
@@ -103,11 +104,24 @@ const commands: JupyterFrontEndPlugin<void> = {
     const selectedPath = () =>
       files?.tracker.currentWidget?.selectedItems().next().value?.path ?? null;
     const { sessions } = serviceManager;
-    const targets = new Targets(states, tracker, sessions, selectedPath, trans);
+    const targets = new Targets(
+      states,
+      tracker,
+      sessions,
+      selectedPath,
+      () => shell.currentWidget,
+      trans
+    );
     const isBusy = (path: string) =>
       [...sessions.running()].some(session => session.path === path);
     const notify = addCommands(commands, targets, states, kernelActions, trans);
     tracker?.currentChanged.connect(notify);
+    shell.currentChanged?.connect((_, { newValue }) => {
+      if (hasSession(newValue)) {
+        newValue.sessionContext.kernelChanged.connect(notify);
+      }
+      notify();
+    });
     tracker?.widgetAdded.connect((_, panel) => {
       panel.sessionContext.kernelChanged.connect(notify);
     });

@@ -1,9 +1,8 @@
 // Queries of open notebooks and consoles for the plugins.
 
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { NotebookPanel } from '@jupyterlab/notebook';
-
 import type { ISignal } from '@lumino/signaling';
+import type { Widget } from '@lumino/widgets';
 
 import type { IKernelStates } from './tokens';
 
@@ -18,9 +17,11 @@ export function kernelIdOf(panel: ISessionPanel | null): string | null {
   return panel?.sessionContext.session?.kernel?.id ?? null;
 }
 
-/** Return the name of a notebook for users. */
-export function nameOf(panel: NotebookPanel): string {
-  return panel.title.label;
+/** Return whether a widget is a notebook or a console. */
+export function hasSession<T extends Widget>(
+  widget: T | null
+): widget is T & ISessionPanel {
+  return !!widget && 'sessionContext' in widget;
 }
 
 /** Call `react` now and after every possible change of the panel's kernel, until the panel is closed. */

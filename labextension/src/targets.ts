@@ -1,12 +1,13 @@
-// The kernel on which a command works: that of a notebook, of a row in a panel, or of a file.
+// The kernel on which a command works: that of a notebook or console, of a row in a panel, or of a file.
 
-import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { Widget } from '@lumino/widgets';
 
 import { nameOfPath } from './format';
-import { kernelIdOf, nameOf } from './notebooks';
+import { hasSession, kernelIdOf } from './notebooks';
 import { kernelName } from './texts';
 import type { IKernelStates } from './tokens';
 
@@ -24,7 +25,7 @@ export const ARGUMENTS = {
     kernelId: {
       type: 'string' as const,
       description:
-        'The id of a kernel; that of the current notebook by default.'
+        'The id of a kernel; that of the current notebook or console by default.'
     },
     panelId: {
       type: 'string' as const,
@@ -48,6 +49,8 @@ export class Targets {
     private readonly _tracker: INotebookTracker | null,
     private readonly _sessions: Session.IManager,
     private readonly _selectedPath: () => string | null,
+    /** Returns the panel in front, which may be neither a notebook nor a console. */
+    private readonly _current: () => Widget | null,
     private readonly _trans: TranslationBundle
   ) {}
 
@@ -63,7 +66,7 @@ export class Targets {
       return this._ofPath(this._selectedPath() ?? '');
     }
     const panel = this._panel(args.panelId);
-    return { kernelId: kernelIdOf(panel), name: panel ? nameOf(panel) : '' };
+    return { kernelId: kernelIdOf(panel), name: panel?.title.label ?? '' };
   }
 
   private _ofKernel(kernelId: string): ITarget {
@@ -89,10 +92,13 @@ export class Targets {
     };
   }
 
-  private _panel(panelId: unknown): NotebookPanel | null {
+  /** Return the notebook of this id; without an id the notebook or console in front, else the notebook that was in front last. */
+  private _panel(panelId: unknown) {
     const tracker = this._tracker;
-    return typeof panelId === 'string'
-      ? (tracker?.find(panel => panel.id === panelId) ?? null)
-      : (tracker?.currentWidget ?? null);
+    if (typeof panelId === 'string') {
+      return tracker?.find(panel => panel.id === panelId) ?? null;
+    }
+    const current = this._current();
+    return hasSession(current) ? current : (tracker?.currentWidget ?? null);
   }
 }

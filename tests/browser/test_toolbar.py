@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.lab_server import environment
-from tests.browser.notebook_page import IN_FRONT, complaints_in
+from tests.browser.notebook_page import HAS_IDLE_KERNEL, IN_FRONT, complaints_in
 from tests.programs import python_module
 
 pytestmark = pytest.mark.browser
@@ -92,6 +92,19 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, conte
     expect(chip).to_have_text("Running")
     expect(banner).to_be_hidden()
     expect(notebook.banner).to_be_hidden()
+    # In a console of another kernel the commands of menus and the palette work on that one.
+    notebook.execute("console:create", kernelPreference={"name": "python3"})
+    notebook.page.wait_for_function(HAS_IDLE_KERNEL)
+    assert notebook.kernel_id() != kernel_id
+    notebook.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    menu = notebook.page.locator(".lm-MenuBar-menu")
+    menu.get_by_role("menuitem", name="Suspend Kernel").click()
+    expect(chip.last).to_have_text("Suspended")
+    expect(notebook.chip).to_have_text("Running")
+    notebook.execute("apputils:activate-command-palette")
+    notebook.page.keyboard.type("resume kernel")
+    notebook.page.keyboard.press("Enter")
+    expect(chip.last).to_have_text("Running")
     assert complaints == []
 
 

@@ -4,6 +4,7 @@ import type { Session } from '@jupyterlab/services';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
+import type { Widget } from '@lumino/widgets';
 
 import { GpuCkptApi } from '../api';
 import type { Action } from '../commands';
@@ -25,6 +26,8 @@ let states: KernelStates;
 let commands: CommandRegistry;
 /** The file selected in the file browser. */
 let selected: string | null;
+/** The panel in front. */
+let current: Widget | null;
 const showHistory = jest.fn();
 const openNotebook = jest.fn();
 const saveNotebook = jest.fn();
@@ -60,6 +63,7 @@ function register(
     tracker,
     { running: () => sessions.values() } as unknown as Session.IManager,
     () => selected,
+    () => current,
     trans
   );
   const settings = chosen(choices);
@@ -94,6 +98,7 @@ beforeEach(async () => {
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
   await states.ready;
   selected = null;
+  current = null;
   saveNotebook.mockResolvedValue(true);
   commands = register(aTracker(aPanel('a', 'k'), aPanel('b', 'other')));
 });
@@ -134,6 +139,13 @@ describe('commands', () => {
     expect(commands.caption(commandIds.save, args)).toBe(
       'Save Snapshot: This kernel is suspended.'
     );
+  });
+
+  it('follow the kernel of the console in front, not of the last notebook', () => {
+    current = aPanel('console', 'other');
+    expect(enabled(commands)).toContain('resume');
+    current = { id: 'no-kernel' } as Widget;
+    expect(enabled(commands)).toContain('suspend');
   });
 
   it('follow the kernel that they name', () => {
