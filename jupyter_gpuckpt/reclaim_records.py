@@ -45,6 +45,10 @@ class Notice(msgspec.Struct, frozen=True):
     withdrawn: bool = False
     #: Whether kernels are being suspended for it; a daemon sets it when little time is left.
     is_due: bool = False
+    #: Whether kernels are being saved for it and run on; a daemon sets it before the notice is due, if there is time.
+    is_saving: bool = False
+    #: Whether the machine goes as soon as all kernels are safe, so that nothing is gained by saving them first.
+    ends_early: bool = False
 
     @property
     def seconds_left(self) -> float | None:

@@ -48,6 +48,8 @@ class Traffic(msgspec.Struct, frozen=True):
     reads: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    #: How long the uploads took, pauses included.
+    seconds: float = 0.0
 
     def and_then(self, more: Traffic) -> Traffic:
         """Return the sum of both."""
@@ -58,6 +60,7 @@ class Traffic(msgspec.Struct, frozen=True):
             self.reads + more.reads,
             self.sent_bytes + more.sent_bytes,
             self.received_bytes + more.received_bytes,
+            self.seconds + more.seconds,
         )
 
 

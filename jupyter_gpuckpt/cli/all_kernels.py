@@ -13,9 +13,7 @@ from argparse import Namespace
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-import psutil
-
-from .. import calls
+from .. import calls, triage
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..plurals import counted
@@ -23,7 +21,7 @@ from ..progress import ProgressRecord
 from ..protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
 from ..states import ALIVE
 from ..statuses import SOME_NOT_SAVED
-from . import output, triage
+from . import output
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
@@ -73,10 +71,11 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                     listed = client.send(calls.snapshots())
                     snapshots += await _in_time(listed, _left(within_seconds, began))
         running = asked.running
-        candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
         # The time spent so far counts: the caller's deadline started at the call.
         left = _left(within_seconds, began)
-        first_to_last = triage.order(candidates, left, triage.measured_rate(snapshots))
+        first_to_last = triage.most_at_stake_first(
+            running.values(), snapshots, left, now=time.time()
+        )
         with output.ProgressBar("suspending") as bar:
             done: list[SuspendOutcome] = []
 
@@ -86,7 +85,7 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                 bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
 
             outcomes = await batch.suspend_each(
-                [running[one.kernel_id] for one in first_to_last],
+                first_to_last,
                 asked,
                 _left(within_seconds, began),
                 on_outcome,
@@ -138,18 +137,6 @@ def _left(within_seconds: float | None, began: float) -> float | None:
     if within_seconds is None:
         return None
     return max(0.0, within_seconds - (time.monotonic() - began))
-
-
-def _candidate(kernel: Kernel, snapshots: list[SnapshotInfo], now: float) -> triage.Candidate:
-    """Return a kernel as a candidate. At stake is the time since its process began (launch or resume) or was last saved."""
-    since = [info.created for info in snapshots if info.snapshot_id == kernel.snapshot_id]
-    try:
-        since.append(psutil.Process(kernel.pid).create_time() if kernel.pid else now)
-    except psutil.Error:  # the process has just ended
-        since.append(now)
-    return triage.Candidate(
-        kernel.kernel_id, kernel.memory_bytes + kernel.gpu_bytes, max(0.0, now - max(since))
-    )
 
 
 class _AskedOfTheDaemons:

@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,6 +192,7 @@ def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
         if isinstance(task, GiveUp):
             uploader.give_up(task.snapshot_id)
             return Sent()
+        began = time.monotonic()
         sent = uploader.upload(
             _Source(daemon, task),
             task.info.snapshot_id,
@@ -199,7 +201,8 @@ def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
             tenure=task.tenure,
         ).sent
         counted = opened.bucket.counter.traffic
-        traffic = Traffic(uploads=1, kernels=[task.info.kernel_id]).and_then(counted)
+        seconds = time.monotonic() - began
+        traffic = Traffic(1, [task.info.kernel_id], seconds=seconds).and_then(counted)
         return sent._replace(traffic=traffic)
 
 

@@ -285,6 +285,9 @@ class NoticeView(View, frozen=True):
     is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
     withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
 
+    is_saving: Annotated[
+        bool, Meta(description="Whether kernels are being saved for it; they run on.")
+    ]
 
 class NoticesView(View, frozen=True):
     """All standing notices."""
@@ -369,6 +372,7 @@ def notice_view(notice: Notice) -> NoticeView:
         is_due=notice.is_due,
         withdrawn=notice.withdrawn,
     )
+        is_saving=notice.is_saving,
 
 
 def snapshot_view(snapshot: Snapshot) -> SnapshotView:

@@ -87,7 +87,9 @@ export function noticeTexts(
       : trans.__('This machine can be shut down at any moment.'),
     notice.is_due
       ? trans.__('Sessions are being suspended.')
-      : trans.__('Sessions will be suspended before.')
+      : notice.is_saving
+        ? trans.__('Sessions are saved now, and suspended shortly before.')
+        : trans.__('Sessions will be suspended before.')
   ];
   texts.push(
     notice.disk_survives

@@ -305,6 +305,8 @@ export interface INotice {
   disk_survives: boolean;
   /** Whether kernels are being suspended for it. */
   is_due: boolean;
+  /** Not sent by older servers. */
+  is_saving?: boolean;
   withdrawn: boolean;
 }
 

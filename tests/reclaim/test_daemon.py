@@ -79,12 +79,12 @@ def test_before_amazon_takes_the_machine_its_kernels_are_suspended_and_uploaded(
     kernel = launch(owner, 80_000_000)
     eventually(lambda: aws_machine.count(aws_machine.SPOT))
     assert of(events) == []
-    aws_machine.announce(100)
-    deadline = time.monotonic() + 100
+    aws_machine.announce(50)
+    deadline = time.monotonic() + 50
     eventually(lambda: of(events))
     notice = of(events)[-1]
     assert (notice.kind, notice.disk_survives) == (NoticeKind.RECLAIM, False)
-    assert 80 < notice.seconds_left < 102
+    assert 30 < notice.seconds_left < 52
     eventually(lambda: of(events)[-1].is_due)
     # Its server does nothing.
     eventually(lambda: state(kernel) is KernelState.SUSPENDED)
@@ -95,6 +95,38 @@ def test_before_amazon_takes_the_machine_its_kernels_are_suspended_and_uploaded(
     assert ([one.id for one in report.notices], report.unsafe) == ([notice.id], [])
     assert report.has_remote
     assert "No remote has anything of it" in log_of(settings)
+
+
+def test_with_time_kernels_are_saved_and_uploaded_while_they_run_and_suspended_later(
+    aws_machine, add, events, launch, counts, client, request
+):
+    eventually, state, state_of = map(request.getfixturevalue, ("eventually", "state", "state_of"))
+    owner, script = map(request.getfixturevalue, ("owner", "script"))
+
+    def is_uploaded(snapshot_id):
+        return state_of(client, snapshot_id).state is UploadState.UPLOADED
+
+    add()
+    # The server of one of them does nothing.
+    kernels = [launch(script), launch(owner)]
+    aws_machine.announce(200)
+    eventually(lambda: of(events) and of(events)[-1].is_saving)
+    first = []
+    for kernel in kernels:
+        saved = eventually(lambda kernel=kernel: client.send(calls.snapshots(kernel.kernel_id)))
+        first.append(saved[0].snapshot_id)
+        eventually(lambda: is_uploaded(first[-1]))
+        before = counts(kernel.kernel_id)
+        eventually(lambda kernel=kernel, before=before: counts(kernel.kernel_id) > before)
+        assert state(kernel) is KernelState.RUNNING
+    assert not of(events)[-1].is_due
+    aws_machine.announce(29)
+    eventually(lambda: of(events)[-1].is_due)
+    for kernel in kernels:
+        eventually(lambda kernel=kernel: state(kernel) is KernelState.SUSPENDED)
+        (last, before) = client.send(calls.snapshots(kernel.kernel_id))
+        assert before.snapshot_id in first
+        eventually(lambda last=last: is_uploaded(last.snapshot_id))
 
 
 def test_a_servers_kernels_are_left_to_it_while_it_works(

@@ -15,7 +15,7 @@ from jupyter_gpuckpt.client.mirror import Mirror
 from jupyter_gpuckpt.daemon.reclaim.reaction import Reaction
 from jupyter_gpuckpt.daemon.reclaim.risks import _ago
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
-from jupyter_gpuckpt.errors import KernelBusy, StoreUnavailable
+from jupyter_gpuckpt.errors import DaemonUnavailable, KernelBusy, StoreUnavailable
 from jupyter_gpuckpt.model import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import (
     Event,
@@ -140,7 +140,8 @@ class Kernels:
             "b": KernelState.SUSPENDED,
             "c": KernelState.RUNNING,
         }
-        self.link = SimpleNamespace(served={one: self.served(one) for one in self.states})
+        served = {one: self.served(one) for one in self.states}
+        self.link = SimpleNamespace(served=served, daemon=self)
         self.saved, self.tasks = [], []
 
     def list_kernel_ids(self):
@@ -156,6 +157,12 @@ class Kernels:
 
     async def finish(self, operation):
         return operation
+
+    async def send(self, call):
+        raise DaemonUnavailable("It does not answer.")
+
+    async def measured(self):
+        raise DaemonUnavailable("It does not answer.")
 
     def spawn(self, work):
         self.tasks.append(asyncio.ensure_future(work))
@@ -181,7 +188,7 @@ class Slow(Kernels):
 
     def __init__(self):
         super().__init__()
-        self.link = SimpleNamespace(served={"a": self.served("a")})
+        self.link = SimpleNamespace(served={"a": self.served("a")}, daemon=self)
         self.begun, self.ends = asyncio.Event(), asyncio.Event()
 
     def list_kernel_ids(self):

@@ -1,5 +1,6 @@
 """The machine of a server goes: its kernels are suspended as it would do it, pages are told, and it may all be a false alarm."""
 
+import json
 import subprocess
 
 import pytest
@@ -65,3 +66,39 @@ def test_kernels_are_suspended_by_their_server_and_what_ran_goes_on_if_the_machi
     assert states(server)["idle.ipynb"] == "suspended"
     assert idle.run("print(x)") == "41\n"
     assert server.get("api/gpuckpt/notices") == {"notices": []}
+
+
+def test_with_time_a_server_saves_its_kernels_first_and_they_run_on(
+    make_server, daemon_env, tmp_path
+):
+    told = tmp_path / "told"
+    told.touch()
+    daemon_env["JUPYTER_GPUCKPT_RECLAIM_COMMAND"] = f"tail -n +1 -f {told}"
+    server = make_server()
+    server.start()
+    page = server.open("a.ipynb")
+    page.run("x = 41")
+
+    def tell(within_seconds):
+        with told.open("a") as file:
+            line = {"id": "m", "within_seconds": within_seconds, "disk_survives": True}
+            print(json.dumps(line), file=file)
+
+    def snapshots():
+        return server.get("api/gpuckpt/snapshots")["snapshots"]
+
+    tell(200)
+    wait_for(snapshots)
+    (saved,) = snapshots()
+    # The server's saves know the variables, the daemon's do not.
+    assert [one["name"] for one in saved["variables"]] == ["x"]
+    (shown,) = server.get("api/gpuckpt/notices")["notices"]
+    assert (shown["is_saving"], shown["is_due"]) == (True, False)
+    assert page.run("x += 1; print(x)") == "42\n"
+    assert states(server) == {"a.ipynb": "running"}
+    tell(25)
+    wait_for(lambda: states(server) == {"a.ipynb": "suspended"})
+    last, first = snapshots()
+    assert (last["cause"], first["snapshot_id"]) == ("reclaim", saved["snapshot_id"])
+    page.close()
+    server.stop()

@@ -119,7 +119,7 @@ class AzureEvents:
         deadline = self._deadlines.get(notice_id, now() + SHORTEST_SECONDS)
         if event.not_before:
             deadline = answer.http_deadline(event.not_before)
-        return Notice(notice_id, kind, deadline, survives)
+        return Notice(notice_id, kind, deadline, survives, ends_early=self._approves)
 
 
 def sources(endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> list[Source]:

@@ -121,7 +121,9 @@ class Shutdowns:
                 self._count += 1
                 deadline = now() + _delay_seconds(bus)
                 notice_id = f"{self.name}:{self._count}"
-                standing = Notice(notice_id, NoticeKind.SHUTDOWN, deadline, disk_survives=True)
+                standing = Notice(
+                    notice_id, NoticeKind.SHUTDOWN, deadline, disk_survives=True, ends_early=True
+                )
                 yield standing
             elif not begins and standing is not None:
                 yield Notice(standing.id, standing.kind, standing.deadline, withdrawn=True)

@@ -1,9 +1,10 @@
 """The daemon's reaction when this machine goes: it tells its servers, and suspends the kernels that none of them suspends.
 
-A notice is published when it comes. It is due when little time is left. Then servers suspend their kernels, because they know the
-messages between kernel and pages. The daemon suspends the kernels of scripts, and of servers that do not start. If the disk does
-not survive, snapshots are uploaded at full rate meanwhile. No kernel is killed without a snapshot: a suspend that is not complete
-at the deadline is undone. The withdrawal of a notice cancels the suspends that have not begun.
+A notice is published when it comes. If there is time, kernels are saved for it and run on (`timing.py`). It is due when little time
+is left: then they are suspended. Servers do both for their kernels, because they know the messages between kernel and pages. The
+daemon does it for the kernels of scripts, and of servers that do not start. If the disk does not survive, snapshots are uploaded at
+full rate meanwhile. No kernel is killed without a snapshot: a suspend that is not complete at the deadline is undone. The withdrawal
+of a notice cancels the suspends that have not begun.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from ...reclaim_records import (
     NoticesReport,
     now,
 )
+from ...save_rates import measured_rates
 from ...states import ABSENT, ALIVE, KernelState
 from ...suspend_batch import suspend_each
+from ...triage import measured_upload_rate, most_at_stake_first
 from ..kernels import Kernels, ManagedKernel
 from ..machine import Machine
 from ..measuring import Measuring
@@ -37,12 +40,14 @@ from ..operations import Operations
 from ..streams import Streams
 from ..uploads import Uploads
 from ..verbs import Verbs
+from .first_saves import GRACE_SECONDS, FirstSaves, is_at_work
 from .risks import Risks
+from .timing import Timing
 
-#: A notice is due when less than this time is left, or less than the kernels' suspends take at this rate.
-LEAD_SECONDS, _CAREFUL_BYTES_PER_SECOND = 300.0, 50e6
-#: How long a server may take to begin suspending, and the largest part of the remaining time that this may be.
-GRACE_SECONDS, _GRACE_PART = 3.0, 0.2
+#: The rate of suspends that is expected before any was measured.
+_CAREFUL_BYTES_PER_SECOND = 50e6
+#: The largest part of the remaining time that a server may take to begin suspending.
+_GRACE_PART = 0.2
 #: How long a kernel that was resumed meanwhile runs before it is suspended again, and how often its suspend is tried.
 _AGAIN_SECONDS, _MAX_TRIES = 10.0, 2
 #: A machine that still runs so long after the deadline is considered to stay.
@@ -76,8 +81,10 @@ class Reaction:
         self._risks = Risks(kernels, uploads)
         self._standing: dict[str, Notice] = {}
         self._woken = asyncio.Event()
-        #: The deadline for which kernels are being suspended, and whether the disk survives; None: no notice is due.
-        self._acts_on: tuple[float, bool] | None = None
+        self._timing, self._first_saves = Timing(), FirstSaves(kernels, operations, verbs, uploads)
+        self._bytes_per_second = 0.0
+        #: The deadline, whether the disk survives, and whether kernels are being suspended, not saved; None: nothing is done.
+        self._acts_on: tuple[float, bool, bool] | None = None
         self._act: asyncio.Task[None] | None = None
         self._resumes: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -121,6 +128,8 @@ class Reaction:
                 now() + request.within_seconds,
                 request.disk_survives,
                 request.withdrawn,
+                # The hook waits until all kernels are safe, and the machine waits for the hook.
+                ends_early=True,
             )
         )
 
@@ -136,7 +145,9 @@ class Reaction:
             _log.warning("notice %r is left out: there are %d already", notice.id, MAX_NOTICES)
             return
         else:
-            notice = msgspec.structs.replace(notice, is_due=self._is_due(notice))
+            if known is not None:
+                flags = {"is_due": known.is_due, "is_saving": known.is_saving}
+                notice = msgspec.structs.replace(notice, **flags)
             if notice == known:
                 return
             self._standing[notice.id] = notice
@@ -155,6 +166,10 @@ class Reaction:
         while True:
             self._woken.clear()
             try:
+                if self._standing and not self._bytes_per_second:
+                    snapshots = await asyncio.to_thread(self._machine.snapshots, None)
+                    rates = measured_rates(snapshots)
+                    self._bytes_per_second = min(rates, default=_CAREFUL_BYTES_PER_SECOND)
                 self._look()
             except Exception:  # the next look tries again
                 _log.exception("the reaction to notices that this machine goes failed")
@@ -168,22 +183,34 @@ class Reaction:
                 continue
             if now() > notice.deadline + STAYS_SECONDS:
                 self.take(msgspec.structs.replace(notice, withdrawn=True))
-            elif not notice.is_due and self._is_due(notice):
-                due = self._standing[notice.id] = msgspec.structs.replace(notice, is_due=True)
-                self._publish(due)
-        due_now = [one for one in self._standing.values() if one.is_due]
+                continue
+            changed = self._timing.applied(notice, self._need_seconds())
+            if changed != notice:
+                self._standing[notice.id] = changed
+                self._publish(changed)
+        due = [one for one in self._standing.values() if one.is_due]
+        acted_on = due or [one for one in self._standing.values() if one.is_saving]
         acts_on = None
-        if due_now:
-            first = min(one.deadline for one in due_now if one.deadline is not None)
-            acts_on = (first, all(one.disk_survives for one in due_now))
-        if acts_on != self._acts_on:
-            self._acts_on = acts_on
-            if self._act is not None:
-                self._act.cancel()  # suspends that have begun go on
-            if acts_on is None:
-                self._end()
-            else:
-                self._act = asyncio.ensure_future(self._suspend_all(*acts_on))
+        if acted_on:
+            first = min(one.deadline for one in acted_on if one.deadline is not None)
+            acts_on = (first, all(one.disk_survives for one in acted_on), bool(due))
+        if acts_on == self._acts_on:
+            return
+        self._acts_on = acts_on
+        if self._act is not None:
+            self._act.cancel()  # what has begun goes on
+        if acts_on is None:
+            self._end()
+        elif due:
+            self._act = asyncio.ensure_future(self._suspend_all(*acts_on[:2]))
+        else:
+            self._act = asyncio.ensure_future(self._save_all(disk_survives=acts_on[1]))
+
+    def _need_seconds(self) -> float:
+        """Return how long the suspends of all kernels are expected to take."""
+        alive = [kernel.usage for kernel in self._kernels if kernel.state in ALIVE]
+        count_bytes = sum(usage.memory_bytes + usage.gpu_bytes for usage in alive)
+        return count_bytes / (self._bytes_per_second or _CAREFUL_BYTES_PER_SECOND)
 
     def _end(self) -> None:
         """Return to normal operation, because no notice is due any more."""
@@ -191,15 +218,26 @@ class Reaction:
         self._tries.clear()
         self._begun.clear()
         self._due_since = self._grace_until = 0.0
+        self._timing = Timing()
+        self._first_saves.end()
+        self._bytes_per_second = 0.0
         self._resumes = asyncio.ensure_future(self._resume_scripts())
 
-    def _is_due(self, notice: Notice) -> bool:
-        left = notice.seconds_left
-        if left is None or left <= LEAD_SECONDS:
-            return left is not None
-        alive = [kernel.usage for kernel in self._kernels if kernel.state in ALIVE]
-        count_bytes = sum(usage.memory_bytes + usage.gpu_bytes for usage in alive)
-        return left <= count_bytes / _CAREFUL_BYTES_PER_SECOND
+    async def _save_all(self, *, disk_survives: bool) -> None:
+        """Save and upload the kernels, which run on, until all of them are safe or a notice is due."""
+        self._timing.begin()
+        self._first_saves.begin()
+        self._uploads.hurry(on=not disk_survives)
+        if not disk_survives:
+            await self._uploads.look()  # a remote may have been added just now
+        while not self._first_saves.are_complete(disk_survives=disk_survives):
+            try:
+                await self._first_saves.save_left_over()
+            except Exception:  # the suspends follow in any case
+                _log.exception("kernels are not saved first")
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._timing.complete()
 
     async def _suspend_all(self, deadline: float, disk_survives: bool) -> None:
         total = deadline - now()
@@ -249,27 +287,26 @@ class Reaction:
             if record.since > began and time.time() < record.since + _AGAIN_SECONDS:
                 continue
             is_servers = record.owner.kind is OwnerKind.SERVER
-            if is_servers and (not grace_is_over or self._is_at_work(kernel.owner_id)):
+            if is_servers and (
+                not grace_is_over
+                or is_at_work(self._operations, OperationKind.SUSPEND, kernel.owner_id)
+            ):
                 continue
             left.append(kernel)
         return left
 
-    def _is_at_work(self, owner_id: str) -> bool:
-        """Return whether a suspend of this owner's kernels runs, or has just ended."""
-        recently = time.monotonic() - GRACE_SECONDS
-        return any(
-            operation.kind is OperationKind.SUSPEND
-            and operation.kernel.owner_id == owner_id
-            and (not operation.ended or operation.ended_at > recently)
-            for operation in self._operations
-        )
-
     async def _suspend(self, kernels: list[ManagedKernel], within_seconds: float) -> None:
         await self._measuring.measure(kernels, exactly=False)
         snapshots = await asyncio.to_thread(self._machine.snapshots, None)
-        smallest_first = sorted(
-            (kernel.public() for kernel in kernels),
-            key=lambda kernel: kernel.memory_bytes + kernel.gpu_bytes,
+        remotes = await self._uploads.views()
+        is_lost = self._acts_on is not None and not self._acts_on[1]
+        first_to_last = most_at_stake_first(
+            [kernel.public() for kernel in kernels],
+            snapshots,
+            within_seconds,
+            now=time.time(),
+            is_far=(lambda info: self._uploads.has(info.snapshot_id)) if is_lost else None,
+            upload_bytes_per_second=measured_upload_rate(remotes),
         )
         for kernel in kernels:
             self._tries[kernel.kernel_id] += 1
@@ -277,7 +314,7 @@ class Reaction:
                 self._of_scripts.add(kernel.kernel_id)
         asked = _AsDaemon(self._verbs, self._operations, self._begun)
         for outcome in await suspend_each(
-            smallest_first, asked, within_seconds, snapshots=snapshots
+            first_to_last, asked, within_seconds, snapshots=snapshots
         ):
             if outcome.saved:
                 del self._tries[outcome.kernel_id]

@@ -1,25 +1,35 @@
-"""Notices that this machine will go: kernels are suspended through their gates, the smallest first, as many as there is time for.
+"""Notices that this machine will go: kernels are saved, if there is time, and then suspended through their gates.
 
-The daemon reports when the suspends are due. It suspends a kernel itself if this server has not begun within some seconds.
+Those with the most work at stake per second of save and upload come first. The daemon reports when kernels are to be saved and when
+the suspends are due. It does it itself if this server has not begun within some seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ... import calls
 from ...errors import GpuCkptError
 from ...model import Cause
 from ...plurals import counted
 from ...reclaim_records import NoticeKind, now
+from ...snapshot_records import UploadState
 from ...states import KernelState
+from ...triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
 from ..kernels.kernel_listener import KernelListener
 from .suspend_all import suspend_all
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Iterable
 
+    from ...protocol import Kernel, Operation
     from ...reclaim_records import Notice
+    from ...snapshot_records import Snapshot
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_manager import GpuCkptKernels
     from ..kernels.operations import ServerOperations
@@ -46,17 +56,25 @@ class Reclaim(KernelListener):
         #: The ids of suspends that were begun for due notices. A new, nearer deadline applies to them, too.
         self._begun: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+        #: The saves before the suspends; they end when these begin.
+        self._saves: asyncio.Task[None] | None = None
+        #: The last of these saves of each kernel, by its id.
+        self._saved: dict[str, Operation] = {}
         self._stopped = False
 
     def notice_changed(self, notice: Notice) -> None:
-        """Suspend all kernels for a notice that is due; save them for one without a deadline."""
-        is_new = notice.id not in self._notices
+        """Suspend all kernels for a notice that is due; save them before, and for a notice without a deadline."""
+        known = self._notices.get(notice.id)
         self._notices[notice.id] = notice
         if notice.withdrawn:
             del self._notices[notice.id]
-        elif is_new and notice.kind is NoticeKind.REBALANCE:
+        elif known is None and notice.kind is NoticeKind.REBALANCE:
             self._log.warning("This machine may be taken back soon: kernels are saved, and run on.")
             self._operations.spawn(self._save_all())
+        elif notice.is_saving and not (known is not None and known.is_saving):
+            self._save_first()
+        if self._saves is not None and not any(one.is_saving for one in self._notices.values()):
+            self._saves.cancel()  # the daemon cancels a running save for a suspend
         due = [one for one in self._notices.values() if one.is_due]
         deadline = min((one.deadline for one in due if one.deadline is not None), default=None)
         if deadline == self._deadline or self._stopped:
@@ -69,12 +87,29 @@ class Reclaim(KernelListener):
         else:
             self._task = asyncio.ensure_future(self._suspend_all(max(0.0, deadline - now())))
 
+    async def before_freeze(self, kernel_id: str) -> None:
+        """Cancel a running save of this policy and wait for its end; what it has stored serves the next one. Never raises."""
+        if (operation := self._saved.pop(kernel_id, None)) is not None:
+            with suppress(GpuCkptError):
+                await self._operations.cancel(operation.operation_id)
+                await self._operations.finish(operation)
+
     async def server_stops(self) -> None:
         """Leave all kernels to the server's stop."""
         self._stopped = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        tasks = {task for task in (self._task, self._saves) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _save_first(self) -> None:
+        """Save all kernels while there is time, unless that is being done."""
+        if self._stopped or self._deadline is not None:
+            return
+        if self._saves is None or self._saves.done():
+            self._log.warning("This machine will go: kernels are saved now, and run on until then.")
+            self._saves = asyncio.ensure_future(self._save_all())
 
     async def _suspend_all(self, within_seconds: float) -> None:
         kernel_ids = self._managed()
@@ -85,18 +120,52 @@ class Reclaim(KernelListener):
             within_seconds,
             counted(len(kernel_ids), "kernel"),
         )
+        due = [one for one in self._notices.values() if one.is_due]
+        rate = await self._upload_rate()
         await suspend_all(
-            self._operations, kernel_ids, within_seconds, Cause.RECLAIM, begun=self._begun
+            self._operations,
+            kernel_ids,
+            within_seconds,
+            Cause.RECLAIM,
+            begun=self._begun,
+            order=partial(_in_order, disk_survives=all(n.disk_survives for n in due), rate=rate),
         )
 
     async def _save_all(self) -> None:
-        for kernel_id in self._managed():
+        for kernel_id in await self._most_at_stake_first():
             try:
                 if self._operations.served(kernel_id).state is KernelState.RUNNING:
                     operation = await self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
+                    self._saved[kernel_id] = operation
                     await self._operations.finish(operation)
             except GpuCkptError as error:
                 self._log.warning("Kernel %s was not saved: %s", kernel_id, error)
+
+    async def _most_at_stake_first(self) -> list[str]:
+        """Return this server's kernels in the order in which to save them: any order if the daemon does not answer."""
+        managed = self._managed()
+        try:
+            measured = await self._operations.measured()
+            snapshots = await self._operations.snapshots()
+        except GpuCkptError as error:
+            self._log.debug("kernels are saved in any order: %s", error)
+            return managed
+        notices = [one for one in self._notices.values() if one.is_saving]
+        survives = bool(notices) and all(one.disk_survives for one in notices)
+        rate = await self._upload_rate()
+        found = [one for one in measured if one.kernel_id in managed]
+        return [
+            one.kernel_id
+            for one in _in_order(found, snapshots, None, disk_survives=survives, rate=rate)
+        ]
+
+    async def _upload_rate(self) -> float:
+        try:
+            remotes = await self._link.daemon.send(calls.uploads())
+        except GpuCkptError as error:
+            self._log.debug("the rate of uploads is not known: %s", error)
+            return UPLOAD_BYTES_PER_SECOND
+        return measured_upload_rate(remotes)
 
     def _resume_cells(self) -> None:
         """Resume the kernels that were suspended in the middle of a cell: this machine stays."""
@@ -114,3 +183,26 @@ class Reclaim(KernelListener):
             for kernel_id in self._kernels.list_kernel_ids()
             if (served := self._link.served.get(kernel_id)) and served.kernel
         ]
+
+
+def _in_order(
+    kernels: Iterable[Kernel],
+    snapshots: list[Snapshot],
+    within_seconds: float | None,
+    *,
+    disk_survives: bool,
+    rate: float,
+) -> list[Kernel]:
+    """Return kernels in the order in which to save them. `rate`: of uploads, in bytes per second."""
+    return most_at_stake_first(
+        kernels,
+        snapshots,
+        within_seconds,
+        now=time.time(),
+        is_far=None if disk_survives else _is_far,
+        upload_bytes_per_second=rate,
+    )
+
+
+def _is_far(snapshot: Snapshot) -> bool:
+    return any(upload.state is UploadState.UPLOADED for upload in snapshot.uploads)

@@ -1,10 +1,10 @@
-"""Suspends of many kernels within a deadline, smallest first, for the stop of the server by the hub or a user."""
+"""Suspends of many kernels within a deadline: for the stop of the server by the hub or a user, and before the machine goes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ...errors import ErrorRecord, GpuCkptError, record_of
@@ -15,9 +15,20 @@ from ...suspend_batch import SuspendOutcome, SuspendReport, no_time, not_saved, 
 
 if TYPE_CHECKING:
     from ...protocol import Operation
+    from ...snapshot_records import Snapshot
     from ..kernels.operations import ServerOperations
 
+#: A function that sorts kernels for a suspend; its further arguments are all snapshots, newest first, and the remaining seconds.
+Order = Callable[["Iterable[Kernel]", "list[Snapshot]", "float | None"], "list[Kernel]"]
+
 _log = logging.getLogger(__name__)
+
+
+def smallest_first(
+    kernels: Iterable[Kernel], snapshots: list[Snapshot], within_seconds: float | None
+) -> list[Kernel]:
+    """Sort kernels by memory and GPU memory together, so that most notebooks are saved before a deadline. An `Order`."""
+    return sorted(kernels, key=lambda kernel: kernel.memory_bytes + kernel.gpu_bytes)
 
 
 async def suspend_all(
@@ -26,13 +37,14 @@ async def suspend_all(
     within_seconds: float | None,
     cause: Cause = Cause.SHUTDOWN,
     begun: set[str] | None = None,
+    order: Order = smallest_first,
 ) -> SuspendReport:
     """Suspend these kernels, wait for the end, and return the outcomes. Never raises.
 
-    A few are suspended at a time, the smallest first by memory and GPU memory, so that most notebooks are saved before the
-    deadline. A suspend that is not complete `within_seconds` from now (None: no limit) is undone, and that kernel runs on under
-    the daemon; this returns at most `suspend_batch.UNDO_SECONDS` later. Kernels that are already suspended count as saved.
-    `begun`: the ids of suspends that the caller has begun for an earlier deadline, which are undone as well; more are added.
+    A few are suspended at a time, in this `order`. A suspend that is not complete `within_seconds` from now (None: no limit) is
+    undone, and that kernel runs on under the daemon; this returns at most `suspend_batch.UNDO_SECONDS` later. Kernels that are
+    already suspended count as saved. `begun`: the ids of suspends that the caller has begun for an earlier deadline, which are
+    undone as well; more are added.
     """
     began = asyncio.get_running_loop().time()
     wanted = list(dict.fromkeys(kernel_ids))
@@ -55,7 +67,7 @@ async def suspend_all(
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
         asked = _AsServer(operations, cause, begun)
         done = await suspend_each(
-            smallest_first(to_do), asked, left, snapshots=snapshots, own=frozenset(begun)
+            order(to_do, snapshots, left), asked, left, snapshots=snapshots, own=frozenset(begun)
         )
         report = SuspendReport([*done, *decided], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
@@ -70,11 +82,6 @@ async def suspend_all(
 
 def _none_saved(kernel_ids: Iterable[str], why: ErrorRecord) -> SuspendReport:
     return SuspendReport([SuspendOutcome(kernel_id, error=why) for kernel_id in kernel_ids])
-
-
-def smallest_first(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Sort kernels by memory and GPU memory together."""
-    return sorted(kernels, key=lambda kernel: kernel.memory_bytes + kernel.gpu_bytes)
 
 
 def _sorted_out(

@@ -94,6 +94,8 @@ describe('the banner of a machine that goes', () => {
     await shown('Sessions will be suspended before. Its disk is lost');
     now += 41_000;
     await shown('in 1:04.'); // by itself, within a second
+    tell({ is_saving: true });
+    await shown('Sessions are saved now, and suspended shortly before.');
     tell({ seconds_left: 30, is_due: true, disk_survives: true });
     await shown('in 0:30. Sessions are being suspended. Its disk is kept.');
     now += 31_000;

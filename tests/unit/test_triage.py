@@ -3,14 +3,21 @@
 import itertools
 import random
 
-from jupyter_gpuckpt.cli.triage import (
+from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.protocol import Kernel
+from jupyter_gpuckpt.snapshot_records import RemoteUploads, Traffic
+from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.triage import (
     BYTES_PER_SECOND,
     FIXED_SECONDS,
+    UPLOAD_BYTES_PER_SECOND,
     Candidate,
+    candidate,
     measured_rate,
+    measured_upload_rate,
+    most_at_stake_first,
     order,
 )
-from jupyter_gpuckpt.model import Sizes, SnapshotInfo
 
 GB = 10**9
 HOUR = 3600.0
@@ -95,3 +102,60 @@ def test_the_rate_is_that_of_earlier_snapshots_large_enough_to_tell():
     )
     older = [snapshot(9 * GB, 1.0)] * 20
     assert measured_rate([snapshot(GB, 1.0)] * 10 + older) == GB
+
+
+def kernel(kernel_id="k", latest="", size=10**9):
+    # Without a process: as if it had just begun.
+    return Kernel(kernel_id, KernelState.RUNNING, "server", snapshot_id=latest, memory_bytes=size)
+
+
+def taken(snapshot_id, kernel_id, ago, **sizes):
+    return SnapshotInfo(snapshot_id, kernel_id, 1e9 - ago, "save", sizes=Sizes(**sizes))
+
+
+def test_at_stake_is_what_was_done_since_the_last_snapshot_that_survives():
+    snapshots = [
+        taken("new", "k", 100, stored_bytes=500, new_bytes=20),
+        taken("old", "k", 900, stored_bytes=480, new_bytes=480),
+        taken("of another", "other", 5),
+    ]
+
+    def stake(latest, is_far=None, of=snapshots):
+        found = candidate(kernel(latest=latest), of, 1e9, is_far)
+        return round(found.at_stake_seconds), found.upload_bytes
+
+    # It is resumed from its latest snapshot now, so it has done nothing since.
+    assert stake("new") == (0, 0)
+    assert stake("new", lambda info: True) == (0, 20)
+    assert stake("new", lambda info: info.snapshot_id == "old") == (900, 20)
+    assert stake("new", lambda info: False) == (900, 500)
+    assert stake("", lambda info: False, []) == (0, 500_000_000)
+    assert stake("", None, []) == (0, 0)
+
+
+def test_what_is_uploaded_quickly_goes_before_what_is_as_worth_and_takes_long():
+    snapshots = [
+        taken("a", "large upload", 100, stored_bytes=10**9, new_bytes=10**9),
+        taken("b", "small upload", 100, stored_bytes=10**9, new_bytes=10**6),
+    ]
+    kernels = [kernel("large upload"), kernel("small upload", size=2 * 10**9)]
+
+    def first(is_far):
+        found = most_at_stake_first(kernels, snapshots, 1000, now=1e9, is_far=is_far)
+        return found[0].kernel_id
+
+    assert first(None) == "large upload"
+    assert first(lambda info: True) == "small upload"
+
+
+def test_the_rate_of_uploads_is_measured_where_enough_was_uploaded():
+    def remote(sent, seconds, **fields):
+        traffic = Traffic(sent_bytes=sent, seconds=seconds)
+        state = {"automatic": True, "paused": False} | fields
+        return RemoteUploads(remote="r", traffic=traffic, **state)
+
+    assert measured_upload_rate([]) == UPLOAD_BYTES_PER_SECOND
+    assert measured_upload_rate([remote(1000, 1.0), remote(10**9, 0.0)]) == UPLOAD_BYTES_PER_SECOND
+    assert measured_upload_rate([remote(10**9, 100.0), remote(10**9, 10.0)]) == 1e8
+    unused = [remote(10**9, 1.0, paused=True), remote(10**9, 1.0, automatic=False)]
+    assert measured_upload_rate([*unused, remote(10**8, 10.0)]) == 1e7

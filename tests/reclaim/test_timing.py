@@ -1,0 +1,89 @@
+"""When kernels are saved for a notice, and when they are suspended."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_gpuckpt import reclaim_records
+from jupyter_gpuckpt.daemon.reclaim import timing as timing_module
+from jupyter_gpuckpt.daemon.reclaim.timing import Timing
+from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that stands, at 0, until the test sets it."""
+    times = [0.0]
+    for module in (reclaim_records, timing_module):
+        monkeypatch.setattr(module, "now", lambda: times[0])
+    return times
+
+
+def done(timing, notice, need_seconds=1.0):
+    changed = timing.applied(notice, need_seconds)
+    assert not (changed.is_saving and changed.is_due)
+    return "saving" if changed.is_saving else "due" if changed.is_due else ""
+
+
+def test_kernels_are_saved_first_and_suspended_when_twice_that_time_is_left(clock):
+    timing, notice = Timing(), Notice("n", NoticeKind.RECLAIM, 1000.0)
+    assert done(timing, notice) == ""
+    clock[0] = 700.0
+    assert done(timing, notice) == "saving"
+    timing.begin()
+    clock[0] = 740.0
+    timing.complete()
+    assert timing.is_complete
+    clock[0] = 919.0
+    assert done(timing, notice) == "saving"
+    clock[0] = 920.0
+    assert done(timing, notice) == "due"
+
+
+def test_a_third_of_the_time_is_for_saves_that_do_not_end_in_time(clock):
+    timing, notice = Timing(), Notice("n", NoticeKind.RECLAIM, 120.0)
+    assert done(timing, notice) == "saving"
+    timing.begin()
+    clock[0] = 39.0
+    assert done(timing, notice) == "saving"
+    clock[0] = 40.0
+    assert done(timing, notice) == "due"
+
+
+def test_quick_saves_leave_half_a_minute_and_a_due_notice_stays_due(clock):
+    timing, notice = Timing(), Notice("n", NoticeKind.RECLAIM, 120.0)
+    timing.begin()
+    clock[0] = 2.0
+    timing.complete()
+    clock[0] = 89.0
+    assert done(timing, notice) == "saving"
+    # A kernel that needs longer was started meanwhile.
+    assert done(timing, notice, need_seconds=31.0) == "due"
+    clock[0] = 90.0
+    due = timing.applied(notice, 1.0)
+    assert due.is_due
+    clock[0] = 0.0
+    assert timing.applied(due, 1.0).is_due
+    # It is put off.
+    assert done(timing, Notice("n", NoticeKind.RECLAIM, 5000.0, is_due=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("notice", "need_seconds"),
+    [
+        (Notice("short", NoticeKind.RECLAIM, 59.0), 1.0),
+        (Notice("large kernels", NoticeKind.RECLAIM, 119.0), 40.0),
+        (Notice("waited for", NoticeKind.SHUTDOWN, 299.0, ends_early=True), 1.0),
+    ],
+)
+def test_without_time_or_a_reason_kernels_are_suspended_at_once(clock, notice, need_seconds):
+    assert done(Timing(), notice, need_seconds) == "due"
+
+
+def test_large_kernels_are_saved_earlier(clock):
+    notice = Notice("n", NoticeKind.MAINTENANCE, 1000.0)
+    assert done(Timing(), notice, need_seconds=300.0) == ""
+    assert done(Timing(), notice, need_seconds=333.4) == "due"
+    assert (
+        done(Timing(), Notice("n", NoticeKind.MAINTENANCE, 900.0), need_seconds=300.0) == "saving"
+    )
