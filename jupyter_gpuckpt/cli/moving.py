@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from .. import calls
-from ..errors import GpuCkptError, KernelStateConflict
-from ..protocol import Kernel, Operation, OperationState, Result
+from .. import calls, moving
+from ..errors import KernelStateConflict
+from ..protocol import Operation, Result
 from ..remote_records import chosen
 from ..states import ALIVE, KernelState
 from . import output
-from .daemon_calls import daemon, finish
+from .daemon_calls import daemon
 from .ids import one_kernel
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 SUMMARY = "suspend a kernel and upload it, so that another machine can go on with it"
 DESCRIPTION = "If that fails, the kernel is as it was: it runs again, or is suspended here."
@@ -37,7 +38,12 @@ def run(args: Namespace) -> int:
         kernel_id = one_kernel(args.kernel, client)
         # A remote that cannot be used raises its error here, before anything is changed.
         client.send(calls.far_sessions(remote))
-        done = _moved(client, client.send(calls.kernel(kernel_id)), remote)
+        if client.send(calls.kernel(kernel_id)).state is KernelState.LOST:
+            raise KernelStateConflict(
+                f"Kernel {kernel_id} is lost: only its older snapshots can be uploaded.",
+                hint=f"`jupyter gpuckpt remote upload {remote} SNAPSHOT` uploads one.",
+            )
+        done = asyncio.run(_moved(kernel_id, remote))
         others = [
             one
             for one in client.send(calls.kernels())
@@ -62,43 +68,47 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _moved(client: Client, kernel: Kernel, remote: str) -> Result:
-    """Suspend and upload a kernel, and return the result.
+class _AskedOfTheDaemon:
+    """A `Mover` that sends requests to the daemon and shows the progress."""
 
-    After an error or an interrupt the kernel is put back into its former state, and a warning says so.
-    """
-    kernel_id = kernel.kernel_id
-    if kernel.state is KernelState.LOST:
-        raise KernelStateConflict(
-            f"Kernel {kernel_id} is lost: only its older snapshots can be uploaded.",
-            hint=f"`jupyter gpuckpt remote upload {remote} SNAPSHOT` uploads one.",
-        )
-    suspending: Operation | None = None
-    moving: Operation | None = None
-    try:
-        if kernel.state in ALIVE:
-            suspending = client.send(calls.suspend(kernel_id))
-            finish(client, suspending, "suspending")
-        moving = client.send(calls.move(kernel_id, remote))
-        return finish(client, moving, "moving").outcome()
-    except BaseException:
-        if moving is not None:
-            with suppress(GpuCkptError):
-                client.send(calls.cancel(moving.operation_id))
-        _put_back(client, kernel_id, suspending)
-        raise
+    def __init__(self, daemon: AsyncClient, kernel_id: str, remote: str) -> None:
+        self._daemon, self._kernel_id, self._remote = daemon, kernel_id, remote
+
+    async def state(self) -> KernelState:
+        return (await self._daemon.send(calls.kernel(self._kernel_id))).state
+
+    async def suspend(self) -> None:
+        await self._done(calls.suspend(self._kernel_id), "suspending")
+
+    async def move(self) -> Result:
+        return await self._done(calls.move(self._kernel_id, self._remote), "moving")
+
+    async def resume(self) -> None:
+        await self._done(calls.resume(self._kernel_id), "resuming")
+
+    async def _done(self, call: calls.Call[Operation], title: str) -> Result:
+        """Start an operation, show its progress, and return its result; cancel it on an interrupt."""
+        operation = await self._daemon.send(call)
+        try:
+            with output.ProgressBar(title) as bar:
+                async with aclosing(self._daemon.follow(operation.operation_id)) as changes:
+                    async for operation in changes:
+                        bar.show(operation.progress)
+        except asyncio.CancelledError:
+            await self._daemon.send(calls.cancel(operation.operation_id))
+            await self._daemon.finish(operation.operation_id)
+            raise
+        return operation.outcome()
 
 
-def _put_back(client: Client, kernel_id: str, suspending: Operation | None) -> None:
-    """Resume a kernel that was suspended to be moved, and say how it is now; never raises."""
-    with suppress(GpuCkptError, KeyboardInterrupt):
-        if suspending is not None:
-            client.send(calls.cancel(suspending.operation_id))
-            *_, ended = client.follow(suspending.operation_id)
-            if ended.state is OperationState.SUCCEEDED:
-                finish(client, client.send(calls.resume(kernel_id)), "resuming")
-    with suppress(GpuCkptError, KeyboardInterrupt):
-        state = client.send(calls.kernel(kernel_id)).state
-        output.warn(f"Kernel {kernel_id} was not moved; here it is {state.value}.")
-        if suspending is not None and state not in ALIVE:
-            output.warn(f"`jupyter gpuckpt resume {kernel_id}` brings it back.")
+async def _moved(kernel_id: str, remote: str) -> Result:
+    """Move a kernel and return the result; else put it back. A warning says so if the user has interrupted it."""
+    from ..client import AsyncClient  # noqa: PLC0415 - an HTTP library, too slow for --help
+
+    async with await AsyncClient.connect() as client:
+        try:
+            return await moving.move(_AskedOfTheDaemon(client, kernel_id, remote))
+        except asyncio.CancelledError as interrupt:
+            for note in getattr(interrupt, "__notes__", []):
+                output.warn(note)
+            raise

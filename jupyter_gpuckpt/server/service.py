@@ -180,7 +180,7 @@ class Service:
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
             notebooks,
-            Moves(link, operations, gpu_room.resume, log),
+            Moves(link, operations, gpu_room.resume),
             shut_downs,
             idle,
         )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -153,10 +154,21 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     epoch = short_dir / "share/epoch"
     epoch.write_text("This is none.")
     failed = gpuckpt("move", kernel.id, status=7)
-    assert f"Kernel {kernel.id} was not moved; here it is running." in failed.stderr
+    assert "The kernel was not moved and runs on here." in failed.stderr
     assert "It is safe" not in failed.stdout
     assert kernel.worth("x + 1") == "42"
     epoch.unlink()
+
+    # At this rate it takes hours, and its user does not wait.
+    joined(daemon_env, "slow", f"file://{short_dir}/slow", "--upload-rate", "1K", "--manual")
+    command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "move", kernel.id, "--to", "slow"]
+    with subprocess.Popen(command, env=daemon_env, stderr=subprocess.PIPE, text=True) as moving:
+        wait_for(lambda: gpuckpt_json("remote", "status", "slow")["remotes"][0]["uploading"])
+        moving.send_signal(signal.SIGINT)
+        assert "The kernel was not moved and runs on here." in moving.communicate()[1]
+    assert moving.returncode == 130
+    assert kernel.worth("x + 1") == "42"
+    assert gpuckpt("remote", "rm", "slow")
 
     moved = gpuckpt("move", kernel.id[:8])
     assert moved.stdout.endswith("It is safe to close this machine.\n")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ... import calls
-from ...errors import GpuCkptError, KernelStateConflict
+from ... import calls, moving
+from ...errors import KernelStateConflict
 from ...plurals import counted
 from ...progress import ProgressRecord, Stage
 from ...protocol import OperationKind
@@ -19,8 +19,6 @@ from ...remote_records import chosen
 from ...states import ALIVE, KernelState
 
 if TYPE_CHECKING:
-    import logging
-
     from ...protocol import Operation, Result
     from ..messages.served_kernel import ServedKernel
     from .daemon_link import DaemonLink
@@ -31,11 +29,8 @@ if TYPE_CHECKING:
 class Moves:
     """A starter of moves of kernels to remotes."""
 
-    def __init__(
-        self, link: DaemonLink, operations: ServerOperations, resume: Resume, log: logging.Logger
-    ) -> None:
-        self._link, self._operations, self._log = link, operations, log
-        self._resume = resume
+    def __init__(self, link: DaemonLink, operations: ServerOperations, resume: Resume) -> None:
+        self._link, self._operations, self._resume = link, operations, resume
         #: The kernels that are being moved.
         self._moving: set[str] = set()
 
@@ -66,34 +61,13 @@ class Moves:
             steps.note(ProgressRecord(Stage.PREFLIGHT))
             # A remote that cannot be used raises its error here, before anything is changed.
             await daemon.send(calls.far_sessions(remote))
-            steps.check()
-            ran = served.state in ALIVE
-            try:
-                if ran:
-                    await steps.run(await self._operations.suspend(kernel_id))
-                    steps.check()
-                done = await steps.run(await self._operations.move(kernel_id, remote))
-            except GpuCkptError as error:
-                if ran:
-                    await self._put_back(steps, served, error)
-                raise
+            done = await moving.move(
+                _AsServer(self._operations, self._resume, steps, served, remote)
+            )
             others = await self._others(kernel_id)
             return msgspec.structs.replace(done, warnings=[*done.warnings, *others])
         finally:
             self._moving.discard(kernel_id)
-
-    async def _put_back(self, steps: Steps, served: ServedKernel, error: GpuCkptError) -> None:
-        """Resume a kernel that was suspended to be moved; add to the error's hint how it is now. Never raises."""
-        if served.state is KernelState.SUSPENDED and not self._operations.stopping:
-            try:
-                started = await self._resume(served.kernel_id, "")
-                await steps.run(started, can_cancel=False)
-            except GpuCkptError as why:
-                self._log.warning(
-                    "kernel %s was not moved and is suspended: %s", served.kernel_id, why
-                )
-        now = "is suspended here" if served.state is KernelState.SUSPENDED else "runs on here"
-        error.hint = f"{error.hint} The kernel was not moved and {now}.".strip()
 
     async def _others(self, kernel_id: str) -> list[str]:
         """Return a warning that other kernels run on this machine, which nobody has moved; empty if none do."""
@@ -104,3 +78,35 @@ class Moves:
         return [
             f"That holds for this kernel only: {counted(count, 'other kernel')} on this machine would end with it."
         ]
+
+
+class _AsServer:
+    """A `Mover` that suspends and resumes as a page's request would."""
+
+    def __init__(
+        self,
+        operations: ServerOperations,
+        resume: Resume,
+        steps: Steps,
+        served: ServedKernel,
+        remote: str,
+    ) -> None:
+        self._operations, self._resume, self._steps = operations, resume, steps
+        self._served, self._remote = served, remote
+
+    async def state(self) -> KernelState:
+        return self._served.state
+
+    async def suspend(self) -> None:
+        self._steps.check()
+        await self._steps.run(await self._operations.suspend(self._served.kernel_id))
+
+    async def move(self) -> Result:
+        self._steps.check()
+        started = await self._operations.move(self._served.kernel_id, self._remote)
+        return await self._steps.run(started)
+
+    async def resume(self) -> None:
+        if not self._operations.stopping:
+            started = await self._resume(self._served.kernel_id, "")
+            await self._steps.run(started, can_cancel=False)
