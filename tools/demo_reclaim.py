@@ -3,7 +3,8 @@
 python tools/demo_reclaim.py [--notice SECONDS] [URL]      a bucket, with credentials where its provider's tools find them; else a folder
 
 The first part has the notice that Amazon gives spot instances, from an imitation of its metadata service, and as long before the end
-as Amazon's unless --notice is given. The second part has no notice, and the session continues from the last periodic upload. A and B
+as Amazon's unless --notice is given. If there is time, the kernel is saved and uploaded at once and runs on, and is suspended shortly
+before the end. The second part has no notice, and the session continues from the last periodic upload. A and B
 are two data directories with a server and a daemon each; if root runs the demo, each also has a host name, a boot id and a disk of its
 own. All processes of A are killed, and its disk is removed. Any line that differs from an undisturbed run, or is missing, ends the demo
 with an error.
@@ -36,8 +37,10 @@ from tornado.websocket import WebSocketClientConnection
 #: The time between Amazon's notice and the end of the machine.
 NOTICE_SECONDS = 120.0
 AUTOSAVE_SECONDS = 5.0
+#: From this time on kernels are saved first and run on.
+TIME_TO_SAVE_FIRST = 60.0
 #: The timeout of a step.
-MAX_STEP_SECONDS = 120.0
+MAX_STEP_SECONDS = 180.0
 STEPS, PAUSE = 300, 0.1
 CELL_ID = "training"
 TRAINING = """
@@ -55,26 +58,31 @@ for step in range({steps}):
     time.sleep({pause})
 print("weights", weights.tolist())
 """
-NOTEBOOK = {
-    "cells": [
-        {
-            "cell_type": "code",
-            "execution_count": None,
-            "id": CELL_ID,
-            "metadata": {},
-            "outputs": [],
-            "source": TRAINING.format(steps=STEPS, pause=PAUSE),
-        }
-    ],
-    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-    "nbformat": 4,
-    "nbformat_minor": 5,
-}
+#: How much longer than the notice the cell runs.
+LONGER = 1.25
 #: A program that runs a command on a machine of its own: NAME BOOT FOLDER OTHER COMMAND... The machine has the host name NAME and the
 #: boot id in the file BOOT, and its disk FOLDER is mounted over the other machine's disk OTHER.
 MACHINE = """
 hostname "$1" && mount --bind "$2" /proc/sys/kernel/random/boot_id && mount --bind "$3" "$4" && shift 4 && exec "$@"
 """
+
+
+def notebook(code: str) -> JSON:
+    """Return a notebook with one cell."""
+    cell = {
+        "cell_type": "code",
+        "execution_count": None,
+        "id": CELL_ID,
+        "metadata": {},
+        "outputs": [],
+        "source": code,
+    }
+    return {
+        "cells": [cell],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 class Provider:
@@ -121,17 +129,17 @@ class Provider:
 
 
 class Machine:
-    """A machine with a notebook, and its user."""
+    """A machine with a notebook, and its user. `code`: of the notebook's cell."""
 
-    def __init__(self, folder: Path, other: Path) -> None:
-        self.folder, self.name, self._other = folder, folder.name, other
+    def __init__(self, folder: Path, other: Path, code: str) -> None:
+        self.folder, self.name, self._other, self.code = folder, folder.name, other, code
         self._make_disk()
         self.user = User(folder)
         self.server: Server | None = None
 
     def _make_disk(self) -> None:
         (self.folder / "notebooks").mkdir(parents=True)
-        (self.folder / "notebooks/demo.ipynb").write_text(json.dumps(NOTEBOOK))
+        (self.folder / "notebooks/demo.ipynb").write_text(json.dumps(notebook(self.code)))
 
     def start(self, provider: Provider, *options: str) -> Server:
         """Start a server on the machine and return it."""
@@ -208,7 +216,7 @@ async def hear(connection: WebSocketClientConnection, enough: Callable[[str], bo
     return Said(text, cells, ended)
 
 
-async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection]:
+async def begin_training(a: Machine, server: Server) -> tuple[str, WebSocketClientConnection]:
     """Run the notebook's cell on A until it has printed some lines; return the kernel's id and the page's websocket."""
     kernel_id = session_of(server)["kernel"]["id"]
     connection = await server.connect(kernel_id)
@@ -219,12 +227,11 @@ async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection
         "session": "demo",
         "version": "5.3",
     }
-    code = TRAINING.format(steps=STEPS, pause=PAUSE)
     message = {
         "header": header,
         "parent_header": {},
         "metadata": {"cellId": CELL_ID},
-        "content": {"code": code, "silent": False, "store_history": True},
+        "content": {"code": a.code, "silent": False, "store_history": True},
         "channel": "shell",
         "buffers": [],
     }
@@ -243,10 +250,15 @@ async def until(condition: Callable[[], JSON | None], event: str) -> JSON:
     return found
 
 
-def uploaded(server: Server) -> JSON | None:
-    """Return the newest snapshot on A that the remote has."""
+def uploaded(server: Server, snapshot_id: str = "") -> JSON | None:
+    """Return the newest snapshot on A that the remote has, or this one if the remote has it."""
     found: list[JSON] = server.request("GET", "/api/gpuckpt/snapshots")["snapshots"]
-    there = [one for one in found if any(up["state"] == "uploaded" for up in one["uploads"])]
+    there = [
+        one
+        for one in found
+        if snapshot_id in {"", one["snapshot_id"]}
+        and any(up["state"] == "uploaded" for up in one["uploads"])
+    ]
     return there[0] if there else None
 
 
@@ -259,7 +271,7 @@ def leased(machine: Machine) -> JSON | None:
 async def with_notice(a: Machine, provider: Provider, table: Table, *, seconds: float) -> None:
     """Train on A until it is reclaimed, `seconds` after a notice. Its kernels are suspended and uploaded in that time."""
     server = await asyncio.to_thread(a.start, provider)
-    kernel_id, _ = await begin_training(server)
+    kernel_id, _ = await begin_training(a, server)
     table.add("A: the cell runs")
     began, deadline = time.monotonic(), provider.announce(seconds)
     table.add("A: notice", None, f"in {seconds:.0f} s it goes, and its disk with it")
@@ -268,9 +280,12 @@ async def with_notice(a: Machine, provider: Provider, table: Table, *, seconds: 
         kernel: JSON = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
         return kernel if kernel["state"] == "suspended" else None
 
-    await until(suspended, "the suspend of A's kernel")
+    if seconds >= TIME_TO_SAVE_FIRST:
+        await until(lambda: uploaded(server), "the upload of the first save")
+        table.add("A: saved and uploaded", time.monotonic() - began, "runs on")
+    kernel = await until(suspended, "the suspend of A's kernel")
     table.add("A: suspended", time.monotonic() - began, "in the middle of the cell")
-    await until(lambda: uploaded(server), "the upload of it")
+    await until(lambda: uploaded(server, kernel["snapshot_id"]), "the upload of it")
     spent = time.monotonic() - began
     check(time.monotonic() < deadline, f"the upload took too long: {spent:.1f} s")
     table.add("A: uploaded", spent)
@@ -282,7 +297,7 @@ async def without_notice(a: Machine, provider: Provider, table: Table) -> None:
     server = await asyncio.to_thread(
         a.start, provider, f"--GpuCkptServer.autosave_interval={AUTOSAVE_SECONDS}"
     )
-    _, connection = await begin_training(server)
+    _, connection = await begin_training(a, server)
     table.add("A: the cell runs", None, f"saved every {AUTOSAVE_SECONDS:.0f} s")
     snapshot = await until(lambda: uploaded(server), "an upload of a periodic save")
     table.add("A: saved and uploaded", None, f"{megabytes(snapshot['stored_bytes'])}, runs on")
@@ -337,10 +352,10 @@ def compare(expected: str, said: Said) -> None:
 
 
 @contextmanager
-def two_machines(folder: Path, url: str) -> Iterator[tuple[Machine, Machine]]:
+def two_machines(folder: Path, url: str, code: str) -> Iterator[tuple[Machine, Machine]]:
     """Yield machines A and B with a common remote, and remove them after the block."""
     a, b = folder / "a", folder / "b"
-    machines = Machine(a, b), Machine(b, a)
+    machines = Machine(a, b, code), Machine(b, a, code)
     try:
         added = machines[0].user.types("remote", "add", "demo", url)
         phrase = added["recovery_phrase"] + "\n"
@@ -360,14 +375,16 @@ async def run(directory: Path, url: str, notice_seconds: float) -> None:
     table.add("undisturbed run", None, f"{len(expected.splitlines())} lines, for comparison")
     provider = Provider()
     try:
-        for name, loses, takes_over in (
-            ("with a notice", partial(with_notice, seconds=notice_seconds), False),
-            ("without a notice", without_notice, True),
+        longer = max(PAUSE, LONGER * notice_seconds / STEPS)
+        for name, loses, takes_over, pause in (
+            ("with a notice", partial(with_notice, seconds=notice_seconds), False, longer),
+            ("without a notice", without_notice, True, PAUSE),
         ):
             print(f"\n{name}:")
             provider.notice = None
             folder = name.replace(" ", "-")
-            with two_machines(directory / folder, f"{url}/{folder}") as (a, b):
+            code = TRAINING.format(steps=STEPS, pause=pause)
+            with two_machines(directory / folder, f"{url}/{folder}", code) as (a, b):
                 await loses(a, provider, table)
                 await asyncio.to_thread(a.lose)
                 table.add("A: killed", None, "server, daemon and kernel; its disk is gone")
