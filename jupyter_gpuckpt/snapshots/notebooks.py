@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 
 from .. import decoding
 from ..errors import ManifestInvalid
+from ..host.foreign_files import open_regular
 from ..images.pack import BytesSource
 from ..images.unpack import read_stream
 from ..model import Manifest
@@ -97,15 +97,12 @@ def document(manifest: Manifest, store: LocalStore) -> bytes:
 
 def _content(path: Path) -> tuple[bytes, float]:
     """Return the bytes of a file and the time of its last change. Raises OSError, and ValueError for one that is too large."""
-    # Opening a FIFO would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a file")
+    with os.fdopen(open_regular(path, follows_links=True), "rb") as file:
         data = file.read(MAX_BYTES + 1)
+        modified = os.fstat(file.fileno()).st_mtime
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES >> 20} MB")
-    return data, found.st_mtime
+    return data, modified
 
 
 def _split(data: bytes) -> list[tuple[str, bytes]]:

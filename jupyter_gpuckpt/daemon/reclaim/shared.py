@@ -21,6 +21,7 @@ import msgspec
 
 from ... import decoding
 from ...errors import GpuCkptError
+from ...host.foreign_files import open_regular
 from ...place import runtime_dir
 from ...reclaim_records import MAX_NOTICES, Notice, Timestamp, now
 from .polling import Source, Standing, merged
@@ -131,16 +132,15 @@ class SharedSource:
     def _lock(self) -> int | None:
         """Return the descriptor of the lock; None if it cannot be made. Raises BlockingIOError if another daemon has it."""
         path = self._directory / f"{self._name}.lock"
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             try:
-                lock = os.open(path, flags)
+                lock = open_regular(path)
             except FileNotFoundError:
                 # In a sticky directory Linux refuses O_CREAT for another user's file (fs.protected_regular).
                 with suppress(FileExistsError):
-                    os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644))
+                    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
                     path.chmod(0o644)
-                lock = os.open(path, flags)
+                lock = open_regular(path)
         except OSError as error:
             _log.debug("%s: %s", path, error)
             return None
@@ -182,12 +182,9 @@ class SharedSource:
     def _read(self, path: Path) -> Board | None:
         """Read a board; return None if it cannot be trusted, because anybody may have created a file of that name."""
         try:
-            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(opened, "rb") as file:
+            with os.fdopen(open_regular(path), "rb") as file:
                 status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode) or path.stem.split(".")[-1] != str(
-                    status.st_uid
-                ):
+                if path.stem.split(".")[-1] != str(status.st_uid):
                     return None
                 if status.st_uid not in {0, os.getuid()} and self._directory.stat().st_uid != 0:
                     return None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ... import decoding
+from ...host.foreign_files import open_regular
 from ...model import SCRATCH
 from .tree import Tree
 
@@ -33,8 +34,7 @@ def install(root: Path, secrets: dict[str, Any]) -> None:
 def of_tree(tree: Tree) -> dict[str, Any] | None:
     """Return the secrets of a tree; None if there is no file, as in a tree that has just ended."""
     try:
-        descriptor = os.open(tree.inside(INSIDE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        with os.fdopen(open_regular(tree.inside(INSIDE)), "rb") as file:
             return decoded(file.read(MAX_SECRETS_BYTES))
     except OSError:
         return None
