@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from .tree.tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
 _COPIES = f"{SCRATCH}/copies"
+_REMOVING_THREADS = 8
 #: The kinds of files that are captured. CRIU's images hold the bytes in a FIFO, but not the FIFO itself.
 _KINDS = {
     stat.S_IFREG: "file",
@@ -145,9 +147,14 @@ def _unlink_stray(tree: Tree, name: str, file: str) -> None:
 
 def clear(directory: Path) -> None:
     """Remove the files in a directory; files that cannot be removed stay."""
-    for path in directory.glob("*"):
+
+    def remove(path: Path) -> None:
         with suppress(OSError):
             path.unlink()
+
+    # On a tmpfs Linux frees the pages of a file in the call: 24 GB take 0.07 s in one thread.
+    with ThreadPoolExecutor(_REMOVING_THREADS, "clear") as pool:
+        list(pool.map(remove, directory.glob("*")))
 
 
 def drop_copies(tree: Tree) -> None:

@@ -32,6 +32,7 @@ from .criu.hidden_pages import Area
 from .criu.images import Extent
 from .gpu.digests import EarlierMemory
 from .gpu.lane_copies import LaneCopy
+from .gpu.lanes import Until
 from .gpu.processes import GpuProcesses
 from .memory.ghost import Ghost
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 #: A function that begins to store GPU files: their paths, and what must be stored of those of the lane, by the names of their streams.
-FilesTaken = Callable[[Mapping[str, Path], Mapping[str, LaneCopy]], None]
+FilesTaken = Callable[[Mapping[str, Sequence[Path]], Mapping[str, LaneCopy]], None]
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Frozen:
     captured: list[CapturedFile]
     captured_files: dict[str, Path]
     gpu: list[GpuProcess]
-    gpu_files: dict[str, Path]
+    gpu_files: dict[str, list[Path]]
     #: TCP connections with both ends in the tree, the bytes in their queues, and connections that cannot be kept.
     connections: list[TcpConnection] = field(default_factory=list)
     connections_queues: bytes = b""
@@ -117,7 +118,7 @@ def frozen(
             settings.gpu_lock_seconds,
             parked=options.parked,
             peer_access_off=options.peer_access_off,
-            stays=not stop,
+            until=Until.ENDED if stop else Until.GIVEN_BACK,
         )
 
         standstill = Standstill(tree)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .. import stripes
 from ..errors import CheckpointError, GpuCkptError
 from ..host import commands
 from ..model import Chunk, Stream
@@ -252,21 +253,32 @@ class BytesSource:
 
 
 class FileSource:
-    """A source of a file's bytes, with its present length. Each read opens the file: unlink it only after `pack` has returned."""
+    """A source of the bytes of a file, or of several that hold them in stripes (`stripes.py`), with their present length.
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self._path = name, path
-        self.length = path.stat().st_size
+    Each read opens the files: unlink them only after `pack` has returned.
+    """
+
+    def __init__(self, name: str, *paths: Path) -> None:
+        self.name, self._paths = name, paths
+        self.length = sum(path.stat().st_size for path in paths)
 
     def share(self) -> tuple[str, bytes]:
         """Return (factory, data) as in `SharedSource`."""
-        return f"{__name__}:shared_file", f"{self.name}\0{self._path}".encode(
+        return f"{__name__}:shared_file", "\0".join([self.name, *map(str, self._paths)]).encode(
             errors="surrogateescape"
         )
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`. Raises OSError, and CheckpointError if the file became shorter."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        """Fill `buffer` from `offset`. Raises OSError, and CheckpointError if a file became shorter."""
+        if len(self._paths) == 1:
+            self._read(self._paths[0], offset, buffer)
+            return
+        for part in stripes.parts(offset, len(buffer), len(self._paths)):
+            self._read(self._paths[part.file], part.offset, buffer[: part.length])
+            buffer = buffer[part.length :]
+
+    def _read(self, path: Path, offset: int, buffer: memoryview) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             while len(buffer):
                 count = os.preadv(descriptor, [buffer], offset)
@@ -279,8 +291,8 @@ class FileSource:
 
 def shared_file(data: bytes) -> FileSource:
     """Return the source that another process described by `FileSource.share`."""
-    name, _, path = data.decode(errors="surrogateescape").partition("\0")
-    return FileSource(name, Path(path))
+    name, *paths = data.decode(errors="surrogateescape").split("\0")
+    return FileSource(name, *map(Path, paths))
 
 
 class _Totals:

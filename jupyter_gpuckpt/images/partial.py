@@ -117,30 +117,29 @@ class _Shared(msgspec.Struct):
     """A `PartialFileSource` as it travels to another process."""
 
     name: str
-    path: bytes
+    paths: list[bytes]
     length: int
     ranges: list[tuple[int, int]]
     is_whole: bool
 
 
 class PartialFileSource(FileSource):
-    """A source of a stream of which a file has the ranges, one after the other, or with `is_whole` at their own offsets.
+    """A source of a stream of which files have the ranges, one after the other, or with `is_whole` at their own offsets.
 
-    `kept`, `stored`: see `PartialSource`.
+    `paths`: as in `FileSource`. `kept`, `stored`: see `PartialSource`.
     """
 
     def __init__(
         self,
         name: str,
-        path: Path,
-        *,
+        *paths: Path,
         length: int,
         ranges: Ranges,
         kept: Sequence[Kept] = (),
         stored: Mapping[bytes, int] | None = None,
         is_whole: bool = False,
     ) -> None:
-        super().__init__(name, path)
+        super().__init__(name, *paths)
         self.length, self.ranges, self._is_whole = length, list(ranges), is_whole
         self.kept, self.stored = kept, stored or {}
         self._begins = [begin for begin, _ in self.ranges]
@@ -152,7 +151,11 @@ class PartialFileSource(FileSource):
         """Return (factory, data) as in `SharedSource`."""
         ranges = list(self.ranges)
         shared = _Shared(
-            self.name, os.fsencode(self._path), self.length, ranges, is_whole=self._is_whole
+            self.name,
+            list(map(os.fsencode, self._paths)),
+            self.length,
+            ranges,
+            is_whole=self._is_whole,
         )
         return f"{__name__}:shared_partial_file", msgspec.msgpack.encode(shared)
 
@@ -167,7 +170,7 @@ def shared_partial_file(data: bytes) -> PartialFileSource:
     found = decoding.from_msgpack(data, _Shared)
     return PartialFileSource(
         found.name,
-        Path(os.fsdecode(found.path)),
+        *(Path(os.fsdecode(path)) for path in found.paths),
         length=found.length,
         ranges=found.ranges,
         is_whole=found.is_whole,

@@ -7,7 +7,7 @@ full speed beside CRIU would prolong that time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -54,24 +54,24 @@ class GpuPacking:
         self._held = ExitStack()
         self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
 
-    def begin(self, files: Mapping[str, Path], copies: Mapping[str, LaneCopy]) -> None:
-        """Start storing these files (paths by stream name); they must exist until `finish` has returned.
+    def begin(self, files: Mapping[str, Sequence[Path]], copies: Mapping[str, LaneCopy]) -> None:
+        """Start storing these files (those of each stream by its name); they must exist until `finish` has returned.
 
         `copies`: what must be stored of those of the lane.
         """
         self._copies = copies
-        self._sources = [self._source(stream, path) for stream, path in files.items()]
+        self._sources = [self._source(stream, paths) for stream, paths in files.items()]
         if self._sources:
             self._thread.start()
 
-    def _source(self, stream: str, path: Path) -> FileSource:
+    def _source(self, stream: str, paths: Sequence[Path]) -> FileSource:
         copy = self._copies.get(stream)
         if copy is None or copy.ranges is None or copy.table is None or self._earlier is None:
-            return FileSource(stream, path)
+            return FileSource(stream, *paths)
         usable = self._earlier.usable(stream)
         return PartialFileSource(
             stream,
-            path,
+            *paths,
             length=copy.table.bytes,
             ranges=copy.ranges,
             kept=usable.kept,

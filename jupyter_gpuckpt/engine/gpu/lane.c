@@ -36,7 +36,9 @@
 #define LANE_ENTRIES 4096 /* as ENTRIES in lane_gate.S */
 #define ENTRY_BYTES 16
 #define MAX_PARTS 65536
-#define BATCH 200 /* descriptors in one message; Linux takes 253 */
+#define BATCH 200 /* descriptors of memory in one message */
+#define MAX_FILES 32
+#define MAX_DESCRIPTORS (BATCH + MAX_FILES) /* in one message; Linux takes 253 */
 #define COPIED_AT_ONCE (2UL << 30)
 #define MAX_RANGES (1U << 20)
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -426,7 +428,7 @@ static int receive_all(int from, void *data, size_t length) {
     return 0;
 }
 
-typedef union { struct cmsghdr header; char room[CMSG_SPACE((BATCH + 1) * sizeof(int))]; } descriptors_t;
+typedef union { struct cmsghdr header; char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))]; } descriptors_t;
 
 static int send_with(int to, reply_t reply, const int *descriptors) {
     descriptors_t control = {0};
@@ -517,8 +519,8 @@ static void drop_import(address_t spare, size_t bytes, handle_t handle) {
 /* Copy the memory of these descriptors into new memory of this process, at the old addresses. After an error the rest stays handed over. */
 static reply_t give_back(uint32_t first, const int *descriptors, uint32_t count) {
     reply_t reply = {0};
-    address_t spare[BATCH + 1];
-    handle_t imported[BATCH + 1];
+    address_t spare[BATCH];
+    handle_t imported[BATCH];
     for (uint32_t begin = 0; begin < count && !reply.result;) {
         uint32_t end = begin;
         context_t context = parts[first + begin].context, popped;
@@ -578,8 +580,10 @@ static range_t *receive_ranges(int from, uint32_t count) {
     return NULL;
 }
 
-/* Copy ranges of these parts to a file, one after the other from the offset; without ranges, write the digests of the whole parts. */
-static result_t read_parts(const part_t *from, uint32_t part_number, const range_t *ranges, uint32_t range_count, int file, uint64_t offset) {
+/* Copy ranges of these parts to files, one after the other from the offset; without ranges, write the digests of the whole parts to the
+ * first file. */
+static result_t read_parts(const part_t *from, uint32_t part_number, const range_t *ranges, uint32_t range_count, files_t files,
+                           uint64_t offset) {
     uint32_t count = ranges ? range_count : part_number;
     run_t *runs = pages(count * sizeof *runs);
     context_t popped;
@@ -592,7 +596,7 @@ static result_t read_parts(const part_t *from, uint32_t part_number, const range
         else runs[i] = (run_t){from[range.part].address + range.offset, range.bytes};
     }
     if (!error && !(error = driver.cuCtxPushCurrent_v2(from->context))) {
-        error = ranges ? copy_runs(runs, count, file, offset, 1) : digest_runs(runs, count, file, offset);
+        error = ranges ? copy_runs(runs, count, files, offset, 1) : digest_runs(runs, count, files.descriptors[0], offset);
         driver.cuCtxPopCurrent_v2(&popped);
     }
     if (runs) munmap(runs, count * sizeof *runs);
@@ -602,7 +606,7 @@ static result_t read_parts(const part_t *from, uint32_t part_number, const range
 /* Import handed-over parts, let them be read, and let go of them. The program has copies of them, runs meanwhile and may change the
  * table, so the daemon sends the entries that it has listed. */
 static result_t read_handed_over(const listed_t *listed, const int *descriptors, uint32_t count, const range_t *ranges, uint32_t range_count,
-                                 int file, uint64_t offset) {
+                                 files_t files, uint64_t offset) {
     part_t imported[BATCH];
     context_t context = (context_t)(uintptr_t)listed->context, popped;
     uint32_t done = 0;
@@ -612,28 +616,29 @@ static result_t read_handed_over(const listed_t *listed, const int *descriptors,
         imported[done] = (part_t){.bytes = listed[done].bytes, .device = listed[done].device, .context = context};
         if ((error = import(descriptors[done], &imported[done], &imported[done].address, &imported[done].handle))) break;
     }
-    if (!error) error = read_parts(imported, count, ranges, range_count, file, offset);
+    if (!error) error = read_parts(imported, count, ranges, range_count, files, offset);
     while (done--) drop_import(imported[done].address, imported[done].bytes, imported[done].handle);
     driver.cuCtxPopCurrent_v2(&popped);
     return error;
 }
 
 /* Carry out an order that reads handed-over parts: what follows it are their entries, and ranges for a copy. The descriptors are those
- * of the file and of the parts. Return -1 if the connection must be closed. */
+ * of the files, of which the request has the number, and of the parts. Return -1 if the connection must be closed. */
 static int answer_handed_over(int to, const request_t *request, const int *descriptors, uint32_t received) {
     listed_t listed[BATCH];
-    uint32_t count = received - 1;
+    files_t files = {descriptors, request->first};
+    uint32_t count = received - files.count;
     range_t *ranges = NULL;
-    if (received < 2 || count > BATCH || receive_all(to, listed, count * sizeof *listed)) return -1;
+    if (!files.count || received <= files.count || count > BATCH || receive_all(to, listed, count * sizeof *listed)) return -1;
     if (request->order == COPY_HANDED_OVER && !(ranges = receive_ranges(to, request->count))) return -1;
-    reply_t reply = {.result = read_handed_over(listed, descriptors + 1, count, ranges, request->count, descriptors[0], request->offset)};
+    reply_t reply = {.result = read_handed_over(listed, descriptors + files.count, count, ranges, request->count, files, request->offset)};
     if (ranges) munmap(ranges, request->count * sizeof *ranges);
     return send_all(to, &reply, sizeof reply);
 }
 
-/* Give handed-over parts new memory with the content of a file, one after the other from the offset. After an error all of them are
+/* Give handed-over parts new memory with the content of files, one after the other from the offset. After an error all of them are
  * still handed over. */
-static reply_t fill(const request_t *request, int file) {
+static reply_t fill(const request_t *request, files_t files) {
     reply_t reply = {0};
     part_t *from = parts + request->first;
     run_t *runs = pages(request->count * sizeof *runs);
@@ -647,7 +652,7 @@ static reply_t fill(const request_t *request, int file) {
             runs[created] = (run_t){at->address, at->bytes};
             reply.bytes += at->bytes;
         }
-        if (!reply.result) reply.result = copy_runs(runs, created, file, request->offset, 0);
+        if (!reply.result) reply.result = copy_runs(runs, created, files, request->offset, 0);
         if (reply.result) unmap_parts(from, created);
         else
             while (reply.count < created) from[reply.count++].state = MINE;
@@ -679,6 +684,7 @@ static int send_list(int to) {
 
 static int answer(int to, const request_t *request, const int *descriptors, uint32_t received) {
     reply_t reply = {0};
+    files_t files = {descriptors, received};
     uint32_t handed = 0;
     range_t *ranges = NULL;
     if (request->order == CLOSE) {
@@ -713,17 +719,17 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         else reply.result = -EPERM;
         break;
     case GIVE_BACK:
-        if (lane_closed && are(HANDED, request->first, received)) reply = give_back(request->first, descriptors, received);
+        if (lane_closed && received <= BATCH && are(HANDED, request->first, received)) reply = give_back(request->first, descriptors, received);
         else reply.result = -EINVAL;
         break;
     case COPY_OUT:
     case DIGEST:
-        if (lane_closed && received == 1 && are(MINE, 0, part_count))
-            reply.result = read_parts(parts, part_count, ranges, request->count, descriptors[0], request->offset);
+        if (lane_closed && received && are(MINE, 0, part_count))
+            reply.result = read_parts(parts, part_count, ranges, request->count, files, request->offset);
         else reply.result = -EINVAL;
         break;
     case FILL:
-        if (lane_closed && received == 1 && are(HANDED, request->first, request->count)) reply = fill(request, descriptors[0]);
+        if (lane_closed && received && are(HANDED, request->first, request->count)) reply = fill(request, files);
         else reply.result = -EINVAL;
         break;
     default:
@@ -752,7 +758,7 @@ static void *obey(void *unused) {
     }
     pthread_setname_np(pthread_self(), "gpuckpt-lane");
     for (;;) {
-        int peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC), descriptors[BATCH + 1], received;
+        int peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC), descriptors[MAX_DESCRIPTORS], received;
         request_t request;
         if (peer < 0) {
             pause_shortly();

@@ -66,8 +66,12 @@ extern struct driver driver;
 /* A range of GPU memory. */
 typedef struct { address_t address; size_t bytes; } run_t;
 
-/* Copy runs to a file, or back. In the file they follow each other from the offset. A context of the memory's device is current. */
-result_t copy_runs(const run_t *runs, uint32_t count, int file, uint64_t offset, int to_file);
+/* Files that together hold a sequence of bytes, in stripes: as stripes.py. */
+typedef struct { const int *descriptors; uint32_t count; } files_t;
+
+/* Copy runs to files, or back. In the bytes of the files they follow each other from the offset. A context of the memory's device is
+ * current. */
+result_t copy_runs(const run_t *runs, uint32_t count, files_t files, uint64_t offset, int to_files);
 
 /* Write the digests of all 64 KB of these runs to a file, from the offset. The key is at the file's begin. A context of the memory's
  * device is current. */

@@ -21,13 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...errors import CheckpointError, FreezeFailed
+from ... import stripes
+from ...errors import CheckpointError, FreezeFailed, is_disk_full
 from ...host import processes
 from ...model import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
 from . import digests
 from .lane_orders import BATCH, Allocation, Library, NoRoomError, Order, Range, close, receive, send
+from .staging import StagingFile, further_path
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +69,29 @@ class Lane:
 
     @property
     def file_path(self) -> str:
-        """The path of the file for memory that is copied out, in the kernel's mount namespace."""
+        """The path of the file for memory that is copied out, or of the first file, in the kernel's mount namespace."""
         return f"{FILES}/lane-{self._owner}"
 
     @property
-    def file(self) -> Path | None:
-        """The file with memory that was copied out, as seen from here; None if there is none."""
-        path = self._tree.inside(self.file_path)
-        return path if path.exists() else None
+    def file(self) -> StagingFile | None:
+        """The memory that was copied out; None if there is none. Raises FreezeFailed if a part of it is not there."""
+        lengths = []
+        for number in itertools.count():
+            path = further_path(self.file_path, number) if number else self.file_path
+            try:
+                lengths.append(self._tree.inside(path).stat().st_size)
+            except FileNotFoundError:
+                break
+        if not lengths:
+            return None
+        if stripes.file_lengths(sum(lengths), len(lengths)) != lengths:
+            raise self._failed(f"files of its GPU memory are not there or too short: {lengths}")
+        return StagingFile(self.file_path, sum(lengths), len(lengths))
+
+    def remove_file(self) -> None:
+        """Remove the memory that was copied out."""
+        for path in StagingFile(self.file_path, 0, stripes.MAX_FILES).paths:
+            self._tree.inside(path).unlink(missing_ok=True)
 
     @property
     def is_there(self) -> bool:
@@ -127,12 +144,13 @@ class Lane:
                     raise self._failed(f"init holds {held} descriptors instead of {first}")
             library.order(Order.UNMAP)
 
-    def copy_out(self, file: int, ranges: Sequence[Range], offset: int = 0) -> None:
-        """Copy ranges of the memory, which is still the process's, to a file, one after the other from the offset."""
+    def copy_out(self, files: Sequence[int], ranges: Sequence[Range]) -> None:
+        """Copy ranges of the memory, which is still the process's, to files, one after the other."""
+        offset = 0
         with self._connected() as library:
             for first in range(0, len(ranges), _MAX_RANGES):
                 part = ranges[first : first + _MAX_RANGES]
-                library.copy(Order.COPY_OUT, [file], offset, part)
+                library.copy(Order.COPY_OUT, files, offset, part)
                 offset += sum(one.bytes for one in part)
 
     def free(self) -> None:
@@ -141,9 +159,10 @@ class Lane:
             library.order(Order.UNMAP)
 
     def copy_handed_over(
-        self, allocations: Sequence[Allocation], file: int, ranges: Sequence[Range], offset: int = 0
+        self, allocations: Sequence[Allocation], files: Sequence[int], ranges: Sequence[Range]
     ) -> None:
-        """Copy ranges of the memory to a file, as they were when it was handed over. The process may have run since."""
+        """Copy ranges of the memory to files, as they were when it was handed over. The process may have run since."""
+        offset = 0
         with self._connected() as library:
             for first, part, descriptors in self._handed_over(allocations):
                 inside = [one for one in ranges if first <= one.part < first + len(part)]
@@ -152,7 +171,7 @@ class Lane:
                         one._replace(part=one.part - first)
                         for one in inside[begin : begin + _MAX_RANGES]
                     ]
-                    library.copy(Order.COPY_HANDED_OVER, [file, *descriptors], offset, wanted, part)
+                    library.copy(Order.COPY_HANDED_OVER, files, offset, wanted, part, descriptors)
                     offset += sum(one.bytes for one in wanted)
 
     def digests(
@@ -169,7 +188,7 @@ class Lane:
                     library.order(Order.DIGEST, offset=offset, descriptors=[file.fileno()])
                 else:
                     for first, part, descriptors in self._handed_over(allocations):
-                        library.digest_handed_over(part, [file.fileno(), *descriptors], offset)
+                        library.digest_handed_over(part, descriptors, file.fileno(), offset)
                         offset += sum(lengths[first : first + len(part)])
             file.seek(len(key))
             data = file.read()
@@ -220,13 +239,20 @@ class Lane:
                 self._give_back_held(library, library.listed(), 1)
         elif (file := self.file) is None:
             raise self._failed("its GPU memory was copied out, and the file is not there")
+        elif file.length < sum(one.bytes for one in listed):
+            raise self._failed(
+                f"its GPU memory was copied out, and only {file.length} bytes are there"
+            )
         else:
-            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptors = list[int]()
             try:
+                for path in file.paths:
+                    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+                    descriptors.append(os.open(self._tree.inside(path), flags))
                 for first, count, offset in _runs_of_handed(listed):
-                    library.order(Order.FILL, first, count, offset=offset, descriptors=[descriptor])
+                    library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
             finally:
-                os.close(descriptor)
+                close(descriptors)
 
     def _give_back_held(self, library: Library, listed: Sequence[Allocation], at_once: int) -> None:
         for first in range(0, len(listed), at_once):
@@ -269,6 +295,8 @@ class Lane:
                 peer.settimeout(_ANSWER_SECONDS + more_seconds)
                 yield Library(peer)
         except (OSError, struct.error) as error:
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise no_memory(self._pid, str(error)) from error
             raise self._failed(str(error)) from error
 
     def _failed(self, details: str) -> CheckpointError:
@@ -277,6 +305,15 @@ class Lane:
             hint="Save again. If it fails again, switch the option `gpu_lane` off and restart the kernel.",
             details=f"process {self._pid}: {details}",
         )
+
+
+def no_memory(pid: int, details: str) -> FreezeFailed:
+    """Return the error for GPU memory for whose copy there is no room in RAM."""
+    return FreezeFailed(
+        "There is no room in memory for a copy of the kernel's GPU memory.",
+        hint="Free memory, or end other kernels, and try again.",
+        details=f"process {pid}: {details}",
+    )
 
 
 def _runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:

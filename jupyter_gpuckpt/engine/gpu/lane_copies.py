@@ -10,19 +10,21 @@ import logging
 import os
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from ... import stripes
 from ...errors import CheckpointError
 from ..tree.tree import Tree
 from . import digests
 from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
-from .lane import Lane
+from .lane import Lane, no_memory
 from .lane_orders import Allocation, Range
-from .staging import StagingFile, allocated
+from .staging import StagingFile, striped
 
 logger = logging.getLogger(__name__)
 
@@ -96,32 +98,44 @@ class LaneCopying:
         samples = _samples(len(table.digests), ranges)
         wanted = [*ranges, *((at * PIECE, (at + 1) * PIECE) for at in samples)]
         length = sum(end - begin for begin, end in wanted)
-        with allocated(self.tree, self.pid, self.lane.file_path, length) as (file, descriptor):
-            self._read(descriptor, wanted)
-            _check(descriptor, length - len(samples) * PIECE, samples, table, consecutive=True)
-        return StagingFile(file.path, self.length), LaneCopy(ranges, is_whole=False, table=table)
+        with self._files(length) as (file, descriptors):
+            self._read(descriptors, wanted)
+            _check(descriptors, length - len(samples) * PIECE, samples, table, consecutive=True)
+        file = file._replace(length=self.length)
+        return file, LaneCopy(ranges, is_whole=False, table=table)
 
     def _copy_all(
         self, table: MemoryTable | None, ranges: Ranges | None
     ) -> tuple[StagingFile, LaneCopy]:
         length = self.length
-        with allocated(self.tree, self.pid, self.lane.file_path, length) as (file, descriptor):
-            self._read(descriptor, [(0, length)])
+        with self._files(length) as (file, descriptors):
+            self._read(descriptors, [(0, length)])
             if table is not None:
                 try:
                     samples = _samples(len(table.digests), ranges or [])
-                    _check(descriptor, 0, samples, table, consecutive=False)
+                    _check(descriptors, 0, samples, table, consecutive=False)
                 except UnreliableDigestsError as error:
                     self._warn(error)
                     table = ranges = None
         return file, LaneCopy(ranges, is_whole=True, table=table)
 
-    def _read(self, file: int, wanted: Ranges) -> None:
+    @contextmanager
+    def _files(self, length: int) -> Iterator[tuple[StagingFile, list[int]]]:
+        """Create files for so many bytes in place of former ones; yield their record and descriptors. Raises FreezeFailed."""
+        self.lane.remove_file()
+        try:
+            made = striped(self.tree, self.pid, self.lane.file_path, length)
+            with made as (file, descriptors):
+                yield file, descriptors
+        except OSError as error:
+            raise no_memory(self.pid, str(error)) from error
+
+    def _read(self, files: Sequence[int], wanted: Ranges) -> None:
         ranges = _by_part(self.allocations, wanted)
         if self.handed_over:
-            self.lane.copy_handed_over(self.allocations, file, ranges)
+            self.lane.copy_handed_over(self.allocations, files, ranges)
         else:
-            self.lane.copy_out(file, ranges)
+            self.lane.copy_out(files, ranges)
 
     def _warn(self, error: Exception) -> None:
         logger.warning(
@@ -142,16 +156,25 @@ def _samples(pieces: int, ranges: Ranges) -> list[int]:
 
 
 def _check(
-    file: int, offset: int, samples: Sequence[int], table: MemoryTable, *, consecutive: bool
+    files: Sequence[int],
+    offset: int,
+    samples: Sequence[int],
+    table: MemoryTable,
+    *,
+    consecutive: bool,
 ) -> None:
     """Compare samples with their digests. Raises UnreliableDigestsError.
 
-    `consecutive`: the file has the samples one after the other from the offset; otherwise it has all of the memory from there.
+    `consecutive`: the files have the samples one after the other from the offset; otherwise they have all of the memory from there.
     """
     key = digests.key_of(table.seed)
     for number, piece in enumerate(samples):
         at = offset + (number if consecutive else piece) * PIECE
-        digests.check(os.pread(file, PIECE, at), table.digests[piece], key)
+        found = (
+            os.pread(files[part.file], part.length, part.offset)
+            for part in stripes.parts(at, PIECE, len(files))
+        )
+        digests.check(b"".join(found), table.digests[piece], key)
 
 
 def _by_part(allocations: Sequence[Allocation], wanted: Ranges) -> list[Range]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-#: The most descriptors of memory in one message: BATCH in lane.c and init.c.
+#: The most descriptors of memory in one message: BATCH in lane.c and init.c. Those of files are in addition.
 BATCH = 200
 _REQUEST, _REPLY, _LISTED = struct.Struct("IIIIQ"), struct.Struct("iIQ"), struct.Struct("QQQii")
 _RANGE = struct.Struct("IIQQ")
@@ -113,24 +113,25 @@ class Library:
     def copy(
         self,
         order: Order,
-        descriptors: Sequence[int],
+        files: Sequence[int],
         offset: int,
         ranges: Sequence[Range],
         handed_over: Sequence[Allocation] = (),
+        memory: Sequence[int] = (),
     ) -> None:
-        """Let the library copy ranges to a file; the descriptors are those of the file and of the memory that was handed over."""
-        request = _REQUEST.pack(order, 0, len(ranges), 0, offset)
+        """Let the library copy ranges to files. `memory`: the descriptors of the memory that was handed over."""
+        request = _REQUEST.pack(order, len(files), len(ranges), 0, offset)
         more = [_LISTED.pack(*one) for one in handed_over]
         more += [_RANGE.pack(one.part, 0, one.offset, one.bytes) for one in ranges]
-        self._send_more(order, request, descriptors, more)
+        self._send_more(order, request, [*files, *memory], more)
 
     def digest_handed_over(
-        self, part: Sequence[Allocation], descriptors: Sequence[int], offset: int
+        self, part: Sequence[Allocation], memory: Sequence[int], file: int, offset: int
     ) -> None:
-        """Let the library write the digests of memory that was handed over to a file; descriptors as in `copy`."""
+        """Let the library write the digests of memory that was handed over to a file; `memory`: as in `copy`."""
         order = Order.DIGEST_HANDED_OVER
-        request = _REQUEST.pack(order, 0, 0, 0, offset)
-        self._send_more(order, request, descriptors, [_LISTED.pack(*one) for one in part])
+        request = _REQUEST.pack(order, 1, 0, 0, offset)
+        self._send_more(order, request, [file, *memory], [_LISTED.pack(*one) for one in part])
 
     def _send_more(
         self, order: Order, request: bytes, descriptors: Sequence[int], more: Sequence[bytes]
@@ -146,8 +147,9 @@ def _check(order: Order, result: int) -> None:
     if result == _OUT_OF_MEMORY:
         raise NoRoomError(f"{order.name}: there is no room on the GPU")
     if result:
-        cause = os.strerror(-result) if result < 0 else f"CUresult {result}"
-        raise OSError(f"{order.name}: {cause}")
+        if result < 0:
+            raise OSError(-result, f"{order.name}: {os.strerror(-result)}")
+        raise OSError(f"{order.name}: CUresult {result}")
 
 
 def send(to: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from enum import Enum
 
 from ...errors import CheckpointError, GpuCkptError
 from ...host import gpu, processes
@@ -21,6 +22,18 @@ from .lane_orders import Allocation
 from .staging import StagingFile
 
 logger = logging.getLogger(__name__)
+
+#: The room on the GPU with which memory that init holds can be given back, part by part: two parts (MAX_PART_BYTES in lane.h), and what
+#: other programs may take meanwhile.
+_SPARE_BYTES = 3 << 30
+
+
+class Until(Enum):
+    """How long memory is away from its process: until a save gives it back, until a suspended tree ends, or while it is parked."""
+
+    GIVEN_BACK = "given back"
+    ENDED = "ended"
+    UNPARKED = "unparked"
 
 
 class Lanes:
@@ -37,8 +50,9 @@ class Lanes:
         self.files: dict[int, list[StagingFile]] = {}
         #: What must be stored of these files, by the names of their streams.
         self.copies: dict[str, LaneCopy] = {}
-        #: The memory that was handed over for a save, by pid.
+        #: The memory that was handed over, by pid, and the processes of which it must still be copied.
         self._handed_over: dict[int, list[Allocation]] = {}
+        self._uncopied: set[int] = set()
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
         """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
@@ -49,25 +63,36 @@ class Lanes:
         self.waiting[pid] = lane
         lane.close_gate(limit_seconds)
 
-    def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], *, stays: bool) -> None:
+    def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], until: Until) -> None:
         """Take from a locked process the memory that its lane allocated; the process is locked on return, too.
 
-        `used`: its bytes on each GPU. With `stays` the memory stays on the GPU, held by init, if there is room to give it back as a
-        copy; otherwise it is copied to a file. The process is unlocked meanwhile, and its threads wait at the gate: inside the driver
-        they would delay the second Lock. The first Lock has waited for the work on the GPU. Raises FreezeFailed.
+        `used`: its bytes on each GPU. Unless the process is parked, the memory stays on the GPU, held by init. In a save for which the GPU
+        has room for it twice, it is copied later; otherwise what the store lacks of it is copied to files first. Where the GPU has
+        no room to give it back, and for parking, all of it is copied. The process is unlocked meanwhile, and its threads wait at the gate:
+        inside the driver they would delay the second Lock. The first Lock has waited for the work on the GPU. Raises FreezeFailed.
         """
         if (lane := self.waiting.get(pid)) is None:
             return
         cuda.unlock(pid)
         allocations = lane.allocations()
         free = gpu.free_bytes()
-        if stays and all(free.get(uuid, 0) > size for uuid, size in used.items()):
-            self._handed_over[pid] = allocations
-            lane.hand_over()
+        twice = all(free.get(uuid, 0) > size for uuid, size in used.items())
+        spare = all(free.get(uuid, 0) > _SPARE_BYTES for uuid in used)
+        if until is Until.GIVEN_BACK and twice:
+            self._uncopied.add(pid)
+            self._hand_over(pid, lane, allocations)
         elif allocations:
-            self._copy(pid, lane, allocations, handed_over=False)
-            lane.free()
+            stays = until is not Until.UNPARKED and spare
+            self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
+            if stays:
+                self._hand_over(pid, lane, allocations)
+            else:
+                lane.free()
         cuda.lock(pid, lock_seconds)
+
+    def _hand_over(self, pid: int, lane: Lane, allocations: list[Allocation]) -> None:
+        self._handed_over[pid] = allocations
+        lane.hand_over()
 
     def handed_bytes(self, pid: int) -> int:
         """Return how many bytes of a process's memory init holds on the GPU."""
@@ -90,6 +115,8 @@ class Lanes:
                 continue
             try:
                 lane.reopen()
+                if pid not in self._uncopied:
+                    lane.drop_handed_over()
             except GpuCkptError as error:
                 if processes.start_time(pid) is None:
                     continue  # it has ended
@@ -102,16 +129,17 @@ class Lanes:
     @property
     def has_handed_over(self) -> bool:
         """Whether handed-over memory must still be copied to files when the processes run again."""
-        return any(self._handed_over.values())
+        return any(self._handed_over[pid] for pid in self._uncopied)
 
     def copy_handed_over(self) -> None:
         """Copy the handed-over memory to files, while the processes run on with their own copies. Raises FreezeFailed."""
-        for pid, allocations in self._handed_over.items():
-            if allocations:
+        for pid in list(self._uncopied):
+            if allocations := self._handed_over[pid]:
                 lane = Lane(self._tree, pid)
-                self._copy(pid, lane, allocations, handed_over=True)
+                self._copy(pid, lane, allocations, handed_over=True, all_of_it=False)
                 lane.drop_handed_over()
-        self._handed_over.clear()
+            self._uncopied.remove(pid)
+            del self._handed_over[pid]
 
     def drop_handed_over(self, among: Iterable[int] = ()) -> None:
         """Free the handed-over memory of a save that will not be completed, of this daemon or another one; never raises."""
@@ -122,10 +150,14 @@ class Lanes:
                     lane.drop_handed_over()
 
     def _copy(
-        self, pid: int, lane: Lane, allocations: list[Allocation], *, handed_over: bool
+        self,
+        pid: int,
+        lane: Lane,
+        allocations: list[Allocation],
+        *,
+        handed_over: bool,
+        all_of_it: bool,
     ) -> None:
-        with suppress(FileNotFoundError):
-            self._tree.inside(lane.file_path).unlink()
         copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over)
-        file, self.copies[copying.stream] = copying.copy(all_of_it=not handed_over)
+        file, self.copies[copying.stream] = copying.copy(all_of_it=all_of_it)
         self.files[pid] = [file]

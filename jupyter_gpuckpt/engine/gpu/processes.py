@@ -25,7 +25,7 @@ from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
 from .digests import EarlierMemory
 from .lane import FILES, Lane
-from .lanes import Lanes
+from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
     PATIENCE_SECONDS,
@@ -75,15 +75,15 @@ class GpuProcesses:
         self,
         lock_seconds: float,
         *,
+        until: Until = Until.UNPARKED,
         parked: bool = False,
         peer_access_off: bool = False,
-        stays: bool = False,
     ) -> None:
         """Lock and checkpoint every CUDA process, and take from forked children the descriptors and mappings they cannot use.
 
         `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked; otherwise memory that
-        an earlier save could not give back is given back first. With `stays` the lane's memory may stay on the GPU, because it is
-        given back soon; then `copy_handed_over` must follow. `peer_access_off`: see `refusals.py`. Without a GPU nothing happens.
+        an earlier save could not give back is given back first. `until`: how long memory will be away; in a save
+        `copy_handed_over` must follow. `peer_access_off`: see `refusals.py`. Without a GPU nothing happens.
         Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored. After an error
         `give_back` undoes what was done.
         """
@@ -115,7 +115,7 @@ class GpuProcesses:
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()
             for pid in owners:
-                self.lanes.empty(pid, lock_seconds, self._needs[pid], stays=stays)
+                self.lanes.empty(pid, lock_seconds, self._needs[pid], until)
             drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
             for pid, thread in drivers.items():
                 self.threads.hold(pid, thread)
@@ -249,10 +249,9 @@ class GpuProcesses:
         for pid in self._checkpointed():
             mapped = {current(area.path) for area in processes.maps(pid)}
             paths = {path for path in mapped if path.startswith(f"{DIRECTORY}/")}
-            lane = Lane(self._tree, pid)
-            if lane.file:
-                paths.add(lane.file_path)
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
+            if lane_file := Lane(self._tree, pid).file:
+                files.append(lane_file)
             self._staged[pid] = sorted(files)
             self._bytes[pid] = sum(file.length for file in files)
             self._needs[pid] = noted.get(processes.nspid(pid) or 0, {})
@@ -332,9 +331,11 @@ class GpuProcesses:
         """Remove the staging files, which the driver has unmapped by then, and drop the handed-over memory that was given back."""
         self.lanes.drop_handed_over()
         for pid, files in self._all_files().items():
-            for file in files if pid not in self._parked and pid not in self.lanes.waiting else ():
+            if pid in self._parked or pid in self.lanes.waiting:
+                continue
+            for path in (path for file in files for path in file.paths):
                 with suppress(OSError):
-                    self._tree.inside(file.path).unlink(missing_ok=True)
+                    self._tree.inside(path).unlink(missing_ok=True)
 
     def records(self) -> list[GpuProcess]:
         """Return the manifest's record of each process."""
@@ -348,10 +349,10 @@ class GpuProcesses:
             for pid, files in self._all_files().items()
         ]
 
-    def files(self) -> dict[str, Path]:
-        """Return the path of each staging file, as seen from here, by the name of its stream."""
+    def files(self) -> dict[str, list[Path]]:
+        """Return the paths of the files of each stream, as seen from here, by its name."""
         return {
-            f"gpu{file.path}": self._tree.inside(file.path)
+            f"gpu{file.path}": [self._tree.inside(path) for path in file.paths]
             for files in self._all_files().values()
             for file in files
         }

@@ -29,12 +29,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from ... import stripes
 from ...errors import FreezeFailed
 from ...host import processes
 from ..injection import ptrace
@@ -65,10 +66,24 @@ _END_SECONDS = 60.0
 
 
 class StagingFile(NamedTuple):
-    """A file that holds GPU memory: its path in the kernel's mount namespace and its length in bytes."""
+    """A file that holds GPU memory: its path in the kernel's mount namespace and its length in bytes.
+
+    `number`: in how many files the bytes are, in stripes (`stripes.py`); `path` is that of the first.
+    """
 
     path: str
     length: int
+    number: int = 1
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all of its files."""
+        return [self.path, *(further_path(self.path, number) for number in range(1, self.number))]
+
+
+def further_path(path: str, number: int) -> str:
+    """Return the path of a further file of those of which this is the first."""
+    return f"{path}.{number}"
 
 
 class _Replaced(NamedTuple):
@@ -243,13 +258,22 @@ class FileStaging:
     def _make(self, length: int) -> StagingFile:
         """Make a new file of at least `length` bytes, all of them allocated."""
         prefix = f"{self._directory}/gpu-{processes.nspid(self._pid)}"
+        whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
         for number in itertools.count():
             path = f"{prefix}-{number}"
             try:
-                file, fd = _create(self._tree, self._pid, path, length, self._zeroing)
+                fd = _create(self._tree, self._pid, path, whole)
             except FileExistsError:  # from an earlier call or resume
                 continue
-            os.close(fd)
+            file = StagingFile(path, whole)
+            try:
+                os.posix_fallocate(fd, 0, whole)
+                _zero(fd, whole, self._zeroing)
+            except BaseException:
+                self._unlink(file)
+                raise
+            finally:
+                os.close(fd)
             return file
         raise AssertionError("unreachable")
 
@@ -262,38 +286,29 @@ class FileStaging:
 
 
 @contextmanager
-def allocated(tree: Tree, pid: int, path: str, length: int) -> Iterator[tuple[StagingFile, int]]:
-    """Create a file into which the lane library copies a process's GPU memory; yield it and its descriptor.
+def striped(
+    tree: Tree, pid: int, path: str, length: int
+) -> Iterator[tuple[StagingFile, list[int]]]:
+    """Create files into which the lane library writes a process's GPU memory; yield their record and their descriptors.
 
-    The library's threads zero its pages, each where it copies. An exception in the block removes the file. Raises FreezeFailed without
-    room.
+    They have no pages yet: the library writes whole stripes, so that Linux need not zero them. An exception in the block removes the
+    files. Raises OSError.
     """
-    try:
-        file, fd = _create(tree, pid, path, length)
-    except OSError as error:
-        raise FreezeFailed(
-            "There is no room in memory for a copy of the kernel's GPU memory.",
-            hint="Free memory, or end other kernels, and try again.",
-            details=f"{length} bytes for process {pid}: {error}",
-        ) from error
-    try:
-        yield file, fd
-    except BaseException:
-        with suppress(OSError):
-            tree.inside(path).unlink()
-        raise
-    finally:
-        os.close(fd)
+    file = StagingFile(path, length, stripes.files_for(length))
+    lengths = stripes.file_lengths(length, file.number)
+    with ExitStack() as closing, ExitStack() as undo:
+        descriptors = []
+        for each, size in zip(file.paths, lengths, strict=True):
+            fd = _create(tree, pid, each, size)
+            closing.callback(os.close, fd)
+            undo.callback(tree.inside(each).unlink, missing_ok=True)
+            descriptors.append(fd)
+        yield file, descriptors
+        undo.pop_all()
 
 
-def _create(
-    tree: Tree, pid: int, path: str, length: int, zeroing: ThreadPoolExecutor | None = None
-) -> tuple[StagingFile, int]:
-    """Create a file of at least `length` bytes, all allocated, owned by the process's user; return it and its descriptor.
-
-    `zeroing`: the threads that zero its pages.
-    """
-    whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
+def _create(tree: Tree, pid: int, path: str, length: int) -> int:
+    """Create a file of this length without pages, owned by the process's user; return its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(tree.inside(path), flags, STAGING_MODE)
     try:
@@ -301,16 +316,13 @@ def _create(
         os.fchown(fd, owner.st_uid, owner.st_gid)
         os.fchmod(fd, STAGING_MODE)
         # The size is set first: a tmpfs allocates huge pages only below it (mm/shmem.c, huge=within_size).
-        os.ftruncate(fd, whole)
-        os.posix_fallocate(fd, 0, whole)
-        if zeroing is not None:
-            _zero(fd, whole, zeroing)
+        os.ftruncate(fd, length)
     except BaseException:
         os.close(fd)
         with suppress(OSError):
             tree.inside(path).unlink()
         raise
-    return StagingFile(path, whole), fd
+    return fd
 
 
 def _zero(fd: int, length: int, zeroing: ThreadPoolExecutor) -> None:

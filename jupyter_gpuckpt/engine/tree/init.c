@@ -347,8 +347,8 @@ static int init(int restore, char **v) {
         }
         while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
             ;
-        dprintf(1, "criu %d\n", status);
         if (status) {
+            dprintf(1, "criu %d\n", status);
             while (read(0, line, sizeof line) > 0) /* stay until the caller has read CRIU's log, which is on our tmpfs */
                 ;
             _exit(1);
@@ -356,12 +356,14 @@ static int init(int restore, char **v) {
         close_all(3, ~0U); /* descriptors that CRIU passed on belong only to the restored processes */
         root = keeper_pid; /* restored as a child of init: criu restore --restore-sibling */
     }
-    if (!restore) dprintf(1, "started\n");
+    /* The caller may connect at once. */
+    int listening = listen_for_descriptors();
+    dprintf(1, restore ? "criu 0\n" : "started\n");
     if (chdir("/")) _exit(1);
     close(1);
     quiet_streams();
     dup2(2, 1);
-    write_exit(exit_path, wait_for(root, listen_for_descriptors()));
+    write_exit(exit_path, wait_for(root, listening));
     _exit(0);
 }
 
