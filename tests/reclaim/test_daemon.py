@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 
 import msgspec
 import pytest
@@ -26,6 +27,20 @@ def aws_machine(aws, monkeypatch):
     monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_PROVIDER", "aws")
     monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_ENDPOINT", aws.url)
     return aws
+
+
+@pytest.fixture
+def tell(tmp_path, monkeypatch):
+    """Return a function by which the administrator's program says that this machine goes."""
+    told = tmp_path / "told"
+    told.touch()
+    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_COMMAND", f"tail -n +1 -f {told}")
+
+    def say(within_seconds):
+        with told.open("a") as file:
+            print(json.dumps({"id": "told", "within_seconds": within_seconds}), file=file)
+
+    return say
 
 
 @pytest.fixture
@@ -98,7 +113,7 @@ def test_before_amazon_takes_the_machine_its_kernels_are_suspended_and_uploaded(
 
 
 def test_with_time_kernels_are_saved_and_uploaded_while_they_run_and_suspended_later(
-    aws_machine, add, events, launch, counts, client, request
+    tell, add, events, launch, counts, client, request
 ):
     eventually, state, state_of = map(request.getfixturevalue, ("eventually", "state", "state_of"))
     owner, script = map(request.getfixturevalue, ("owner", "script"))
@@ -109,7 +124,7 @@ def test_with_time_kernels_are_saved_and_uploaded_while_they_run_and_suspended_l
     add()
     # The server of one of them does nothing.
     kernels = [launch(script), launch(owner)]
-    aws_machine.announce(200)
+    tell(200)
     eventually(lambda: of(events) and of(events)[-1].is_saving)
     first = []
     for kernel in kernels:
@@ -120,7 +135,7 @@ def test_with_time_kernels_are_saved_and_uploaded_while_they_run_and_suspended_l
         eventually(lambda kernel=kernel, before=before: counts(kernel.kernel_id) > before)
         assert state(kernel) is KernelState.RUNNING
     assert not of(events)[-1].is_due
-    aws_machine.announce(29)
+    tell(29)
     eventually(lambda: of(events)[-1].is_due)
     for kernel in kernels:
         eventually(lambda kernel=kernel: state(kernel) is KernelState.SUSPENDED)
@@ -201,12 +216,23 @@ def test_a_server_that_connects_later_is_told(client, owner_of, eventually):
         eventually(lambda: [one.id for one in of(later)] == ["requested:test"])
 
 
-def test_of_two_daemons_of_one_user_one_asks(aws_machine, settings, client, short_dir, eventually):
-    aws_machine.announce(100)
-    elsewhere = msgspec.structs.replace(settings, data_dir=str(short_dir / "other"))
-    with Client.connect(elsewhere) as other:
-        for one in (client, other):
+@pytest.mark.parametrize("others", [1, pytest.param(19, marks=pytest.mark.slow)])
+def test_of_the_daemons_of_one_user_one_asks(
+    aws_machine, settings, client, short_dir, eventually, others
+):
+    aws_machine.announce(3600)
+    with ExitStack() as stack:
+        clients = [client]
+        for number in range(others):
+            elsewhere = msgspec.structs.replace(settings, data_dir=str(short_dir / f"{number}"))
+            clients.append(stack.enter_context(Client.connect(elsewhere)))
+        for one in clients:
             eventually(lambda one=one: client_notices(one) == ["reclaim"])
+        if others > 1:
+            # One reader asks every five seconds.
+            began, before = time.monotonic(), aws_machine.count(aws_machine.SPOT)
+            eventually(lambda: aws_machine.count(aws_machine.SPOT) >= before + 3)
+            assert time.monotonic() > began + 8
     assert aws_machine.count(aws_machine.TOKEN) == 1
 
 
