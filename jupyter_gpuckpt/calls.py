@@ -18,7 +18,7 @@ import msgspec
 from . import decoding
 from .errors import DaemonUnavailable, ErrorRecord, error_from
 from .far_records import FarListing, FetchEstimate, FetchRequest, MoveRequest, RemoteState
-from .model import LaunchSpec, RetentionPolicy
+from .model import LaunchSpec
 from .protocol import (
     SILENCE_SECONDS,
     BranchRequest,
@@ -31,11 +31,10 @@ from .protocol import (
     HostReport,
     Kernel,
     LaunchRequest,
+    MemoryUse,
     Operation,
     Owner,
     ParkRequest,
-    PruneReport,
-    PruneRequest,
     ResumeRequest,
     SaveRequest,
     SignalRequest,
@@ -45,7 +44,10 @@ from .reclaim_records import NoticeRequest, NoticesReport
 from .snapshot_records import (
     AnnotateRequest,
     Changes,
+    PruneReport,
+    PruneRequest,
     RemoteUploads,
+    RetentionPolicy,
     Snapshot,
     SnapshotNotebook,
     SnapshotVariables,
@@ -100,6 +102,11 @@ def handshake() -> Call[Handshake]:
 def host() -> Call[HostReport]:
     """Check this machine and return the report."""
     return Call(HostReport, "GET", "/host")
+
+
+def memory() -> Call[list[MemoryUse]]:
+    """Return the use of this machine's memory, and below each limit of the daemon's control groups."""
+    return Call(list[MemoryUse], "GET", "/memory")
 
 
 def launch(owner_id: str, spec: LaunchSpec) -> Call[Kernel]:

@@ -9,7 +9,7 @@ from traitlets.config import Configurable
 
 from . import daemon_settings
 from .daemon_settings import Settings
-from .model import RetentionPolicy
+from .snapshot_records import RetentionPolicy
 
 
 class GpuCkptDaemon(Configurable):

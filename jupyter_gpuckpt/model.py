@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -276,6 +276,8 @@ class Cause(StrEnum):
 
     MANUAL = "manual"
     IDLE = "idle"
+    #: Taken of an idle kernel because memory was short.
+    MEMORY = "memory"
     SHUTDOWN = "shutdown"
     RECLAIM = "reclaim"
     AUTOSAVE = "autosave"
@@ -288,6 +290,11 @@ class Cause(StrEnum):
     def automatic(self) -> bool:
         """Return whether the snapshot was taken without a user's request for it."""
         return self is not Cause.MANUAL
+
+    @property
+    def spares_connections(self) -> bool:
+        """Return whether a kernel is not suspended for this reason if that would cut its network connections."""
+        return self in {Cause.IDLE, Cause.MEMORY}
 
 
 class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,28 +312,6 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     parked: bool = False
     #: Whether the agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
     peer_access_off: bool = False
-
-
-class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
-
-    Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
-    `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
-    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
-    the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
-    """
-
-    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
-    #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
-    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    manual_too: bool = False
-    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-    @property
-    def removes_nothing(self) -> bool:
-        """Return whether the policy removes no snapshot."""
-        return self == RetentionPolicy(manual_too=self.manual_too)
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):

@@ -15,10 +15,10 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord
-from .model import Cause, LaunchSpec, RetentionPolicy, SaveOptions, Sizes, SnapshotInfo, Variables
+from .model import Cause, LaunchSpec, SaveOptions, Sizes, Variables
 from .progress import ProgressRecord
 from .reclaim_records import Notice
-from .snapshot_records import SnapshotChange
+from .snapshot_records import RetentionPolicy, SnapshotChange
 from .states import KernelState
 
 #: The version of the protocol: clients and daemon refuse each other if it differs.
@@ -210,6 +210,8 @@ class Kernel(msgspec.Struct, frozen=True):
     gpu_utilization: int | None = None
     #: The RAM and GPU memory in its snapshot, while the kernel has no process.
     suspended_bytes: int = 0
+    #: Why it was suspended; None: it is not suspended.
+    cause: Cause | None = None
     #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.
     taken_over: str = ""
     #: When its server saw it change for the first time after its last snapshot (seconds since the epoch); 0: it did not, or nobody looks.
@@ -295,11 +297,22 @@ class GpuRoom(msgspec.Struct, frozen=True):
     free_bytes: int = 0
 
 
+class MemoryUse(msgspec.Struct, frozen=True):
+    """GET /memory: the memory of the machine, or below a limit of a control group. Page cache that can be reclaimed counts as free."""
+
+    #: "This machine", or the group, for users.
+    name: str
+    total_bytes: int
+    free_bytes: int
+    #: The part of the last ten seconds in which all its processes waited for memory, in percent (PSI); 0 if Linux does not measure it.
+    stalled_percent: float = 0.0
+
+
 class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace those of the launch.
 
-    An idle kernel (`cause`) is not suspended if that would cut its connections, because no user requested it. `title`: the user's.
-    `variables`: the kernel's; None: not known. Without `peer_access_off` the kernel must not use several GPUs.
+    An idle kernel (`Cause.spares_connections`) is not suspended if that would cut its connections, because no user requested it.
+    `title`: the user's. `variables`: the kernel's; None: not known. Without `peer_access_off` the kernel must not use several GPUs.
     """
 
     name: str = ""
@@ -337,28 +350,6 @@ class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /kernels/{id}/signal: send a signal to the kernel's process group (as jupyter_client does)."""
 
     signum: Annotated[int, msgspec.Meta(ge=0, le=64)]
-
-
-class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /snapshots/prune: remove the snapshots that `policy` does not keep; `dry_run`: only list them."""
-
-    policy: RetentionPolicy
-    dry_run: bool = False
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """Retention's verdict on a snapshot: whether it is removed, and the reason."""
-
-    snapshot: SnapshotInfo
-    removed: bool
-    reason: str
-
-
-class PruneReport(msgspec.Struct, frozen=True):
-    """The verdicts of a prune, newest first. `freed_bytes`: on the disk; for a dry run an estimate."""
-
-    verdicts: list[Verdict] = []
-    freed_bytes: int = 0
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

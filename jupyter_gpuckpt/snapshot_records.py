@@ -242,3 +242,47 @@ class Changes(msgspec.Struct, frozen=True):
 
     files: list[FileChange] = []
     obstacles: list[str] = []
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
+
+    Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
+    `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
+    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
+    the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
+    """
+
+    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
+    #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
+    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    manual_too: bool = False
+    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def removes_nothing(self) -> bool:
+        """Return whether the policy removes no snapshot."""
+        return self == RetentionPolicy(manual_too=self.manual_too)
+
+
+class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /snapshots/prune: remove the snapshots that `policy` does not keep; `dry_run`: only list them."""
+
+    policy: RetentionPolicy
+    dry_run: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Retention's verdict on a snapshot: whether it is removed, and the reason."""
+
+    snapshot: SnapshotInfo
+    removed: bool
+    reason: str
+
+
+class PruneReport(msgspec.Struct, frozen=True):
+    """The verdicts of a prune, newest first. `freed_bytes`: on the disk; for a dry run an estimate."""
+
+    verdicts: list[Verdict] = []
+    freed_bytes: int = 0

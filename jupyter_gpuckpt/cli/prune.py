@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import calls
 from ..errors import ConfigurationError, OperationCancelled
-from ..model import RetentionPolicy
-from ..protocol import PruneReport, Verdict
+from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from . import output
 
 if TYPE_CHECKING:

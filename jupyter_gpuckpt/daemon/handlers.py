@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
+from ..host.memory_use import memory_uses
 from ..protocol import (
     BranchRequest,
     ChangedRequest,
@@ -59,6 +60,14 @@ class HostHandler(BaseHandler):
     async def get(self) -> None:
         """Check the machine again and return the report."""
         self.reply(await asyncio.to_thread(self.daemon.machine.report, fresh=True))
+
+
+class MemoryHandler(BaseHandler):
+    """Handler for the use of memory."""
+
+    async def get(self) -> None:
+        """Return the use of this machine's memory, and below each limit of the control groups in which kernels run."""
+        self.reply(await asyncio.to_thread(memory_uses))
 
 
 class KernelsHandler(BaseHandler):
@@ -291,6 +300,7 @@ class ClaimHandler(BaseHandler):
 ROUTES: dict[str, type[BaseHandler]] = {
     "/handshake": HandshakeHandler,
     "/host": HostHandler,
+    "/memory": MemoryHandler,
     "/kernels": KernelsHandler,
     "/kernels/{kernel_id}": KernelHandler,
     "/kernels/{kernel_id}/save": SaveHandler,

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from ..errors import KernelLost
-from ..model import Cause, RetentionPolicy, Sizes
+from ..model import Sizes
 from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
+from ..snapshot_records import RetentionPolicy
 from ..states import KernelState, Verb
 from .machine import Machine
 from .operations import RunningOperation
@@ -90,7 +91,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         if stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
-    is_automatic = request.cause is Cause.IDLE
+    is_automatic = request.cause.spares_connections
     # The description is set at the start: a server that starts during the operation needs it to list the kernel.
     entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
     return Job(*what, work, entering, request.retention, is_automatic)

@@ -112,6 +112,7 @@ class ManagedKernel:
             since=record.since,
             gpu_utilization=usage.gpu_utilization,
             suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
+            cause=record.cause if record.state is KernelState.SUSPENDED else None,
             resume_seconds=self._resume_seconds(),
             taken_over=record.taken_over,
             changed_at=record.changed_at,
@@ -353,8 +354,7 @@ class Kernels:
             return []
 
     def _written(self, kernel: ManagedKernel) -> Awaitable[None]:
-        encoded = msgspec.json.encode(kernel.record)
-        record = kernel.record
+        encoded = msgspec.json.encode(record := kernel.record)
         written = self._writer.submit(self._records.write, record.kernel_id, encoded, record.state)
         future = asyncio.wrap_future(written)
         # Not every caller awaits the write, so its error is logged here; the change is in memory in any case.

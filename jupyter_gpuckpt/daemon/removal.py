@@ -16,8 +16,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from ..errors import GpuCkptError
-from ..model import RetentionPolicy, SnapshotInfo
-from ..protocol import OperationState, PruneReport, Verdict
+from ..model import SnapshotInfo
+from ..protocol import OperationState
+from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..store import retention
 from .inventory import Inventory, needed_ids
 from .jobs import Job

@@ -13,8 +13,7 @@ from tornado.iostream import StreamClosedError
 from tornado.web import stream_request_body
 
 from ..errors import GpuCkptError
-from ..protocol import PruneRequest
-from ..snapshot_records import AnnotateRequest, UploadRequest
+from ..snapshot_records import AnnotateRequest, PruneRequest, UploadRequest
 from ..snapshots import notebooks
 from ..snapshots.export import Export
 from .base_handler import BaseHandler

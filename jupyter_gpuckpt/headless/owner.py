@@ -12,8 +12,9 @@ from .. import calls
 from ..client import Client, this_owner
 from ..client.reviving import revive
 from ..daemon_settings import Settings
-from ..model import Cause, RetentionPolicy
+from ..model import Cause
 from ..protocol import Kernel, OwnerKind, SaveRequest, SuspendedKernel
+from ..snapshot_records import RetentionPolicy
 from ..states import ABSENT, KernelState
 from .runs import RunRecord
 

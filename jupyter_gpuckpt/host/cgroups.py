@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def memory_headroom(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the bytes left below the tightest memory limit of the groups above this process; None: no limit.
+class MemoryLimit(NamedTuple):
+    """A limit of a group. Page cache that the group could reclaim counts as free, as it does in MemAvailable."""
 
-    Page cache that the group could reclaim counts as free, as it does in MemAvailable.
+    folder: Path
+    limit_bytes: int
+    free_bytes: int
+
+
+def memory_limits(
+    root: Path = ROOT, membership: Path = MEMBERSHIP, *, throttling_too: bool = False
+) -> list[MemoryLimit]:
+    """Return the memory limits of the groups above this process, innermost first.
+
+    `throttling_too`: also memory.high of version 2, beyond which Linux slows the processes down instead of killing one.
     """
-    rooms = [
-        room
+    return [
+        limit
         for folder, modern in _folders(root, membership)
-        if (room := _room(folder, modern=modern)) is not None
+        for name in _limit_files(modern=modern, throttling_too=throttling_too)
+        if (limit := _limit(folder, name, modern=modern)) is not None
     ]
-    return min(rooms, default=None)
+
+
+def memory_headroom(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes left below the tightest memory limit of the groups above this process; None: no limit."""
+    return min((limit.free_bytes for limit in memory_limits(root, membership)), default=None)
 
 
 def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
@@ -40,15 +57,20 @@ def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
     return found
 
 
-def _room(folder: Path, *, modern: bool) -> int | None:
-    limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
+def _limit_files(*, modern: bool, throttling_too: bool) -> list[str]:
+    if not modern:
+        return ["memory.limit_in_bytes"]
+    return ["memory.max", "memory.high"] if throttling_too else ["memory.max"]
+
+
+def _limit(folder: Path, name: str, *, modern: bool) -> MemoryLimit | None:
+    limit = _number(folder / name)
     used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
     # In version 1 the largest multiple of the page size means "no limit".
     if limit is None or used is None or limit >= 1 << 62:
         return None
-    return max(
-        0, limit - used + _cache(folder, "inactive_file" if modern else "total_inactive_file")
-    )
+    cache = _cache(folder, "inactive_file" if modern else "total_inactive_file")
+    return MemoryLimit(folder, limit, max(0, limit - used + cache))
 
 
 def _cache(folder: Path, field: str) -> int:

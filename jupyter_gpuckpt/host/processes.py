@@ -275,11 +275,19 @@ def resident_bytes(pid: int, names: Sequence[str] = (*PRIVATE, *SHARED)) -> int:
 
 def mem_available(pid: int | None = None) -> int:
     """Return how many bytes of memory are available: MemAvailable, or less where a cgroup limits this process or `pid`."""
-    fields = _fields((PROC / "meminfo").read_text())
-    free = 1024 * int(fields["MemAvailable"].split()[0])
+    _, free = machine_memory()
     memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]
     headrooms = [cgroups.memory_headroom(membership=path) for path in memberships]
     return max(0, min([free, *(room for room in headrooms if room is not None)]))
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return how many bytes of memory this machine has, and how many of them are available."""
+    fields = _fields((PROC / "meminfo").read_text())
+    total, available = (
+        1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable")
+    )
+    return total, available
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -34,7 +34,8 @@ from .kernels.stored_notebooks import StoredNotebooks
 from .messages.gate import GatedConnection
 from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
-from .policies.idle import IdleSuspension
+from .policies.idle import IdleSuspends, IdleSuspension
+from .policies.memory_room import MemoryRoom
 from .policies.parking import IdleParking
 from .policies.reclaim import Reclaim
 from .policies.restart_snapshots import RestartSnapshots
@@ -135,7 +136,10 @@ class Service:
         shut_downs = ShutDowns(
             link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
         )
-        idle = IdleSuspension(kernels, operations, notice_seconds=traits.idle_notice, log=log)
+        suspends = IdleSuspends(operations)
+        idle = IdleSuspension(
+            kernels, operations, suspends, notice_seconds=traits.idle_notice, log=log
+        )
         # Listeners are notified in this order: a periodic save is canceled first.
         if traits.autosave_interval:
             listeners.add(
@@ -153,6 +157,7 @@ class Service:
             KernelEvents(events, self.kernels),
             SnapshotEvents(events),
             NoticeEvents(events),
+            suspends,
             Waking(operations, gpu_room, log),
             idle,
             Reclaim(link, kernels, operations, log),
@@ -162,6 +167,10 @@ class Service:
         if traits.park_after:
             listeners.add(
                 IdleParking(kernels, operations, after_seconds=traits.park_after, log=log)
+            )
+        if traits.ram_high and cells_resume:
+            listeners.add(
+                MemoryRoom(link, kernels, operations, suspends, high=traits.ram_high, log=log)
             )
         if traits.undo_restart_within:
             within = traits.undo_restart_within

@@ -104,6 +104,9 @@ class KernelView(View, frozen=True, kw_only=True):
     suspended_bytes: Annotated[
         int, Meta(description="RAM and GPU memory in its snapshot, while it has no process.")
     ] = 0
+    suspend_cause: Annotated[
+        Cause | None, Meta(description="Why it was suspended; null: it is not suspended.")
+    ] = None
     taken_over: Annotated[
         str | None,
         Meta(
@@ -282,12 +285,12 @@ class NoticeView(View, frozen=True):
             description="Whether local snapshots can be read afterwards; if not, only those in remotes."
         ),
     ]
-    is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
-    withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
-
     is_saving: Annotated[
         bool, Meta(description="Whether kernels are being saved for it; they run on.")
     ]
+    is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
+    withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
+
 
 class NoticesView(View, frozen=True):
     """All standing notices."""
@@ -369,10 +372,10 @@ def notice_view(notice: Notice) -> NoticeView:
         deadline=None if left is None else time.time() + left,
         seconds_left=left,
         disk_survives=notice.disk_survives,
+        is_saving=notice.is_saving,
         is_due=notice.is_due,
         withdrawn=notice.withdrawn,
     )
-        is_saving=notice.is_saving,
 
 
 def snapshot_view(snapshot: Snapshot) -> SnapshotView:

@@ -28,7 +28,6 @@ from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import (
     SHOWN_VARIABLES,
-    Cause,
     ImageFile,
     KeptFile,
     LaunchSpec,
@@ -84,7 +83,7 @@ def save(
     digests = digests or FileDigests()
     with progress.stage(Stage.PREFLIGHT):
         warnings = (
-            _outer_connections(tree, spec, cut=options.cause is not Cause.IDLE) if stop else []
+            _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
@@ -119,7 +118,7 @@ def save(
         if notebook is not None:
             sources += notebook.sources
         if stop:
-            warnings += _lost_connections(state, spec, cut=options.cause is not Cause.IDLE)
+            warnings += _lost_connections(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced

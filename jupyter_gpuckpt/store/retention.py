@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
-from ..model import RetentionPolicy, SnapshotInfo
-from ..protocol import Verdict
+from ..model import SnapshotInfo
+from ..snapshot_records import RetentionPolicy, Verdict
 
 NEEDED = "a kernel needs it"
 LATEST = "the latest snapshot of a kernel that is resumed from it"

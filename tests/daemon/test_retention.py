@@ -6,8 +6,9 @@ import pytest
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import SnapshotNotFound
-from jupyter_gpuckpt.model import Cause, RetentionPolicy
+from jupyter_gpuckpt.model import Cause
 from jupyter_gpuckpt.protocol import SaveRequest
+from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.states import KernelState
 from tests.live_files import bytes_below
 

@@ -22,8 +22,9 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.model import RetentionPolicy, SnapshotInfo
+from jupyter_gpuckpt.model import SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind, SaveRequest
+from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.states import KernelState
 from tests.daemon.conftest import LARGE
 

@@ -1,5 +1,6 @@
 """Idle kernels: suspended where Jupyter would shut them down, by Jupyter's own settings."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -7,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from jupyter_client import BlockingKernelClient
+
+from jupyter_gpuckpt.server.messages.probe import drained
 
 
 @pytest.fixture
@@ -100,6 +104,64 @@ def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, eventual
         eventually(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
         assert reaches(server, page.kernel_id, "running")
         assert stays(server, page.kernel_id, "running", 6)
+
+
+#: A suspend waits for it until the file `go` exists; no operation of the daemon has begun then, but the gate is shut.
+WAITING = """
+import os, time
+def wait():
+    open("begun", "w").close()
+    while not os.path.exists("go"): time.sleep(0.01)
+get_ipython().events.register("on_save", wait)
+"""
+
+
+def test_an_idle_kernel_to_which_a_cell_was_sent_meanwhile_is_not_suspended(culling, eventually):
+    server = culling("--MappingKernelManager.cull_connected=True")
+    page = server.open()
+    page.run(f"x = 41{WAITING}")
+    eventually((server.root / "begun").exists)
+    request = page.execute("print(x + 1)")
+    page.reply(
+        page.send("kernel_info_request", {})
+    )  # answered in the kernel's name, after the cell was held
+    (server.root / "go").touch()
+    assert page.output(request) == "42\n"
+    assert f"Idle kernel {page.kernel_id} runs on: A cell was sent" in server.log()
+
+
+def test_a_cell_cancels_the_suspend_of_an_idle_kernel(culling, eventually):
+    server = culling("--MappingKernelManager.cull_connected=True")
+    page = server.open()
+    page.run("import os; x = os.urandom(250 << 20)")
+    eventually(
+        lambda: (
+            (operation := server.kernel(page.kernel_id)["operation"])
+            and operation["progress"]["stage"] == "store"
+        )
+    )
+    assert page.run("print(len(x))") == f"{250 << 20}\n"
+    assert f"suspend of kernel {page.kernel_id} cancelled" in server.log()
+
+
+def test_a_kernel_that_began_a_cell_meanwhile_is_not_suspended(culling, eventually):
+    server = culling("--MappingKernelManager.cull_connected=True")
+    page = server.open()
+    page.run(WAITING)
+    eventually((server.root / "begun").exists)
+    client = BlockingKernelClient()
+    client.load_connection_file(
+        str(Path(server.env["JUPYTER_RUNTIME_DIR"], f"kernel-{page.kernel_id}.json"))
+    )
+    client.start_channels(stdin=False, hb=False)  # a client that the gate does not hold up
+    client.execute("while not os.path.exists('end'): time.sleep(0.01)")
+    assert asyncio.run(drained([client.shell_port], 60))
+    (server.root / "go").touch()
+    eventually(lambda: f"Idle kernel {page.kernel_id} runs on: A cell was sent" in server.log())
+    assert server.kernel(page.kernel_id)["state"] == "running"
+    assert snapshots(server, page) == []
+    (server.root / "end").touch()
+    client.stop_channels()
 
 
 def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling, eventually):

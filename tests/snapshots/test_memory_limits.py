@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
+from tests.memory_groups import Group, memory_group
 
 MB = 1 << 20
 
@@ -28,47 +27,11 @@ REWRITER = """
 """
 
 
-class Group:
-    """A control group for memory, of either version."""
-
-    def __init__(self, folder: Path, *, modern: bool) -> None:
-        self.folder, self._modern = folder, modern
-
-    def limit(self, count_bytes: int) -> None:
-        name = "memory.max" if self._modern else "memory.limit_in_bytes"
-        (self.folder / name).write_text(str(count_bytes))
-
-    def used(self) -> int:
-        name = "memory.current" if self._modern else "memory.usage_in_bytes"
-        return int((self.folder / name).read_text())
-
-    def add(self, pid: int) -> None:
-        (self.folder / "cgroup.procs").write_text(str(pid))
-
-    def kills(self) -> int:
-        path = self.folder / ("memory.events" if self._modern else "memory.oom_control")
-        fields = dict(line.split() for line in path.read_text().splitlines())
-        return int(fields["oom_kill"])
-
-
 @pytest.fixture
 def group() -> Iterator[Group]:
-    root, modern = Path("/sys/fs/cgroup/memory"), False
-    if not root.is_dir():
-        root, modern = Path("/sys/fs/cgroup"), True
-    folder = root / f"gpuckpt-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
-    made = Group(folder, modern=modern)
-    try:
-        made.used()
+    # `run`, asked for after this one, has ended the group's processes at its end.
+    with memory_group() as made:
         yield made
-    except FileNotFoundError:
-        pytest.skip("the controller of memory is not there")
-    finally:
-        folder.rmdir()  # `run`, asked for after this one, has ended the group's processes
 
 
 def limited(run, group: Group, room: int):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import Counter, Gauge, Summary
 
-from ...protocol import Operation, OperationState, summary
+from ...protocol import Operation, OperationKind, OperationState, summary
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
 from ..views import as_event, operation_view
@@ -30,6 +30,7 @@ SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/operation/v1"
 
 class _Metrics(NamedTuple):
     operations: Counter
+    suspends: Counter
     stages: Summary
     sizes: Counter
     kernels: Gauge
@@ -40,6 +41,7 @@ def _metrics() -> _Metrics:
     """Return the metrics of this process: Prometheus has one registry."""
     return _Metrics(
         Counter("gpuckpt_operations", "Operations that have ended.", ["kind", "state"]),
+        Counter("gpuckpt_suspends", "Kernels that were suspended, by the reason.", ["cause"]),
         Summary("gpuckpt_stage_seconds", "Time spent in each stage.", ["kind", "stage"]),
         Counter(
             "gpuckpt_bytes",
@@ -57,7 +59,7 @@ class EndedOperations(KernelListener):
     def __init__(
         self, logger: EventLogger, served: dict[str, ServedKernel], log: logging.Logger
     ) -> None:
-        self._logger, self._log = logger, log
+        self._logger, self._served, self._log = logger, served, log
         #: Running operations: one that had ended before its first record came is not published.
         self._running: set[str] = set()
         logger.register_event_schema(SCHEMA)
@@ -84,9 +86,18 @@ class EndedOperations(KernelListener):
                 metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
             if kind != "resume":
                 _count_bytes(result.sizes)
+        if operation.kind is OperationKind.SUSPEND and not failed:
+            self._count_suspend(operation.kernel_id)
         data: dict[str, Any] = {**as_event(operation_view(operation)), "name": name}
         del data["progress"]
         self._logger.emit(schema_id=SCHEMA_ID, data=data)
+
+    def _count_suspend(self, kernel_id: str) -> None:
+        # The kernel's record came before the operation's end.
+        served = self._served.get(kernel_id)
+        cause = served.kernel.cause if served is not None and served.kernel is not None else None
+        if cause is not None:
+            _metrics().suspends.labels(cause=str(cause)).inc()
 
 
 def _count_bytes(sizes: Sizes) -> None:

@@ -84,6 +84,7 @@ class KernelList:
             gpu_utilization=kernel.gpu_utilization,
             resume_seconds=kernel.resume_seconds,
             suspended_bytes=kernel.suspended_bytes,
+            suspend_cause=kernel.cause,
             taken_over=kernel.taken_over or None,
             changed_at=kernel.changed_at or None,
             autosave_seconds=kernel.autosave_seconds,

@@ -20,11 +20,10 @@ from ...errors import (
     KernelNotManaged,
     KernelStateConflict,
 )
-from ...model import Cause, RetentionPolicy, Variables
+from ...model import Cause, Variables
 from ...protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
 from ...states import ABSENT, KernelState
-from ..jupyter_internals import known_info, set_known_info
-from ..messages.probe import drained, kernel_info, wait_until_connected
+from ..messages.probe import drained, ensure_known_info, wait_until_connected
 from ..messages.served_kernel import ServedKernel, is_past_freeze, not_managed
 from . import agent
 from .kernel_listener import KernelListener
@@ -41,19 +40,20 @@ if TYPE_CHECKING:
         ServerKernelManager,
     )
 
-    from ...snapshot_records import Snapshot
+    from ...snapshot_records import RetentionPolicy, Snapshot
     from .daemon_link import DaemonLink
     from .descriptions import KernelDescriptions
 
 _DRAIN_SECONDS = 10.0
-_INFO_SECONDS = 2.0
 _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
 #: no user requested the save.
-_FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
+_FINGERPRINT_SECONDS = {Cause.AUTOSAVE: 0.3} | dict.fromkeys(
+    (Cause.MEMORY, Cause.RECLAIM, Cause.SHUTDOWN), 0.1
+)
 _MAX_FINGERPRINT_SECONDS = 1.0
 #: The causes of snapshots before which a kernel frees unused memory, with the time for collecting garbage.
-_TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
+_TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.MEMORY: 0.5, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
 Release = Callable[[], None]
 
@@ -111,13 +111,19 @@ class ServerOperations(KernelListener):
         return await self._freeze(OperationKind.SAVE, kernel_id, name, cause)
 
     async def suspend(
-        self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
+        self,
+        kernel_id: str,
+        name: str = "",
+        *,
+        cause: Cause = Cause.MANUAL,
+        check: Callable[[], None] = lambda: None,
     ) -> Operation:
         """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
-        An idle kernel (`cause`) is left alone if that would cut its network connections.
+        An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
+        if the suspend is unwanted now that no cell can begin unnoticed.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check)
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
@@ -241,7 +247,12 @@ class ServerOperations(KernelListener):
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
 
     async def _freeze(
-        self, kind: OperationKind, kernel_id: str, name: str, cause: Cause
+        self,
+        kind: OperationKind,
+        kernel_id: str,
+        name: str,
+        cause: Cause,
+        check: Callable[[], None] = lambda: None,
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)
@@ -254,8 +265,7 @@ class ServerOperations(KernelListener):
             while served.is_reconnecting:
                 await served.change()  # its messages would be lost now
             if served.state in {KernelState.RUNNING, KernelState.PARKED}:
-                if not known_info(manager):
-                    await self._learn_info(manager)
+                await ensure_known_info(manager)
                 served.freezes += 1
                 if served.has_agent:
                     found = await agent.state(manager, answers=served.answers)
@@ -277,6 +287,7 @@ class ServerOperations(KernelListener):
                         # All earlier messages have reached the pages then.
                         await wait_until_connected(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
+            check()  # the gate is shut, and all that the kernel has published has arrived
             changes = served.output.changes
             notebook, jupyter = await self._sent_with(kernel_id)
             call = calls.save if kind is OperationKind.SAVE else calls.suspend
@@ -343,12 +354,6 @@ class ServerOperations(KernelListener):
                 release()
 
         return thaw_and_release
-
-    async def _learn_info(self, manager: ServerKernelManager) -> None:
-        """Request the `kernel_info_reply` if no page has: a page that opens while the kernel is suspended needs it."""
-        info = await kernel_info(manager, "control", _INFO_SECONDS)
-        if info and not known_info(manager):
-            set_known_info(manager, info)
 
     async def _sent_with(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
         manager = self._manager(kernel_id)

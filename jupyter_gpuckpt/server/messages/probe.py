@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_client.session import Session
 
 from ...agent_code import AGENT_REQUEST
+from ..jupyter_internals import known_info, set_known_info
 from .kernel_messages import PROBE_SESSION
 
 if TYPE_CHECKING:
@@ -119,6 +120,14 @@ async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, An
             info = info or await kernel_info(manager, channel, seconds)
     finally:
         expected.set_result(info)
+
+
+async def ensure_known_info(manager: ServerKernelManager) -> None:
+    """Request the `kernel_info_reply` if no page has: a page that opens while the kernel is suspended needs it."""
+    if not known_info(manager):
+        info = await kernel_info(manager, "control", _INFO_SECONDS["control"])
+        if info and not known_info(manager):
+            set_known_info(manager, info)
 
 
 async def ask(

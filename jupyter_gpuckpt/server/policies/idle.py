@@ -1,4 +1,4 @@
-"""Idle kernels: they are suspended instead of culled, after a notice to open pages, and listed for the policies that park them."""
+"""Idle kernels: they are suspended instead of culled, after a notice to open pages, and listed for the policies that choose some."""
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
 
@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ...errors import GpuCkptError
+from ...errors import GpuCkptError, KernelBusy
 from ...model import Cause
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
@@ -27,6 +29,56 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 
 
+@dataclass
+class _Suspend:
+    """A suspend of an idle kernel. `operation_id`: empty until the daemon has begun it."""
+
+    operation_id: str = ""
+    is_unwanted: bool = False
+
+
+class IdleSuspends(KernelListener):
+    """The suspends of idle kernels that no user requested: a cell that is sent meanwhile cancels them."""
+
+    def __init__(self, operations: ServerOperations) -> None:
+        self._operations = operations
+        self._running: dict[str, _Suspend] = {}
+
+    async def suspend(self, kernel_id: str, cause: Cause, *, busy_too: bool = False) -> str:
+        """Suspend a kernel; return the reason why it runs on, empty if it is suspended. `busy_too`: even while a cell runs."""
+        suspend = self._running[kernel_id] = _Suspend()
+
+        def check() -> None:
+            runs_cell = self._operations.served(kernel_id).output.runs_cell
+            if suspend.is_unwanted or (runs_cell and not busy_too):
+                raise KernelBusy("A cell was sent to it.")
+
+        try:
+            operation = await self._operations.suspend(kernel_id, cause=cause, check=check)
+            suspend.operation_id = operation.operation_id
+            if suspend.is_unwanted:
+                await self._operations.cancel(operation.operation_id)
+            ended = await self._operations.finish(operation)
+        except GpuCkptError as error:
+            return str(error)
+        finally:
+            self._running.pop(kernel_id, None)
+        return ended.error.message if ended.error is not None else ""
+
+    def kernel_wanted(self, served: ServedKernel) -> None:
+        """Cancel the suspend of a kernel to which a cell was sent: it would be resumed right afterwards."""
+        suspend = self._running.get(served.kernel_id)
+        if suspend is None or suspend.is_unwanted:
+            return
+        suspend.is_unwanted = True
+        if suspend.operation_id:
+            self._operations.spawn(self._cancel(suspend.operation_id))
+
+    async def _cancel(self, operation_id: str) -> None:
+        with suppress(GpuCkptError):  # the kernel is resumed then
+            await self._operations.cancel(operation_id)
+
+
 class IdleSuspension(KernelListener):
     """A policy that suspends the kernels that Jupyter would cull.
 
@@ -37,11 +89,12 @@ class IdleSuspension(KernelListener):
         self,
         kernels: AsyncMappingKernelManager,
         operations: ServerOperations,
+        suspends: IdleSuspends,
         *,
         notice_seconds: float,
         log: logging.Logger,
     ) -> None:
-        self._kernels, self._operations = kernels, operations
+        self._kernels, self._operations, self._suspends = kernels, operations, suspends
         self._notice_seconds, self._log = notice_seconds, log
 
     async def kernel_idle(self, kernel_id: str) -> None:
@@ -73,19 +126,23 @@ class IdleSuspension(KernelListener):
             await self._suspend(served.kernel_id)
 
     async def _suspend(self, kernel_id: str) -> None:
-        try:
-            operation = await self._operations.suspend(kernel_id, cause=Cause.IDLE)
-            ended = await self._operations.finish(operation)
-            if ended.error is not None:
-                self._log.warning("Idle kernel %s runs on: %s", kernel_id, ended.error.message)
-        except GpuCkptError as error:
-            self._log.warning("Idle kernel %s runs on: %s", kernel_id, error)
+        # Jupyter's own setting says whether the culler chooses kernels that run a cell, too.
+        busy_too = bool(getattr(self._kernels, "cull_busy", False))
+        if why := await self._suspends.suspend(kernel_id, Cause.IDLE, busy_too=busy_too):
+            self._log.warning("Idle kernel %s runs on: %s", kernel_id, why)
 
 
 def idle_kernels(
-    kernels: AsyncMappingKernelManager, operations: ServerOperations, *, after_seconds: float
+    kernels: AsyncMappingKernelManager,
+    operations: ServerOperations,
+    *,
+    after_seconds: float,
+    parked_too: bool = False,
 ) -> list[str]:
-    """Return the ids of kernels whose last cell ended at least `after_seconds` ago, the least recently used first."""
+    """Return the ids of kernels whose last cell ended at least `after_seconds` ago, the least recently used first.
+
+    `parked_too`: also kernels whose GPU memory is in RAM.
+    """
     idle = []
     now = datetime.now(UTC)
     for kernel_id in kernels.list_kernel_ids():
@@ -96,11 +153,14 @@ def idle_kernels(
         manager = kernels.get_kernel(kernel_id)
         since = getattr(manager, "last_activity", now)
         if (
-            served.state is KernelState.RUNNING
-            and served.gate_is_open
+            (_is_open(served) or (parked_too and served.state is KernelState.PARKED))
             and not served.output.runs_cell
             and getattr(manager, "execution_state", "") == "idle"
             and (now - since).total_seconds() >= after_seconds
         ):
             idle.append((since, kernel_id))
     return [kernel_id for _, kernel_id in sorted(idle)]
+
+
+def _is_open(served: ServedKernel) -> bool:
+    return served.state is KernelState.RUNNING and served.gate_is_open

@@ -14,8 +14,14 @@ from tornado.iostream import StreamClosedError
 
 from ... import calls
 from ...errors import GpuCkptError
-from ...protocol import PruneReport, PruneRequest
-from ...snapshot_records import AnnotateRequest, Snapshot, StoreUsage, Verification
+from ...snapshot_records import (
+    AnnotateRequest,
+    PruneReport,
+    PruneRequest,
+    Snapshot,
+    StoreUsage,
+    Verification,
+)
 from ..jupyter_internals import has_begun_to_answer, is_finished
 from ..views import SnapshotsView, SnapshotView, snapshot_view
 from .base_handler import GpuCkptHandler
