@@ -18,6 +18,7 @@ import { addCleanUpCommand, cleanUpCommandId } from './clean-up';
 import { consoles } from './consoles';
 import { actions, addCommands, commandIds } from './commands';
 import { addFetchCommand, FetchActions } from './fetch-commands';
+import { fileMarks } from './file-marks';
 import { followIdleKernels } from './idle-notice';
 import { KernelActions } from './kernel-actions';
 import { followState } from './kernel-indicator';
@@ -230,7 +231,7 @@ const banner: JupyterFrontEndPlugin<void> = {
           panel,
           states,
           api,
-          () => void commands.execute('docmanager:save-as'),
+          serviceManager.contents,
           trans
         )
       );
@@ -327,6 +328,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   panel,
   running,
   welcome,
+  fileMarks,
   status,
   output
 ];

@@ -41,7 +41,7 @@ export default function SessionsView(props: {
   );
   return (
     <>
-      <header className="jp-GpuCkptSessions-header">
+      <div className="jp-GpuCkptSessions-header">
         <h2>{trans.__('Sessions')}</h2>
         <CommandButton
           commands={commands}
@@ -49,7 +49,7 @@ export default function SessionsView(props: {
           args={{}}
           label={trans.__('Import…')}
         />
-      </header>
+      </div>
       {problem ? (
         <p role="alert" className="jp-GpuCkptSessions-problem">
           {explain(problem, trans).join(' ')}

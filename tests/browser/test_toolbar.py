@@ -170,11 +170,14 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
     expect(notebook.banner).to_contain_text("Running a cell resumes it.")
 
     notebook.execute("filebrowser:activate")
-    page.locator(".jp-DirListing-item", has_text="ways.ipynb").click(button="right")
+    file = page.locator(".jp-DirListing-item", has_text="ways.ipynb")
+    expect(file).to_have_attribute("data-gpuckpt", "suspended")
+    file.click(button="right")
     menu = page.locator(".lm-Menu")
     expect(menu.get_by_role("menuitem", name="Suspend Kernel")).to_have_count(0)
     menu.get_by_role("menuitem", name="Resume Kernel").click()
     expect(notebook.chip).to_have_text("Running")
+    expect(file).to_have_attribute("data-gpuckpt", "running")
 
     # By the keyboard alone: the button is reached, its menu opened, an entry chosen.
     page.locator(".jp-NotebookPanel-toolbar jp-button").first.focus()
