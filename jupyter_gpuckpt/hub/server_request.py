@@ -1,7 +1,12 @@
-"""The hub's request to a user's server to suspend all kernels before a deadline."""
+"""The hub's request to a user's server to suspend all kernels before a deadline.
+
+The user may have replaced the server by a program that harms the hub, so its answer is bounded: in time, in length, in the length of
+texts. Texts are one line without control characters.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterable
 
@@ -15,6 +20,10 @@ from ..errors import GpuCkptError, HostError
 _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
 _ROUTE = "api/gpuckpt/suspend_all"
+#: The longest answer: a few hundred bytes for each kernel, for more kernels than a machine runs.
+_MAX_ANSWER_BYTES = 1 << 20
+#: The longest text of an answer that reaches the hub's log, pages and database, in characters.
+_MAX_TEXT = 200
 
 
 # These records have only the fields that the hub reads: servers may have another version of this package.
@@ -39,7 +48,9 @@ class Report(msgspec.Struct, frozen=True):
     """The outcomes of all kernels."""
 
     kernels: list[Outcome] = []
-    seconds: float = 0.0
+
+
+_REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 
 
 async def suspend_all(
@@ -52,22 +63,26 @@ async def suspend_all(
 
     Raises GpuCkptError with the cause; takes at most 20 s longer than `within_seconds`.
     """
-    timeout = httpx.Timeout(within_seconds + _ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+    answer_seconds = within_seconds + _ANSWER_SECONDS
+    timeout = httpx.Timeout(answer_seconds, connect=_CONNECT_SECONDS)
     url = server_url.rstrip("/") + "/" + _ROUTE
     try:
         # The request goes directly to the server, neither through the hub's proxy nor through one of the environment.
-        async with httpx.AsyncClient(
-            timeout=timeout, trust_env=False, verify=ssl_context or False
-        ) as http:
+        async with (
+            # httpx limits the wait for each piece of an answer only.
+            asyncio.timeout(answer_seconds + _CONNECT_SECONDS),
+            httpx.AsyncClient(
+                timeout=timeout, trust_env=False, verify=ssl_context or False
+            ) as http,
+        ):
             for token in tokens:
-                response = await http.post(
-                    url,
-                    json={"within": within_seconds},
-                    headers={"Authorization": f"token {token}"},
-                )
-                if response.status_code not in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-                    return _answer(response)
-    except httpx.TimeoutException as error:
+                # A compressed answer might be short and its content endless.
+                headers = {"Authorization": f"token {token}", "Accept-Encoding": "identity"}
+                body = {"within": within_seconds}
+                async with http.stream("POST", url, json=body, headers=headers) as response:
+                    if response.status_code not in _REFUSALS:
+                        return await _answer(response)
+    except (TimeoutError, httpx.TimeoutException) as error:
         raise GpuCkptError("The server did not answer in time.") from error
     except httpx.HTTPError as error:
         raise GpuCkptError(f"The server cannot be reached: {error or type(error).__name__}.") from (
@@ -79,15 +94,38 @@ async def suspend_all(
     )
 
 
-def _answer(response: httpx.Response) -> Report:
+async def _answer(response: httpx.Response) -> Report:
     if response.status_code == httpx.codes.NOT_FOUND:
         raise HostError(
             "The server has no jupyter-gpuckpt.", hint="Install it where the servers run."
         )
+    content = await _content(response)
     try:
         if response.is_success:
-            return decoding.from_json(response.content, Report)
-        reason = decoding.from_json(response.content, Reason).message
+            report = decoding.from_json(content, Report)
+            return Report([_bounded(outcome) for outcome in report.kernels])
+        reason = _text(decoding.from_json(content, Reason).message)
     except msgspec.DecodeError:
         reason = f"status {response.status_code}"
     raise GpuCkptError(f"The server cannot suspend its kernels: {reason}")
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Read an answer as it is sent. Raises GpuCkptError if it is too long."""
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise GpuCkptError("The server's answer is too long.")
+    return bytes(content)
+
+
+def _bounded(outcome: Outcome) -> Outcome:
+    error = None if outcome.error is None else Reason(_text(outcome.error.message))
+    return Outcome(outcome.saved, _text(outcome.name), _text(outcome.kernel_id), error)
+
+
+def _text(text: str) -> str:
+    """Return a server's text as one line of limited length."""
+    line = "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
+    return line if len(text) <= _MAX_TEXT else f"{line}…"

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import ssl
+import time
 from collections.abc import AsyncIterator, Generator
+from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from jupyterhub import orm
 from jupyterhub.utils import make_ssl_context, maybe_future
 from traitlets import Bool, Float
@@ -36,8 +39,21 @@ _STATE = "gpuckpt_waiting"
 _TOKEN_SECONDS = 60
 #: The time that a server's stop may take besides the suspends: to undo those that are incomplete at the deadline, and to exit.
 _STOP_MARGIN_SECONDS = 15
-#: The most notebooks that are named in the hub's pages and its database.
-_NAMED = 5
+#: The most notebooks that are named in the hub's pages and its database, and the most failures of one stop in the hub's log.
+_NAMED, _LOGGED = 5, 20
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The kernels that wait for the next server: their number and the names of the first notebooks."""
+
+    count: int = 0
+    names: list[str] = []
+
+    def message(self) -> str:
+        """Return a text like `3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb`."""
+        shown = ", ".join(self.names) + ", ..." * (self.count > len(self.names))
+        sessions = "session is" if self.count == 1 else "sessions are"
+        return f"{self.count} suspended {sessions} waiting: {shown}"
 
 
 class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
@@ -58,14 +74,14 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     #: The text on the hub's page about the stop while kernels are being suspended (templates/stop_pending.html).
     suspending_message = ""
-    #: Names of the notebooks whose kernels wait for the next server. They survive `clear_state`, which the hub calls in between.
-    _waiting: tuple[str, ...] = ()
+    #: It survives `clear_state`, which the hub calls in between.
+    _waiting = Waiting()
     _started_again = False
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
         if self.suspend_before_stop and not now:
-            self._waiting, self._started_again = (), False
+            self._waiting, self._started_again = Waiting(), False
             self.suspending_message = (
                 "The notebooks' sessions are being saved; you find them again at the next start."
                 f" This takes {self.suspend_timeout:.0f} seconds at most."
@@ -109,35 +125,37 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
-        if self._waiting:
-            yield {"progress": 5, "message": waiting_message(self._waiting)}
+        if self._waiting.count:
+            yield {"progress": 5, "message": self._waiting.message()}
         async for event in super().progress():
             yield event
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the base class's state and the names of waiting notebooks."""
+        """Load the base class's state, and what waits."""
         super().load_state(state)
-        self._waiting = tuple(state.get(_STATE, ()))
+        with suppress(msgspec.ValidationError):  # another version's
+            self._waiting = msgspec.convert(state.get(_STATE, {}), Waiting)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the base class's state, with the names of waiting notebooks until the next start."""
+        """Return the base class's state, with what waits until the next start."""
         state: dict[str, Any] = super().get_state()
-        if self._waiting and not self._started_again:
-            state[_STATE] = list(self._waiting)
+        if self._waiting.count and not self._started_again:
+            state[_STATE] = msgspec.to_builtins(self._waiting)
         return state
 
     async def _suspend_kernels(self) -> None:
         if self.server is None:
             return
-        tokens = self._tokens()
+        tokens, began = self._tokens(), time.monotonic()
         try:
             report = await server_request.suspend_all(
                 self.server.url, tokens, self.suspend_timeout, self._ssl_context()
             )
         finally:
             tokens.close()
-        self._waiting = tuple(one.name or one.kernel_id for one in report.kernels if one.saved)
-        self._log_report(report)
+        saved = [one.name or one.kernel_id for one in report.kernels if one.saved]
+        self._waiting = Waiting(len(saved), saved[:_NAMED])
+        self._log_report(report, time.monotonic() - began)
 
     def _tokens(self) -> Generator[str]:
         """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""
@@ -168,27 +186,22 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         )
         return context
 
-    def _log_report(self, report: Report) -> None:
+    def _log_report(self, report: Report, seconds: float) -> None:
         self.log.info(
             "%s: %d of %s suspended, %.1f s",
             self._log_name,
-            len(self._waiting),
+            self._waiting.count,
             counted(len(report.kernels), "kernel"),
-            report.seconds,
+            seconds,
         )
-        for outcome in report.kernels:
-            if not outcome.saved:
-                why = outcome.error.message if outcome.error else "The reason is not known."
-                self.log.warning(
-                    "%s: kernel %s was not suspended: %s", self._log_name, outcome.kernel_id, why
-                )
-
-
-def waiting_message(names: tuple[str, ...]) -> str:
-    """Return a text like `3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb`."""
-    shown = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
-    sessions = "session is" if len(names) == 1 else "sessions are"
-    return f"{len(names)} suspended {sessions} waiting: {shown}"
+        failed = [outcome for outcome in report.kernels if not outcome.saved]
+        for outcome in failed[:_LOGGED]:
+            why = outcome.error.message if outcome.error else "The reason is not known."
+            self.log.warning(
+                "%s: kernel %s was not suspended: %s", self._log_name, outcome.kernel_id, why
+            )
+        if len(failed) > _LOGGED:
+            self.log.warning("%s: %d more were not.", self._log_name, len(failed) - _LOGGED)
 
 
 def with_suspend(spawner: str | type) -> type:

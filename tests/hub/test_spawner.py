@@ -9,7 +9,7 @@ from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
-from jupyter_gpuckpt.hub.spawner import waiting_message
+from jupyter_gpuckpt.hub.spawner import Waiting
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,18 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
             return "http://127.0.0.1:1"
 
     spawner = with_suspend(Started)()
-    spawner.load_state({"pid": 0, "gpuckpt_waiting": ["a.ipynb"]})
+    spawner.load_state({"pid": 0, "gpuckpt_waiting": {"count": 1, "names": ["a.ipynb"]}})
     # The hub clears the state of a spawner before it starts it.
     spawner.clear_state()
-    assert spawner.get_state()["gpuckpt_waiting"] == ["a.ipynb"]
+    assert spawner.get_state()["gpuckpt_waiting"] == {"count": 1, "names": ["a.ipynb"]}
     assert asyncio.run(spawner.start()) == "http://127.0.0.1:1"
     assert "gpuckpt_waiting" not in spawner.get_state()
 
 
 def test_what_waits_is_said_in_a_sentence():
-    assert waiting_message(("a.ipynb",)) == "1 suspended session is waiting: a.ipynb"
-    many = tuple(f"{number}.ipynb" for number in range(7))
-    assert waiting_message(many) == (
-        "7 suspended sessions are waiting: 0.ipynb, 1.ipynb, 2.ipynb, 3.ipynb, 4.ipynb, ..."
+    assert Waiting(1, ["a.ipynb"]).message() == "1 suspended session is waiting: a.ipynb"
+    assert Waiting(7, ["a.ipynb", "b.ipynb"]).message() == (
+        "7 suspended sessions are waiting: a.ipynb, b.ipynb, ..."
     )
 
 

@@ -1,0 +1,142 @@
+"""Users' servers that harm the hub by what they answer, when it asks them to suspend their kernels."""
+
+import asyncio
+import gzip
+import json
+import logging
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_gpuckpt.errors import GpuCkptError
+from jupyter_gpuckpt.hub import server_request, with_suspend
+
+MB = 1 << 20
+
+
+async def served(answer, ask, *heads):
+    """Return what `ask` returns for the URL of a server that sends these heads, and then what `answer` writes, which may not end."""
+    ended = asyncio.Event()
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write("\r\n".join(["HTTP/1.1 200 OK", *heads, "", ""]).encode())
+        with suppress(ConnectionError):  # the hub has hung up
+            await answer(writer)
+            await writer.drain()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        try:
+            return await ask(f"http://{host}:{port}/")
+        finally:
+            await asyncio.wait_for(ended.wait(), 60)
+
+
+async def asked(answer, *heads, within=5.0):
+    """Return the report of such a server."""
+    return await served(
+        answer, lambda url: server_request.suspend_all(url, ["token"], within), *heads
+    )
+
+
+def answered(report):
+    async def answer(writer):
+        writer.write(json.dumps(report).encode())
+
+    return answer
+
+
+def test_an_answer_without_end_is_given_up():
+    sent = 0
+
+    async def endless(writer):
+        nonlocal sent
+        while True:
+            writer.write(b" " * 65536)
+            await writer.drain()
+            sent += 65536
+
+    with pytest.raises(GpuCkptError, match="too long"):
+        asyncio.run(asked(endless))
+    # What the sockets of both sides hold is written as well.
+    assert sent < 30 * MB
+
+
+def test_an_answer_that_never_ends_holds_up_no_stop(monkeypatch):
+    monkeypatch.setattr(server_request, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(server_request, "_CONNECT_SECONDS", 0.5)
+
+    async def trickle(writer):
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    began = time.monotonic()
+    with pytest.raises(GpuCkptError, match="did not answer in time"):
+        asyncio.run(asked(trickle, within=0.0))
+    assert time.monotonic() - began < 60
+
+
+def test_a_compressed_answer_is_not_unpacked():
+    async def bomb(writer):
+        writer.write(gzip.compress(b" " * (100 * MB) + b"{}"))
+
+    with pytest.raises(GpuCkptError, match="status 200"):
+        asyncio.run(asked(bomb, "Content-Encoding: gzip"))
+
+
+def test_what_is_no_report_is_refused():
+    for report in ([[[]]], {"kernels": [None]}, {"kernels": [{"saved": "yes"}]}):
+        with pytest.raises(GpuCkptError, match="status 200"):
+            asyncio.run(asked(answered(report)))
+
+
+def test_names_and_reasons_are_short_lines():
+    long = "x" * 10_000
+    report = {
+        "kernels": [
+            {"saved": True, "kernel_id": "1", "name": f"a\nERROR: forged\x1b[2J\u202e{long}"},
+            {"saved": False, "kernel_id": long, "error": {"message": f"no\r\n{long}"}},
+        ]
+    }
+    saved, failed = asyncio.run(asked(answered(report))).kernels
+    assert saved.name.startswith("a ERROR: forged [2J xxx")
+    for text in (saved.name, failed.kernel_id, failed.error.message):
+        assert text.isprintable()
+        assert len(text) <= 201
+
+
+def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
+    kernels = [
+        {"saved": number % 2 == 0, "kernel_id": f"{number}", "name": f"{number}.ipynb"}
+        for number in range(10_000)
+    ]
+    spawner = with_suspend("simple")(
+        api_token="token", user=SimpleNamespace(name="eve", settings={})
+    )
+    spawner.log = logging.getLogger("hub")
+
+    async def stop(url):
+        spawner.server = SimpleNamespace(url=url)
+        await spawner.stop()
+
+    with caplog.at_level(logging.INFO, "hub"):
+        asyncio.run(served(answered({"kernels": kernels}), stop))
+    waiting = spawner.get_state()["gpuckpt_waiting"]
+    assert waiting == {"count": 5000, "names": [f"{number}.ipynb" for number in range(0, 10, 2)]}
+    assert "5000 of 10000 kernels suspended" in caplog.text
+    assert caplog.text.count("was not suspended: ") == 20
+    assert caplog.records[-1].getMessage().endswith("4980 more were not.")
+
+
+def test_a_state_of_another_version_keeps_no_hub_from_starting():
+    spawner = with_suspend("simple")()
+    for state in (["a.ipynb"], {"count": "many"}, None):
+        spawner.load_state({"gpuckpt_waiting": state})
+        assert "gpuckpt_waiting" not in spawner.get_state()
