@@ -113,6 +113,8 @@ export interface IKernel {
   resume_seconds: number | null;
   /** The memory in its snapshot while it is suspended. */
   suspended_bytes: number;
+  /** Why it was suspended; null: it is not suspended. */
+  suspend_cause: Cause | null;
   /** The time at which it will be suspended because it is idle; null: not soon. */
   suspends_at: number | null;
   /** Whether a cell that is sent to it resumes it. */
@@ -135,6 +137,7 @@ export interface IKernel {
 export type Cause =
   | 'manual'
   | 'idle'
+  | 'memory'
   | 'shutdown'
   | 'reclaim'
   | 'autosave'
@@ -336,6 +339,7 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   gpu_utilization: null,
   resume_seconds: null,
   suspended_bytes: 0,
+  suspend_cause: null,
   suspends_at: null,
   cells_resume: true,
   restart_save_seconds: 0,

@@ -32,6 +32,7 @@ export function causeLabel(
   const labels: Record<Cause, string> = {
     manual: reason === 'suspend' ? trans.__('suspended') : trans.__('saved'),
     idle: trans.__('idle'),
+    memory: trans.__('memory was short'),
     shutdown: trans.__('server stopped'),
     reclaim: trans.__('machine reclaimed'),
     autosave: trans.__('autosave'),
@@ -52,6 +53,9 @@ export function causeCaption(
         ? trans.__('Suspended by you')
         : trans.__('Saved by you'),
     idle: trans.__('Suspended because the kernel was idle'),
+    memory: trans.__(
+      'Suspended because memory was short and the kernel was idle'
+    ),
     shutdown: trans.__('Suspended because the server stopped'),
     reclaim: trans.__('Suspended because the machine was reclaimed'),
     autosave: trans.__('Saved automatically'),

@@ -95,13 +95,33 @@ export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
   return texts;
 }
 
-/** Return the texts of the banner above a suspended notebook: since when, the size, the duration of a resume. */
+/** Return the reason why a kernel is suspended although its user did not request it, in a sentence; empty if the user did. */
+function suspendedBecause(kernel: IKernel, trans: TranslationBundle): string {
+  switch (kernel.suspend_cause) {
+    case 'idle':
+      return trans.__('The kernel was idle.');
+    case 'memory':
+      return trans.__('Memory was short and the kernel was idle.');
+    case 'shutdown':
+      return trans.__('The server was stopped.');
+    case 'reclaim':
+      return trans.__('The machine was reclaimed.');
+    default:
+      return '';
+  }
+}
+
+/** Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. */
 export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
   const texts = [
     kernel.since > 0
       ? trans.__('Suspended since %1.', formatMoment(kernel.since))
       : trans.__('This kernel is suspended.')
   ];
+  const because = suspendedBecause(kernel, trans);
+  if (because) {
+    texts.push(because);
+  }
   if (kernel.suspended_bytes > 0) {
     const size = formatBytes(kernel.suspended_bytes);
     texts.push(

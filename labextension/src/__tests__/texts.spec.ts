@@ -191,6 +191,28 @@ describe('texts', () => {
   });
 
   it.each([
+    ['memory', 'Memory was short and the kernel was idle.'],
+    ['idle', 'The kernel was idle.'],
+    ['shutdown', 'The server was stopped.'],
+    ['reclaim', 'The machine was reclaimed.']
+  ] as const)(
+    'say that a kernel was suspended because of %s',
+    (cause, text) => {
+      const suspended = { state: 'suspended', suspend_cause: cause } as const;
+      expect(suspendedTexts(aKernel(suspended), trans)).toEqual([
+        'This kernel is suspended.',
+        text,
+        'Running a cell resumes it.'
+      ]);
+    }
+  );
+
+  it('say nothing about the reason if the user requested the suspend', () => {
+    const suspended = { state: 'suspended', suspend_cause: 'manual' } as const;
+    expect(suspendedTexts(aKernel(suspended), trans)).toHaveLength(2);
+  });
+
+  it.each([
     [{}, 'Running a cell resumes it.'],
     [{ cell_paused: true }, 'A cell is paused; Resume continues it.'],
     [{ cells_resume: false }, 'Press Resume before you run a cell.']
