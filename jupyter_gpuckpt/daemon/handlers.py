@@ -21,7 +21,7 @@ from ..protocol import (
     State,
 )
 from ..reclaim_records import NoticeRequest
-from . import far_handlers, snapshot_handlers
+from . import far_handlers, snapshot_handlers, taken_over
 from .base_handler import BaseHandler
 from .streams import Stream
 
@@ -204,7 +204,7 @@ class TakenOverHandler(BaseHandler):
     async def delete(self, kernel_id: str) -> None:
         """Remove the note: a user has chosen where the notebook is saved."""
         kernel = self.daemon.kernels.get(kernel_id)
-        await self.daemon.kernels.update(kernel, taken_over="")
+        await taken_over.forget(self.daemon.kernels, kernel)
         self.reply(kernel.public())
 
 
@@ -217,7 +217,7 @@ class JupyterHandler(BaseHandler):
         kernel = self.daemon.kernels.get(kernel_id)
         name = request.name or kernel.record.name
         jupyter = kernel.record.jupyter if request.jupyter is None else request.jupyter
-        await self.daemon.kernels.update(kernel, name=name, jupyter=jupyter)
+        await taken_over.describe(self.daemon.kernels, kernel, name, jupyter)
         self.reply(kernel.public())
 
 

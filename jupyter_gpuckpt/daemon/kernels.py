@@ -26,6 +26,7 @@ from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, KernelState, may_follow
+from .lost_notebooks import LostNotebooks
 from .machine import Machine
 from .operations import RunningOperation
 from .records import KernelRecord, Records
@@ -136,8 +137,7 @@ class Kernels:
         self._kernels: dict[str, ManagedKernel] = {}
         self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        #: `taken_over` of forgotten kernels, by id: a restart removes a kernel and adds one with the same id, for the same notebook.
-        self._taken_over: dict[str, str] = {}
+        self.lost_notebooks = LostNotebooks(records.state_dir)
         # With one thread, records are written in the order of their changes.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
 
@@ -167,9 +167,7 @@ class Kernels:
     def add(self, record: KernelRecord) -> ManagedKernel:
         """Add a kernel to the table; `update` writes its record."""
         record.since = record.since or time.time()
-        if (former := self._kernels.get(record.kernel_id)) is not None:
-            self._taken_over[record.kernel_id] = former.record.taken_over
-        record.taken_over = self._taken_over.pop(record.kernel_id, "") or record.taken_over
+        record.taken_over = record.taken_over or self.lost_notebooks.of(record)
         kernel = self._kernels[record.kernel_id] = ManagedKernel(
             record, self.announce, self._machine.resume_times, self._streams
         )
@@ -199,8 +197,6 @@ class Kernels:
     def forget(self, kernel: ManagedKernel) -> None:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
         if self._drop(kernel):
-            if kernel.record.taken_over:
-                self._taken_over[kernel.kernel_id] = kernel.record.taken_over
             self._writer.submit(self._records.forget, kernel.kernel_id)
 
     def _drop(self, kernel: ManagedKernel) -> bool:
@@ -218,12 +214,6 @@ class Kernels:
             if (kernel := self._kernels.get(kernel_id)) is not None and kernel.state in ABSENT:
                 _log.info("kernel %s went to another machine", kernel_id)
                 self._drop(kernel)
-
-    async def note_lost(self) -> None:
-        """Tell the users which kernels another machine has taken over although they still run here."""
-        for kernel_id, error in (await asyncio.to_thread(self._records.lost)).items():
-            if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
-                self.update(kernel, error=record_of(error), taken_over=error.message)
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
         """Publish the records of a kernel and an operation to the owner. A slow reader may miss progress, but never an end."""

@@ -13,6 +13,7 @@ from ..errors import ErrorRecord, GpuCkptError, record_of
 from ..protocol import OwnerKind, SaveRequest
 from ..remote_records import Remote
 from ..states import ALIVE
+from . import taken_over
 from .kernels import Kernels, ManagedKernel
 from .lease_file import KernelLease, LeaseFile
 from .records import KernelRecord
@@ -45,7 +46,7 @@ class LostLeases:
         kernel = self._kernels.find(kernel_id)
         if kernel is None or kernel.doomed:
             return
-        self._kernels.update(kernel, error=error, taken_over=error.message)
+        taken_over.note(self._kernels, kernel, error)
         if pauses(kernel.record) and kernel.state in ALIVE:
             task = self._loop.create_task(self._pause(kernel, error))
             self._tasks.add(task)

@@ -98,7 +98,7 @@ class Records:
     """The directory of records, as seen by the daemon of `place`. Thread-safe."""
 
     def __init__(self, state_dir: Path, place: Place) -> None:
-        self._state, self._place = state_dir, place
+        self.state_dir, self._place = state_dir, place
         for name in ("kernels", "exits", "places", "shared"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = PlaceLocks(state_dir / "places", place)
@@ -123,7 +123,7 @@ class Records:
             with self._mutex:
                 lost = self._leases.beat()
         except (OSError, GpuCkptError) as error:
-            _log.warning("the heartbeat in %s cannot be written: %s", self._state, error)
+            _log.warning("the heartbeat in %s cannot be written: %s", self.state_dir, error)
             return
         for kernel_id, reason in lost.items():
             self._become_branch(kernel_id, reason)
@@ -142,7 +142,7 @@ class Records:
 
     def new_exit_path(self, kernel_id: str) -> Path:
         """Return a new path for each start of a process, so that an old status is never mistaken for a new one."""
-        return self._state / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
+        return self.state_dir / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
 
     def write(
         self, kernel_id: str, encoded: bytes, state: KernelState = KernelState.RUNNING
@@ -297,11 +297,11 @@ class Records:
         if is_locked is False:
             if self._place.sees_processes_of(place):
                 return {place.key}
-            if not locks_reach_all(self._state) and self._leases.is_heard_of(place.key):
+            if not locks_reach_all(self.state_dir) and self._leases.is_heard_of(place.key):
                 raise held(
                     kernel_id,
                     "is not taken over: its daemon was killed less than a minute ago, or file locks do not reach other machines on"
-                    f" this file system ({file_system_of(self._state) or 'of unknown type'}), where kernels cannot change machines",
+                    f" this file system ({file_system_of(self.state_dir) or 'of unknown type'}), where kernels cannot change machines",
                 )
         is_unknown = session is None and not is_at_rest and is_locked is False
         if is_unknown and self._locks.is_young(place, ABANDONED_SECONDS):
@@ -356,7 +356,7 @@ class Records:
         return next(self._read(kernel_id), None)
 
     def _read(self, kernel_id: str = "*", name: str = "record.json") -> Iterator[KernelRecord]:
-        for path in (self._state / "kernels").glob(f"{kernel_id}/{name}"):
+        for path in (self.state_dir / "kernels").glob(f"{kernel_id}/{name}"):
             try:
                 record = decoding.from_json(path.read_bytes(), KernelRecord)
             except FileNotFoundError:  # forgotten meanwhile
@@ -372,7 +372,7 @@ class Records:
 
     def _sweep(self) -> None:
         """Remove old exit files, and unfinished files of a killed daemon."""
-        for directory in (self._state / "kernels").iterdir():
+        for directory in (self.state_dir / "kernels").iterdir():
             with suppress(OSError):  # another place's daemon may be renaming or removing it now
                 found = directory.glob(f"{UNFINISHED}*")
                 before = time.time() - ABANDONED_SECONDS
@@ -382,14 +382,14 @@ class Records:
                 if abandoned:
                     directory.rmdir()  # fails where a record lies beside it
         kept = {record.exit_path for record in self.all()}
-        for path in (self._state / "exits").iterdir():
+        for path in (self.state_dir / "exits").iterdir():
             with suppress(FileNotFoundError):
                 old = time.time() - path.stat().st_mtime > KEEP_EXITS_SECONDS
                 if old and str(path) not in kept:
                     path.unlink()
 
     def _path(self, kernel_id: str) -> Path:
-        return self._state / "kernels" / kernel_id / "record.json"
+        return self.state_dir / "kernels" / kernel_id / "record.json"
 
     def _branch_path(self, kernel_id: str) -> Path:
         return self._path(kernel_id).with_name(f"branch-{self._place.key}.json")

@@ -16,7 +16,7 @@ from ..daemon_settings import Settings
 from ..place import Place
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
 from ..snapshot_records import SnapshotChange
-from . import lifetime
+from . import lifetime, taken_over
 from .endings import Endings
 from .far_collecting import FarCollecting
 from .far_sessions import FarSessions
@@ -244,7 +244,7 @@ class Daemon:
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
             await self.kernels.drop_moved()
-            await self.kernels.note_lost()
+            await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
             await self.uploads.look()

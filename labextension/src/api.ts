@@ -67,6 +67,9 @@ export class GpuCkptError extends Error implements IErrorRecord {
 
   /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
+
+  /** The server has no such kernel. */
+  static readonly KERNEL_NOT_FOUND = 'kernel_not_found';
 }
 
 /**

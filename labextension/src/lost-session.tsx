@@ -2,8 +2,14 @@
 //
 // Both machines may use the document of one shared folder: a save here would replace the other machine's.
 
-import { Notification } from '@jupyterlab/apputils';
+import {
+  InputDialog,
+  Notification,
+  showErrorMessage
+} from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Contents } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
@@ -25,7 +31,7 @@ export class LostSessionBanner extends FittedBanner {
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
     private readonly _api: GpuCkptApi,
-    private readonly _saveCopy: () => void,
+    private readonly _contents: Contents.IManager,
     private readonly _trans: TranslationBundle
   ) {
     super();
@@ -54,7 +60,7 @@ export class LostSessionBanner extends FittedBanner {
         <button
           type="button"
           className="jp-mod-styled jp-mod-accept"
-          onClick={this._saveCopy}
+          onClick={() => void this._saveCopy()}
         >
           {trans.__('Save as a Copy…')}
         </button>
@@ -72,10 +78,16 @@ export class LostSessionBanner extends FittedBanner {
   private _follow(): void {
     const kernelId = kernelIdOf(this._panel) ?? '';
     const kernel = this._states.get(kernelId);
-    if (kernel?.taken_over && this._save === null) {
+    // A notebook keeps its mark when it gets another kernel.
+    if (
+      kernel?.taken_over &&
+      (this._save === null || this._kernelId !== kernelId)
+    ) {
       this._kernelId = kernelId;
       this._reason = kernel.taken_over;
-      this._stopSaving();
+      if (this._save === null) {
+        this._stopSaving();
+      }
       this.setHidden(false);
       this.update();
     } else if (kernel?.taken_over === null && this._kernelId === kernelId) {
@@ -93,6 +105,11 @@ export class LostSessionBanner extends FittedBanner {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
+      if (error.code === GpuCkptError.KERNEL_NOT_FOUND) {
+        // It was replaced by one that cannot be saved, of which the server knows nothing.
+        this._keepSaving();
+        return;
+      }
       const headline = this._trans.__('The choice was not recorded');
       tellFailure('', headline, error, this._trans);
       return;
@@ -101,6 +118,67 @@ export class LostSessionBanner extends FittedBanner {
       await this._states.refresh(kernelId);
     } else {
       this._keepSaving();
+    }
+  }
+
+  /** Go on in a copy, with the kernel: the document follows its session there, and the other machine keeps the old path. */
+  private async _saveCopy(): Promise<void> {
+    const { context } = this._panel;
+    const path = await this._newPath();
+    const { session } = context.sessionContext;
+    const save = this._save;
+    if (path === null || session === null || save === null) {
+      return;
+    }
+    try {
+      await session.setPath(path);
+      await session.setName(PathExt.basename(path));
+      await save.call(context);
+    } catch (error) {
+      void showErrorMessage(
+        this._trans.__('The copy was not saved'),
+        error as Error
+      );
+      return;
+    }
+    await this._choose();
+  }
+
+  /** Ask for the path of a copy until there is no such file; return null if the user cancels. */
+  private async _newPath(): Promise<string | null> {
+    const { path } = this._panel.context;
+    const drive = this._contents.driveName(path);
+    const ending = PathExt.extname(path);
+    let wanted = this._contents
+      .localPath(path)
+      .replace(/(\.\w+)?$/, `-copy${ending}`);
+    for (;;) {
+      const { button, value } = await InputDialog.getText({
+        title: this._trans.__('Save as a Copy'),
+        label: this._trans.__('The kernel goes on in the copy. Path:'),
+        text: wanted,
+        okLabel: this._trans.__('Save')
+      });
+      if (!button.accept || !value) {
+        return null;
+      }
+      wanted = value.endsWith(ending) ? value : `${value}${ending}`;
+      if (!(await this._exists(drive ? `${drive}:${wanted}` : wanted))) {
+        return wanted;
+      }
+      await showErrorMessage(
+        this._trans.__('%1 exists already', wanted),
+        this._trans.__('Choose another name.')
+      );
+    }
+  }
+
+  private async _exists(path: string): Promise<boolean> {
+    try {
+      await this._contents.get(path, { content: false });
+      return true;
+    } catch {
+      return false; // the save tells of any other trouble
     }
   }
 

@@ -180,9 +180,16 @@ def test_that_a_session_was_taken_over_is_kept_until_its_user_chooses(
     assert taken_over()
     server.request("POST", f"api/kernels/{page.kernel_id}/restart")
     assert taken_over()
+    # Nor does another kernel of the notebook, whether it replaces this one or comes when this one is gone.
+    path = f"api/sessions/{page.session_id}"
+    model = server.request("PATCH", path, json={"kernel": {"id": None, "name": "python3"}}).json()
+    page.kernel_id = model["kernel"]["id"]
+    eventually(taken_over)
+    server.request("DELETE", path)
     server.stop()
     server.start()
-    assert taken_over()
+    page = server.open()
+    eventually(taken_over)
     answer = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_saving").json()
     assert answer["taken_over"] is None
     server.stop()

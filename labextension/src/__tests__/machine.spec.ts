@@ -1,7 +1,8 @@
 // What is told of the machine: that it goes, and that another one has taken a session over.
 
-import { Notification } from '@jupyterlab/apputils';
+import { Dialog, InputDialog, Notification } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Contents } from '@jupyterlab/services';
 import { nullTranslator } from '@jupyterlab/translation';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
@@ -32,8 +33,8 @@ async function drawn(): Promise<void> {
   await new Promise(resolve => setTimeout(resolve, 5));
 }
 
-async function shown(text: string): Promise<void> {
-  while (!widget.node.textContent?.includes(text)) {
+async function shown(text: string, within = widget.node): Promise<void> {
+  while (!within.textContent?.includes(text)) {
     await drawn();
   }
 }
@@ -139,7 +140,17 @@ describe('the banner of a machine that goes', () => {
 
 describe('a notebook whose session was taken over', () => {
   const save = jest.fn(async () => undefined);
-  const saveCopy = jest.fn();
+  const setPath = jest.fn(async () => undefined);
+  const files = new Set<string>();
+  const contents = {
+    driveName: () => '',
+    localPath: (path: string) => path,
+    get: async (path: string) => {
+      if (!files.has(path)) {
+        throw new Error('404');
+      }
+    }
+  } as unknown as Contents.IManager;
   let panel: NotebookPanel;
   let states: KernelStates;
 
@@ -148,27 +159,43 @@ describe('a notebook whose session was taken over', () => {
 
   beforeEach(async () => {
     save.mockClear();
-    saveCopy.mockClear();
+    setPath.mockClear();
+    files.clear();
     const sender = {};
+    const sessionContext = {
+      session: { kernel: { id: 'k' }, setPath, setName: async () => undefined },
+      kernelChanged: new Signal(sender),
+      statusChanged: new Signal(sender),
+      connectionStatusChanged: new Signal(sender)
+    };
     panel = {
       title: { label: 'a.ipynb' },
-      context: { save },
+      context: { save, path: 'work/a.ipynb', sessionContext },
       disposed: new Signal(sender),
-      sessionContext: {
-        session: { kernel: { id: 'k' } },
-        kernelChanged: new Signal(sender),
-        statusChanged: new Signal(sender),
-        connectionStatusChanged: new Signal(sender)
-      }
+      sessionContext
     } as unknown as NotebookPanel;
     server.on('GET kernels', { kernels: [aKernel()] });
     states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
     await states.ready;
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, saveCopy, trans));
+    attach(new LostSessionBanner(panel, states, api, contents, trans));
   });
 
-  afterEach(() => states.dispose());
+  afterEach(() => {
+    states.dispose();
+    jest.restoreAllMocks();
+  });
+
+  const answers = (...values: (string | null)[]) => {
+    const asked = jest.spyOn(InputDialog, 'getText');
+    values.forEach(value =>
+      asked.mockResolvedValueOnce({
+        button: { accept: value !== null },
+        value
+      } as never)
+    );
+    return asked;
+  };
 
   it('is not saved, until its user says where', async () => {
     expect(widget.isHidden).toBe(true);
@@ -187,8 +214,11 @@ describe('a notebook whose session was taken over', () => {
     button('Keep Saving Here').click();
     await shown('Taken over by desk.');
     await expect(panel.context.save()).rejects.toMatchObject(refusal);
+    const asked = answers(null);
     button('Save as a Copy…').click();
-    expect(saveCopy).toHaveBeenCalled();
+    await drawn();
+    expect(asked.mock.calls[0]![0].text).toBe('work/a-copy.ipynb');
+    expect(setPath).not.toHaveBeenCalled();
     expect(save).toHaveBeenCalledTimes(1);
     server
       .on('POST kernels/k/keep_saving', aKernel())
@@ -205,6 +235,55 @@ describe('a notebook whose session was taken over', () => {
     expect(widget.isHidden).toBe(false);
   });
 
+  it('goes on in a copy, with its kernel', async () => {
+    isLost();
+    await shown('Taken over by desk.');
+    files.add('work/a-copy.ipynb');
+    answers('work/a-copy.ipynb', 'b');
+    server
+      .on('POST kernels/k/keep_saving', aKernel())
+      .on('GET kernels/k', aKernel());
+    button('Save as a Copy…').click();
+    await shown('work/a-copy.ipynb exists already', document.body);
+    Dialog.tracker.forEach(dialog => dialog.resolve(0));
+    while (!widget.isHidden) {
+      await drawn();
+    }
+    expect(setPath.mock.calls).toEqual([['b.ipynb']]);
+    expect(save).toHaveBeenCalledTimes(1);
+    await panel.context.save();
+    expect(save).toHaveBeenCalledTimes(2);
+  });
+
+  it('keeps its mark when it gets another kernel', async () => {
+    isLost();
+    const { kernel } = panel.sessionContext.session!;
+    Object.assign(kernel!, { id: 'new' });
+    events.tell(aKernel({ kernel_id: 'new', taken_over: 'Taken over.' }));
+    await shown('Taken over. This notebook');
+    server
+      .on('POST kernels/new/keep_saving', aKernel({ kernel_id: 'new' }))
+      .on('GET kernels/new', aKernel({ kernel_id: 'new' }));
+    button('Keep Saving Here').click();
+    while (!widget.isHidden) {
+      await drawn();
+    }
+  });
+
+  it('does not depend on a kernel that is gone', async () => {
+    isLost();
+    await shown('Taken over by desk.');
+    const gone = { message: 'It is gone.', code: 'kernel_not_found', hint: '' };
+    server.on('POST kernels/k/keep_saving', {
+      status: 404,
+      body: JSON.stringify(gone)
+    });
+    button('Keep Saving Here').click();
+    while (!widget.isHidden) {
+      await drawn();
+    }
+  });
+
   it('is saved again when its user has chosen on another page', async () => {
     isLost();
     events.tell(aKernel());
@@ -217,7 +296,7 @@ describe('a notebook whose session was taken over', () => {
     isLost();
     widget.dispose();
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, saveCopy, trans));
+    attach(new LostSessionBanner(panel, states, api, contents, trans));
     expect(widget.isHidden).toBe(false);
     await expect(panel.context.save()).rejects.toThrow('is not saved');
   });
