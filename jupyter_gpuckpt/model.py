@@ -29,7 +29,7 @@ FORMER_SCRATCH = "/run/gpuckpt"
 LINK_REMAP = "link_remap."
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run of bytes with its digest. An empty digest stands for zeros, which are not stored.
 
     A chunk with `parts` is composed: it is not stored itself, its bytes are those of its parts, one after the other, all of which

@@ -29,6 +29,7 @@ from .criu import log as criu_log
 from .criu import options as criu_options
 from .criu.post_restore import PostRestore
 from .gpu import restore as gpu_restore
+from .gpu.lane import LANE_FILES
 from .gpu.staging import STAGING_MODE
 from .memory.filling import Filling, PageSink
 from .placing import Placing
@@ -164,8 +165,15 @@ def thaw(
             _run_criu(restore, images, filling, watch)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
-        gpu.finish()
-        gpu_restore.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
+        gpu.finish_drivers()
+        gpu_restore.restore(
+            tree,
+            manifest.gpu,
+            manifest.host.gpus,
+            allowed_gpus,
+            progress,
+            lanes_written=gpu.finish,
+        )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
         rollback.pop_all()
@@ -231,11 +239,12 @@ def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
 class _GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
-    CRIU compares size and mode of the files, so these are set first; `finish` returns when the bytes are complete and verified.
+    CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
+    and may be much larger. `finish_drivers` and `finish` return when the bytes are complete and verified.
     """
 
     def __init__(self, restore: _Restore) -> None:
-        self._jobs = []
+        self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
         for process in restore.manifest.gpu:
             for path in process.staging:
                 target = restore.inside(path)
@@ -243,18 +252,24 @@ class _GpuFiles:
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(restore.manifest.stream(f"gpu{path}").length)
-                self._jobs.append((f"gpu{path}", target))
+                jobs = self._lanes if path.startswith(LANE_FILES) else self._drivers
+                jobs.append((f"gpu{path}", target))
         self._error: BaseException | None = None
+        self._drivers_written = threading.Event()
         self._content, self._progress = restore.content, restore.progress
         self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
-        if self._jobs:
+        if self._drivers or self._lanes:
             self._thread.start()
 
     def _write(self) -> None:
         try:
-            self._content.to_file(self._jobs)
+            self._content.to_file(self._drivers)
+            self._drivers_written.set()
+            self._content.to_file(self._lanes)
         except BaseException as error:
             self._error = error
+        finally:
+            self._drivers_written.set()
 
     def __enter__(self) -> Self:
         return self
@@ -267,12 +282,19 @@ class _GpuFiles:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def finish_drivers(self) -> None:
+        """Wait until the driver's files are written. Raises the thread's error."""
+        if self._drivers:
+            self._wait(self._drivers_written.wait)
+
     def finish(self) -> None:
         """Wait until all is written. Raises the thread's error."""
-        if not self._jobs:
-            return
+        if self._lanes:
+            self._wait(self._join)
+
+    def _wait(self, wait: Callable[[], object]) -> None:
         with self._progress.stage(Stage.GPU_FILES):
-            self._join()
+            wait()
         if self._error is not None:
             raise self._error
 

@@ -195,8 +195,9 @@ class Predecessor:
     """
 
     def __init__(self, streams: Iterable[Stream] = ()) -> None:
-        self._layouts = {stream.name: _Layout(stream) for stream in streams}
-        chunks = [chunk for layout in self._layouts.values() for chunk in layout.chunks]
+        self._streams = {stream.name: stream for stream in streams}
+        self._layouts = dict[str, _Layout]()
+        chunks = [chunk for stream in self._streams.values() for chunk in stream.chunks]
         #: The digests of the stored chunks that it needs.
         self.digests = stored_digests(chunks)
         self._lock = threading.Lock()
@@ -207,6 +208,11 @@ class Predecessor:
         """Remember chunks that were composed now, so that other segments can refer to them; their parts are in the store."""
         with self._lock:
             self._composed.update(composed)
+
+    def _layout(self, name: str) -> _Layout | None:
+        if name not in self._layouts and name in self._streams:
+            self._layouts[name] = _Layout(self._streams[name])
+        return self._layouts.get(name)
 
     def look_up(
         self,
@@ -220,7 +226,7 @@ class Predecessor:
         """Look up the `unknown` ones of these chunks, which follow each other from `start` of the stream `name`."""
         with self._lock:
             before = {d: self._composed[d] for d in unknown if d in self._composed}
-        layout = self._layouts.get(name)
+            layout = self._layout(name)
         alike = dict[bytes, list[bytes]]()
         if layout is not None:
             alike.update(layout.alike(start, chunks, set(unknown).difference(before)))

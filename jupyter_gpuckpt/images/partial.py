@@ -42,11 +42,11 @@ class Usable(NamedTuple):
 
 
 class Layout:
-    """The chunks of a stream by their places. `stored`: those that are still stored, by digest, and their stored bytes."""
+    """The chunks of a stream by their places. `stored`: chunks that are still stored, by digest, and their stored bytes."""
 
     def __init__(self, stream: Stream, stored: Mapping[bytes, int]) -> None:
         self.stored, self._chunks = stored, stream.chunks
-        lengths = np.fromiter((chunk.length for chunk in stream.chunks), np.int64)
+        lengths = np.array([chunk.length for chunk in stream.chunks], np.int64)
         self._ends = np.cumsum(lengths)
         self._begins = self._ends - lengths
         #: The numbers of chunks of which something is not stored any more.
@@ -110,7 +110,8 @@ def usable(layout: Layout, origin: NDArray[np.int64], piece: int) -> Usable | No
     if sum(end - begin for begin, end in ranges) > _MAX_READ_SHARE * length:
         return None
     digests = stored_digests([chunk for one in kept for chunk in one.chunks])
-    return Usable(kept, {digest: layout.stored[digest] for digest in digests}, ranges)
+    lengths = map(layout.stored.__getitem__, digests)
+    return Usable(kept, dict(zip(digests, lengths, strict=True)), ranges)
 
 
 class _Shared(msgspec.Struct):

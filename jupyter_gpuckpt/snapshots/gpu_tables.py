@@ -96,9 +96,8 @@ class EarlierGpuMemory:
             table = _parsed(read_stream(self._streams[f"{_PREFIX}{stream}"], self._store), memory)
             if table is None:
                 return None
-            found = self._store.find(stored_digests(memory.chunks))
-            lengths = found.rows["stored_length"].tolist()
-            return _Earlier(table, Layout(memory, dict(zip(found.digests, lengths, strict=True))))
+            stored = self._store.stored_lengths(stored_digests(memory.chunks))
+            return _Earlier(table, Layout(memory, stored))
         except (StoreError, ValueError, msgspec.DecodeError) as error:
             logger.warning(
                 "All GPU memory is stored, as its former digests cannot be used: %s", error

@@ -149,6 +149,11 @@ class LocalStore:
         with store_errors(self.root):
             return self._catalog.recent.locate(digests).undamaged()
 
+    def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
+        """Return the stored lengths of the chunks that `find` finds, by digest; others may be among them."""
+        with store_errors(self.root):
+            return self._catalog.recent.stored_lengths(digests)
+
     def path_of(self, pack: str) -> Path:
         """Return the path of a pack that `locate` named; the pack may be removed before it is read."""
         return self._catalog.path_of(pack)

@@ -78,7 +78,13 @@ class Places:
     @property
     def digests(self) -> list[bytes]:
         """The digests of the chunks, in the same order."""
-        return list(map(bytes, self.rows["digest"].tolist()))
+        return digests_in(self.rows)
+
+
+def digests_in(rows: PlaceRows) -> list[bytes]:
+    """Return the digests in rows, in their order."""
+    data = rows["digest"].tobytes()
+    return [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
 
 
 def rows_of(written: str) -> PlaceRows:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .places import PlaceRows, Places
+from .places import PlaceRows, Places, digests_in
 
 #: So many are looked up at once quickly enough.
 _FEW = 1000
@@ -56,11 +56,23 @@ class RecentPlaces:
             self._keep(found, moves)
         return found
 
+    def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
+        """Return the stored lengths of those of `digests` that the store has undamaged, by digest; others may be among them."""
+        moves = self._catalog.moves
+        with self._lock:
+            kept = self._kept
+        if kept is not None and kept.moves == moves and digests <= kept.numbers.keys():
+            return dict(zip(kept.numbers, kept.rows["stored_length"].tolist(), strict=True))
+        found = self.locate(digests).undamaged()
+        return dict(zip(found.digests, found.rows["stored_length"].tolist(), strict=True))
+
     def _with(self, kept: _Kept, digests: set[bytes]) -> Places:
         known = kept.rows
-        if not digests >= kept.numbers.keys():
-            known = known[[kept.numbers[d] for d in digests & kept.numbers.keys()]]
-        new = self._catalog.locate(digests - kept.numbers.keys())
+        both = digests.intersection(kept.numbers)
+        if len(both) < len(kept.numbers):
+            chosen = np.fromiter(map(kept.numbers.__getitem__, both), np.int64, len(both))
+            known = known[np.sort(chosen)]
+        new = self._catalog.locate(digests.difference(both))
         packs = {name: number for number, name in enumerate(kept.packs)}
         renumbered = [packs.setdefault(name, len(packs)) for name in new.packs]
         rows = new.rows.copy()
@@ -70,8 +82,6 @@ class RecentPlaces:
     def _keep(self, found: Places, moves: int) -> None:
         # A damaged chunk is stored again elsewhere, which does not count as a move.
         rows = found.rows[found.rows["damaged"] == 0]
-        numbers = {
-            digest: number for number, digest in enumerate(map(bytes, rows["digest"].tolist()))
-        }
+        numbers = dict(zip(digests_in(rows), range(len(rows)), strict=True))
         with self._lock:
             self._kept = _Kept(rows, numbers, list(found.packs), moves)

@@ -79,6 +79,7 @@ def check_running(gpu):
     status = lane_of(gpu).status()
     assert (status.closed, status.handed) == (False, 0)
     assert held(gpu) == 0
+    assert not lane_of(gpu).reserved
     gpu.check_running()
     assert list(gpu.program.tree.inside(FILES).glob("*-*")) == []
     # It would have aborted at a wrong byte; this is when it has looked again.
@@ -193,13 +194,48 @@ def test_the_next_daemon_gives_back_what_a_killed_one_had_taken(gpu, monkeypatch
     check_running(gpu)
 
 
-def killed_in_a_save(gpu, monkeypatch, step, *, before):
+@pytest.mark.parametrize("step", ["copy_out", "hand_over", "reopen"])
+def test_the_next_daemon_gives_back_what_one_had_taken_that_was_killed_in_a_suspend(
+    gpu, monkeypatch, step
+):
+    if step == "reopen":  # a suspend that fails ends with it
+        gpu.fail("Checkpoint", 1, Error.CUDA_ERROR_NOT_SUPPORTED)
+    killed_in_a_save(gpu, monkeypatch, step, before=False, stop=True)
+    gpu.driver.failures.clear()
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def test_room_for_what_the_driver_takes_is_held_from_checkpoint_to_restore(gpu, monkeypatch):
+    seen = []
+
+    def noting(name):
+        original = getattr(cuda, name)
+
+        def noted(pid, *arguments):
+            if pid == gpu.program.tree.kernel_pid:
+                seen.append((name, lane_of(gpu).reserved))
+            return original(pid, *arguments)
+
+        monkeypatch.setattr(cuda, name, noted)
+
+    noting("checkpoint")
+    noting("restore")
+    gpu.program.save()
+    check_running(gpu)
+    assert seen == [("checkpoint", True), ("restore", False)]
+
+
+def killed_in_a_save(gpu, monkeypatch, step, *, before, **options):
     """Let a process that saves die before or after a step."""
     child = os.fork()
     if not child:
         die_at(monkeypatch, step, before=before)
         try:
-            gpu.program.save()
+            gpu.program.save(**options)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

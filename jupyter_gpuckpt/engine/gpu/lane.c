@@ -403,7 +403,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE };
 typedef struct { uint32_t order, first, count, limit_ms; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
 typedef struct { uint64_t address, bytes, context; int32_t device, state; } listed_t;
@@ -479,6 +479,27 @@ static int send_descriptors(int to, uint32_t first, uint32_t count) {
     }
     int failed = send_with(to, reply, descriptors);
     while (reply.count) close(descriptors[--reply.count]);
+    return failed;
+}
+
+/* Send memory of this size that nobody uses: while its descriptor is open, other programs cannot take that room on the GPU. */
+static int send_room(int to, uint64_t bytes) {
+    context_t popped;
+    handle_t handle;
+    int descriptor;
+    reply_t reply = {.result = part_count ? SUCCESS : -EINVAL};
+    if (!reply.result && !(reply.result = driver.cuCtxPushCurrent_v2(parts[0].context))) {
+        properties_t properties = properties_of(parts[0].device);
+        if (!(reply.result = driver.cuMemCreate(&handle, (bytes + PIECE - 1) / PIECE * PIECE, &properties, 0))) {
+            reply.result = driver.cuMemExportToShareableHandle(&descriptor, handle, AS_DESCRIPTOR, 0);
+            driver.cuMemRelease(handle);
+        }
+        driver.cuCtxPopCurrent_v2(&popped);
+    }
+    if (reply.result) return send_all(to, &reply, sizeof reply);
+    reply.count = 1;
+    int failed = send_with(to, reply, &descriptor);
+    close(descriptor);
     return failed;
 }
 
@@ -714,6 +735,9 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         pthread_mutex_unlock(&parts_lock);
         return lane_closed ? send_descriptors(to, request->first, request->count)
                            : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
+    case RESERVE:
+        pthread_mutex_unlock(&parts_lock);
+        return lane_closed ? send_room(to, request->offset) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case UNMAP:
         if (lane_closed) reply = unmap_all();
         else reply.result = -EPERM;

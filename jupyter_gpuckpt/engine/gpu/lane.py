@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ... import stripes
 from ...errors import CheckpointError, FreezeFailed, is_disk_full
-from ...host import processes
+from ...host import gpu, processes
 from ...model import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
@@ -35,12 +35,18 @@ logger = logging.getLogger(__name__)
 
 #: The folder of files with GPU memory, on a tmpfs with huge pages.
 FILES = f"{SCRATCH}/gpu"
+#: What the paths of a lane's files begin with; others there are the driver's.
+LANE_FILES = f"{FILES}/lane-"
 _HOLDER = f"{SCRATCH}/hold.socket"
 #: The name that the library's thread gives itself.
 THREAD_NAME = "gpuckpt-lane"
 
+#: What stays free on the GPU while memory is given back, and the bytes of the largest part (MAX_PART_BYTES in lane.h).
+_MARGIN_BYTES, _PART_BYTES = 1 << 30, 1 << 30
 #: The most ranges in one order: a fraction of MAX_RANGES in lane.c.
 _MAX_RANGES = 1 << 16
+#: Added to a process's number for the room that is reserved for it; Linux has fewer pids.
+_RESERVED = 1 << 24
 _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 #: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
@@ -70,7 +76,7 @@ class Lane:
     @property
     def file_path(self) -> str:
         """The path of the file for memory that is copied out, or of the first file, in the kernel's mount namespace."""
-        return f"{FILES}/lane-{self._owner}"
+        return f"{LANE_FILES}{self._owner}"
 
     @property
     def file(self) -> StagingFile | None:
@@ -128,10 +134,15 @@ class Lane:
         with self._connected() as library:
             return library.listed()
 
-    def hand_over(self) -> None:
-        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU."""
+    def hand_over(self, rest: int) -> None:
+        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU.
+
+        `rest`: the bytes that the process has on the GPU beside it. For so much init holds room, if there is as much again: Checkpoint
+        frees it, and without it Restore would have to wait.
+        """
         self.drop_handed_over()
         with self._connected() as library:
+            self._reserve(library, rest)
             first, count = 0, len(library.listed())
             while first < count:
                 descriptors = library.descriptors(first)
@@ -143,6 +154,29 @@ class Lane:
                 if held != first:
                     raise self._failed(f"init holds {held} descriptors instead of {first}")
             library.order(Order.UNMAP)
+
+    def _reserve(self, library: Library, length: int) -> None:
+        self.drop_reserved()
+        if not length:
+            return
+        try:
+            descriptors = library.reserved(length)
+        except OSError as error:
+            logger.info("no room is reserved for process %d: %s", self._pid, error)
+            return
+        try:
+            self._hold(b"k", descriptors=descriptors, owner=self._owner | _RESERVED)
+        finally:
+            close(descriptors)
+
+    @property
+    def reserved(self) -> bool:
+        """Whether init holds room on the GPU for the process."""
+        return self._hold(b"l", owner=self._owner | _RESERVED)[0] > 0
+
+    def drop_reserved(self) -> None:
+        """Let init free the room that it holds for what Checkpoint takes from the GPU; call it before Restore."""
+        self._hold(b"d", owner=self._owner | _RESERVED)
 
     def copy_out(self, files: Sequence[int], ranges: Sequence[Range]) -> None:
         """Copy ranges of the memory, which is still the process's, to files, one after the other."""
@@ -224,6 +258,7 @@ class Lane:
             closed, handed, _ = library.ask(Order.STATUS)
             if not closed:
                 return
+            self.drop_reserved()
             if handed:
                 self._give_back(library)
             library.order(Order.OPEN)
@@ -232,11 +267,16 @@ class Lane:
         listed = library.listed()
         held, _ = self._hold(b"l")
         if held:
-            try:
-                self._give_back_held(library, listed, BATCH)
-            except NoRoomError:
-                # Memory that was given back is on the GPU twice. Freeing init's part makes room; then nothing is left to save.
-                self._give_back_held(library, library.listed(), 1)
+            free = gpu.free_bytes()
+            room = min((free.get(uuid, 0) for uuid in gpu.used_by(self._pid)), default=None)
+            if room is None or room > sum(one.bytes for one in listed) + _MARGIN_BYTES:
+                with suppress(NoRoomError):
+                    self._give_back_held(library, listed, BATCH, frees=False)
+                    return
+                room = 0
+            # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
+            at_once = max(1, min(BATCH, (room - _MARGIN_BYTES) // _PART_BYTES))
+            self._give_back_held(library, library.listed(), at_once, frees=True)
         elif (file := self.file) is None:
             raise self._failed("its GPU memory was copied out, and the file is not there")
         elif file.length < sum(one.bytes for one in listed):
@@ -254,9 +294,11 @@ class Lane:
             finally:
                 close(descriptors)
 
-    def _give_back_held(self, library: Library, listed: Sequence[Allocation], at_once: int) -> None:
+    def _give_back_held(
+        self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool
+    ) -> None:
         for first in range(0, len(listed), at_once):
-            if at_once == 1:
+            if frees:
                 self._hold(b"f", first)
             if not all(one.handed for one in listed[first : first + at_once]):
                 continue  # an earlier call gave it back
@@ -273,13 +315,18 @@ class Lane:
         *,
         descriptors: Sequence[int] = (),
         max_descriptors: int = BATCH,
+        owner: int | None = None,
     ) -> tuple[int, list[int]]:
-        """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `max_descriptors`)."""
+        """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `max_descriptors`).
+
+        `owner`: the number under which init holds them; None: that of the process's memory.
+        """
+        owner = self._owner if owner is None else owner
         try:
             with socket.socket(socket.AF_UNIX) as holder:
                 holder.settimeout(_ANSWER_SECONDS)
                 holder.connect(str(self._tree.inside(_HOLDER)))
-                send(holder, _HOLD.pack(order[0], self._owner, first), descriptors)
+                send(holder, _HOLD.pack(order[0], owner, first), descriptors)
                 answer, received = receive(holder, _HELD.size)
                 close(received[max_descriptors:])
                 return _HELD.unpack(answer)[0], received[:max_descriptors]

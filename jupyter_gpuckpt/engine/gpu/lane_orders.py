@@ -36,6 +36,7 @@ class Order(IntEnum):
     COPY_HANDED_OVER = 10
     DIGEST = 11
     DIGEST_HANDED_OVER = 12
+    RESERVE = 13
 
 
 class NoRoomError(OSError):
@@ -101,12 +102,21 @@ class Library:
 
     def descriptors(self, first: int) -> list[int]:
         """Return the descriptors of at most a batch of allocations."""
-        send(self._peer, _REQUEST.pack(Order.EXPORT, first, BATCH, 0, 0))
+        return self._descriptors(Order.EXPORT, first, BATCH)
+
+    def reserved(self, length: int) -> list[int]:
+        """Return the descriptor of new memory of this length that nobody uses."""
+        return self._descriptors(Order.RESERVE, offset=length)
+
+    def _descriptors(
+        self, order: Order, first: int = 0, max_count: int = 0, offset: int = 0
+    ) -> list[int]:
+        send(self._peer, _REQUEST.pack(order, first, max_count, 0, offset))
         answer, received = receive(self._peer, _REPLY.size)
         result, count, _ = _REPLY.unpack(answer)
         if result or len(received) != count or not count:
             close(received)
-            _check(Order.EXPORT, result)
+            _check(order, result)
             raise OSError(f"{len(received)} of {count} descriptors came")
         return received
 

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 #: The room on the GPU with which memory that init holds can be given back, part by part: two parts (MAX_PART_BYTES in lane.h), and what
 #: other programs may take meanwhile.
 _SPARE_BYTES = 3 << 30
+#: The most room that is held for what Checkpoint takes from the GPU: contexts, and not memory that went the driver's way.
+_MAX_RESERVED_BYTES = 2 << 30
 
 
 class Until(Enum):
@@ -80,19 +82,28 @@ class Lanes:
         spare = all(free.get(uuid, 0) > _SPARE_BYTES for uuid in used)
         if until is Until.GIVEN_BACK and twice:
             self._uncopied.add(pid)
-            self._hand_over(pid, lane, allocations)
+            self._hand_over(pid, lane, allocations, used)
         elif allocations:
             stays = until is not Until.UNPARKED and spare
             self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
             if stays:
-                self._hand_over(pid, lane, allocations)
+                self._hand_over(pid, lane, allocations, used)
             else:
                 lane.free()
         cuda.lock(pid, lock_seconds)
 
-    def _hand_over(self, pid: int, lane: Lane, allocations: list[Allocation]) -> None:
+    def _hand_over(
+        self, pid: int, lane: Lane, allocations: list[Allocation], used: Mapping[str, int]
+    ) -> None:
         self._handed_over[pid] = allocations
-        lane.hand_over()
+        rest = sum(used.values()) - sum(one.bytes for one in allocations)
+        lane.hand_over(rest if 0 < rest <= _MAX_RESERVED_BYTES else 0)
+
+    def drop_reserved(self) -> None:
+        """Free the room on the GPU that is held for the processes' Restore; never raises."""
+        for lane in self.waiting.values():
+            with suppress(CheckpointError):
+                lane.drop_reserved()
 
     def handed_bytes(self, pid: int) -> int:
         """Return how many bytes of a process's memory init holds on the GPU."""

@@ -187,6 +187,7 @@ class GpuProcesses:
         waiting, self._locked = self._locked[::-1], []
         failed: dict[int, GpuCkptError] = {}
         with self._progress.stage(Stage.GPU_RESTORE, undo=True):
+            self.lanes.drop_reserved()
             free, fitting = gpu.free_bytes(), dict[int, Placement]()
             for pid in waiting:
                 placement = self._place(pid, free)

@@ -41,9 +41,12 @@ def restore(
     known: Sequence[Gpu],
     allowed: Collection[str] | None,
     progress: Progress,
+    *,
+    lanes_written: Callable[[], None] = lambda: None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
+    `lanes_written`: waits until the lanes' files are complete; the driver's are already.
     Every thread but the driver's own is held while the driver works, so if this fails, user code has not run a single
     instruction. On return the CUDA processes' tasks run. Raises ThawFailed.
     """
@@ -74,6 +77,7 @@ def restore(
             held.enter_context(ThreadsHeld(pid, *working, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
+        lanes_written()
         _fill_lanes(tree, lanes, held)
     for record in records:
         for path in record.staging:
