@@ -107,6 +107,8 @@ class Result(msgspec.Struct, frozen=True):
     moved_ports: dict[int, int] = {}
     #: When the notebook's file that is in the new snapshot was last written, in seconds since the epoch; 0: it contains none.
     notebook_modified: float = 0.0
+    #: For how many seconds the kernel was suspended or parked when the operation began.
+    away_seconds: float = 0.0
 
 
 class OperationKind(StrEnum):
@@ -208,8 +210,8 @@ class Kernel(msgspec.Struct, frozen=True):
     since: float = 0.0
     #: The utilization of the GPU by its processes in percent; None: it uses none, or the driver does not report it.
     gpu_utilization: int | None = None
-    #: The RAM and GPU memory in its snapshot, while the kernel has no process.
-    suspended_bytes: int = 0
+    #: The sizes of its snapshot, while the kernel has no process.
+    suspended: Sizes = Sizes()
     #: Why it was suspended; None: it is not suspended.
     cause: Cause | None = None
     #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.

@@ -39,7 +39,7 @@ from ..model import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import GpuRoom, HostReport, Owner, ResumeRequest
-from ..snapshot_records import Changes, SnapshotChange, SnapshotVariables, StoreUsage
+from ..snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ..snapshots import arrivals, changes, resume, save, stored_secrets
 from ..states import KernelState
 from ..store import bringing, stores
@@ -47,6 +47,7 @@ from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
 from . import far_copies, host_report
+from .given_back import GivenBackSums
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -87,6 +88,7 @@ class Machine:
         self._criu: Path | None = None
         self._store: LocalStore | None = None
         self.resume_times = ResumeTimes(settings.data)
+        self.given_back = GivenBackSums(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
 
@@ -353,10 +355,6 @@ class Machine:
     def purge(self) -> list[str]:
         """Remove the snapshots that were deleted long enough ago; return their ids."""
         return self.store.purge()
-
-    def store_usage(self) -> StoreUsage:
-        """Return the disk use of all snapshots."""
-        return self.store.space()
 
     def variables(self, snapshot_id: str) -> SnapshotVariables:
         """Return the variables of a snapshot's kernel."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
+
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ..progress import Progress, ProgressRecord
 from ..protocol import Operation, OperationKind, OperationState, Result, summary
@@ -40,6 +42,7 @@ class RunningOperation:
     """A running or ended operation. Its methods belong to the event loop's thread; the worker's thread advances `progress`.
 
     `is_automatic`: no user requested it, so it may be refused where it would cost something, and explicit requests do not join it.
+    `away_seconds`: how long the kernel had been suspended or parked.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class RunningOperation:
         self.state = OperationState.RUNNING
         self.result: Result | None = None
         self.error: ErrorRecord | None = None
-        self.ended_at = 0.0
+        self.ended_at = self.away_seconds = 0.0
         self.progress = Progress(self._listen)
 
     @property
@@ -83,7 +86,7 @@ class RunningOperation:
 
     def succeed(self, result: Result) -> None:
         """End the operation with its result."""
-        self.result = result
+        self.result = msgspec.structs.replace(result, away_seconds=self.away_seconds)
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:

@@ -1,0 +1,102 @@
+"""The memory and GPUs that suspended and parked kernels have given back on this machine, in bytes times seconds.
+
+A kernel's period is added when it ends, by a resume or otherwise; a period that has not ended counts until now. A small file in the
+data directory keeps the sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from .. import decoding
+from ..snapshot_records import GivenBack
+from ..states import KernelState
+from .records import KernelRecord
+from .whole_files import write_file
+
+_AWAY = frozenset({KernelState.SUSPENDED, KernelState.PARKED})
+
+_log = logging.getLogger(__name__)
+
+
+class GivenBackSums:
+    """The sums of this machine. Thread-safe; only the constructor and `write` use the file."""
+
+    def __init__(self, data_dir: Path) -> None:
+        # A data directory may be shared by machines.
+        self._path = data_dir / "given-back" / f"{platform.node() or 'machine'}.json"
+        self._lock, self._file_lock = threading.Lock(), threading.Lock()
+        self._sums = self._written = _read(self._path)
+
+    def total(self, records: Iterable[KernelRecord]) -> GivenBack:
+        """Return the sums, with the periods of these kernels until now."""
+        total = self._sums
+        for record in records:
+            total = _sum(total, _period(record))
+        return total
+
+    def end_period(self, record: KernelRecord) -> float:
+        """Add the period of a kernel that is about to leave its state; return its seconds, 0 if it is neither suspended nor parked."""
+        with self._lock:
+            self._sums = _sum(self._sums, _period(record))
+        return _seconds(record) if record.state in _AWAY else 0.0
+
+    def write(self) -> None:
+        """Write the sums to the file if they have changed; never raises."""
+        with self._file_lock:
+            sums = self._sums
+            if sums == self._written:
+                return
+            try:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_file(self._path, msgspec.json.encode(sums))
+            except OSError as error:
+                _log.warning("%s could not be written: %s", self._path, error)
+            else:
+                self._written = sums
+
+
+def _period(record: KernelRecord) -> GivenBack:
+    """Return what a kernel has given back since it entered its state."""
+    seconds, sizes = _seconds(record), record.sizes
+    match record.state:
+        case KernelState.SUSPENDED:
+            return GivenBack(
+                memory_byte_seconds=seconds * max(0, sizes.raw_bytes - sizes.gpu_bytes),
+                gpu_byte_seconds=seconds * sizes.gpu_bytes,
+                gpu_seconds=seconds if sizes.gpu_bytes else 0.0,
+            )
+        case KernelState.PARKED:  # the number of bytes is not in the record
+            return GivenBack(gpu_seconds=seconds)
+        case _:
+            return GivenBack()
+
+
+def _seconds(record: KernelRecord) -> float:
+    return max(0.0, time.time() - record.since)
+
+
+def _sum(one: GivenBack, other: GivenBack) -> GivenBack:
+    return GivenBack(
+        one.memory_byte_seconds + other.memory_byte_seconds,
+        one.gpu_byte_seconds + other.gpu_byte_seconds,
+        one.gpu_seconds + other.gpu_seconds,
+    )
+
+
+def _read(path: Path) -> GivenBack:
+    """Read the file; an unreadable one is ignored and replaced later."""
+    try:
+        return decoding.from_json(path.read_bytes(), GivenBack)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("%s is not used: %s", path, error)
+    return GivenBack()
