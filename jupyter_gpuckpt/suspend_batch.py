@@ -7,6 +7,7 @@ command line have their own rules) and how one suspend is requested (`Suspender`
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
@@ -35,8 +36,11 @@ class SuspendOutcome(msgspec.Struct, frozen=True):
     name: str = ""
     saved: bool = False
     snapshot_id: str = ""
-    #: The memory and GPU memory that it used.
+    #: The memory and GPU memory that it used together, and the GPU memory.
     size_bytes: int = 0
+    gpu_bytes: int = 0
+    #: When it was suspended (seconds since the epoch); 0: it was not.
+    since: float = 0.0
     #: The duration of its suspend; 0 for a kernel that was suspended before.
     seconds: float = 0.0
     error: ErrorRecord | None = None
@@ -256,6 +260,8 @@ class _Batch:
             saved=True,
             snapshot_id=ended.result.snapshot_id,
             size_bytes=_size(kernel),
+            gpu_bytes=kernel.gpu_bytes,
+            since=time.time(),
             seconds=asyncio.get_running_loop().time() - began,
         )
 

@@ -16,7 +16,6 @@ from ..protocol import Kernel, Operation, OperationKind, OperationState
 from ..reclaim_records import Notice, NoticeKind
 from ..snapshot_records import Snapshot, Upload, UploadState
 from ..states import KernelState
-from ..suspend_batch import SuspendOutcome, SuspendReport
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,27 +169,6 @@ class ShutDownsView(View, frozen=True):
     kernels: list[ShutDownView]
 
 
-class OutcomeView(View, frozen=True):
-    """The outcome of one kernel in a suspend of all."""
-
-    kernel_id: str
-    name: str
-    saved: bool
-    snapshot_id: Annotated[str, Meta(description="Empty where it was not saved.")]
-    size_bytes: Annotated[int, Meta(description="Memory and GPU memory that it used.")]
-    seconds: Annotated[
-        float, Meta(description="How long its suspend took; 0 if it was suspended before.")
-    ]
-    error: Annotated[ErrorView | None, Meta(description="Why it was not saved.")]
-
-
-class ReportView(View, frozen=True):
-    """The outcomes of a suspend of all kernels."""
-
-    seconds: float
-    kernels: list[OutcomeView]
-
-
 class UploadView(View, frozen=True):
     """The state of a snapshot's upload to a remote."""
 
@@ -341,16 +319,6 @@ def operation_view(operation: Operation) -> OperationView:
 def branch_view(operation: Operation, path: str) -> BranchView:
     """Return the record of the operation that makes a branch."""
     return BranchView(**msgspec.structs.asdict(operation_view(operation)), path=path)
-
-
-def report_view(report: SuspendReport) -> ReportView:
-    """Return the record of a suspend of many kernels."""
-    return ReportView(seconds=report.seconds, kernels=list(map(_outcome_view, report.kernels)))
-
-
-def _outcome_view(outcome: SuspendOutcome) -> OutcomeView:
-    error = error_view(outcome.error) if outcome.error else None
-    return OutcomeView(**{**msgspec.structs.asdict(outcome), "error": error})
 
 
 def error_view(error: ErrorRecord) -> ErrorView:

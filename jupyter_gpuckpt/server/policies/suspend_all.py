@@ -100,14 +100,24 @@ def _sorted_out(
         if kernel is None:
             continue  # `served` raises then
         if kernel.state is KernelState.SUSPENDED:
-            decided.append(
-                SuspendOutcome(kernel_id, kernel.name, saved=True, snapshot_id=kernel.snapshot_id)
-            )
+            decided.append(_suspended_before(kernel))
         elif kernel.state is KernelState.LOST and kernel.error is not None:
             decided.append(not_saved(kernel, kernel.error))
         else:
             to_do.append(kernel)
     return decided, to_do
+
+
+def _suspended_before(kernel: Kernel) -> SuspendOutcome:
+    return SuspendOutcome(
+        kernel.kernel_id,
+        kernel.name,
+        saved=True,
+        snapshot_id=kernel.snapshot_id,
+        size_bytes=kernel.suspended.raw_bytes,
+        gpu_bytes=kernel.suspended.gpu_bytes,
+        since=kernel.since,
+    )
 
 
 class _AsServer:

@@ -16,15 +16,14 @@ from ..views import (
     KernelsView,
     KernelView,
     OperationView,
-    ReportView,
     ShutDownsView,
     ShutDownView,
     elsewhere_view,
     operation_view,
-    report_view,
 )
 from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .suspend_reports import ReportView, report_view
 
 #: The longest time that a client may wait for an operation in one request; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
