@@ -247,7 +247,31 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
         there.execute("docmanager:save")
         expect(there.toasts.filter(has_text="is not saved")).to_be_visible()
         assert file.read_text() == before
+    goes_on_in_a_copy(there, keep, file, expect)
+    # Another kernel of the notebook is warned, until its user chooses.
+    there.open()
+    expect(keep).to_be_visible()
     keep.click()
     expect(keep).to_be_hidden()
+    there.cell(0).locator(".cm-content").click()
+    there.page.keyboard.type("z = 1; ")
     there.execute("docmanager:save")
-    wait_for(lambda: "y = 1" in file.read_text())
+    wait_for(lambda: "z = 1" in file.read_text())
+
+
+def goes_on_in_a_copy(there, keep, file, expect):
+    """Choose that a page goes on in a copy, with its kernel; the notebook stays as it is."""
+    before = file.read_text()
+    there.page.get_by_role("button", name="Save as a Copy…").click()
+    shot(there.page, "save-as-a-copy")
+    there.page.locator(".jp-Dialog").get_by_role("button", name="Save", exact=True).click()
+    expect(keep).to_be_hidden()
+    copy = file.with_name(f"{file.stem}-copy.ipynb")
+    wait_for(lambda: copy.exists() and "y = 1" in copy.read_text())
+    there.cell(0).locator(".cm-content").click()
+    there.page.keyboard.press("Control+a")
+    there.page.keyboard.type("print(x + 1)")
+    there.run_cell(0, "42")
+    there.execute("docmanager:save")
+    wait_for(lambda: "print(x + 1)" in copy.read_text())
+    assert file.read_text() == before
