@@ -7,8 +7,8 @@ import * as React from 'react';
 import type { GpuCkptApi } from './api';
 import { GpuCkptError } from './api';
 import { formatBytes, nameOfPath } from './format';
-import type { IPruneReport, IRetention } from './protocol';
-import { causeLabel, snapshotTitle } from './snapshot-texts';
+import type { IExpiry, IPruneReport, IRetention } from './protocol';
+import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
 import { explain } from './texts';
 
 /** Ask which snapshots stay; null: the user does not want a clean-up after all, or nothing would go. */
@@ -72,6 +72,13 @@ function CleanUp(props: {
   });
   const [report, setReport] = React.useState<IPruneReport | null>(null);
   const [problem, setProblem] = React.useState('');
+  const [expiry, setExpiry] = React.useState<IExpiry>();
+  React.useEffect(() => {
+    api.store().then(
+      ({ retention }) => setExpiry(retention),
+      () => undefined // the dialog does without it
+    );
+  }, []);
   React.useEffect(() => {
     let isCurrent = true;
     setReport(null);
@@ -97,6 +104,7 @@ function CleanUp(props: {
   }, [policy]);
   return (
     <div className="jp-GpuCkptDialog">
+      {expiry ? <p>{expiryTexts(expiry, trans).join(' ')}</p> : null}
       <p>
         <label>
           {trans.__('Automatic snapshots to keep of each kernel:')}{' '}

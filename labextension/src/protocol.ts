@@ -261,6 +261,30 @@ export interface IStore {
   snapshots: number;
   by_name: IStoreShare[];
   growth: { time: number; stored_bytes: number }[];
+  /** Older servers do not send it. */
+  given_back?: IGivenBack;
+  /** Older servers do not send it. */
+  retention?: IExpiry;
+}
+
+/** What suspended and parked kernels have given back so far. */
+export interface IGivenBack {
+  /** Bytes times seconds, without GPU memory. */
+  memory_byte_seconds: number;
+  gpu_byte_seconds: number;
+  gpu_seconds: number;
+}
+
+/** The server's rules by which snapshots expire; 0: no such rule. */
+export interface IExpiry {
+  /** How many automatic snapshots of each kernel are kept. */
+  keep_last: number;
+  /** The age before a kernel's latest snapshot up to which automatic ones are kept. */
+  keep_within_seconds: number;
+  /** How many suspends by hand of each kernel are kept. */
+  keep_suspends: number;
+  /** The limit for all snapshots together. */
+  max_bytes: number;
 }
 
 /** Which snapshots a clean-up keeps: the last automatic ones of each kernel, and with `manual_too` of those that users took. */

@@ -11,6 +11,8 @@ import {
 import type {
   Cause,
   IChangedFile,
+  IExpiry,
+  IGivenBack,
   ISnapshot,
   IStore,
   IVariable,
@@ -133,4 +135,69 @@ export function savingTexts(store: IStore, trans: TranslationBundle) {
           formatBytes(stored_bytes)
         )
       ];
+}
+
+/** Return the sentences that say when snapshots are deleted without a request. */
+export function expiryTexts(
+  { keep_last, keep_within_seconds, keep_suspends, max_bytes }: IExpiry,
+  trans: TranslationBundle
+): string[] {
+  const within = formatSeconds(keep_within_seconds);
+  const texts = [
+    keep_last > 0 && keep_within_seconds > 0
+      ? trans.__(
+          'An automatic snapshot expires when its kernel has %1 newer ones and it is %2 older than the latest.',
+          keep_last,
+          within
+        )
+      : keep_last > 0
+        ? trans._n(
+            'An automatic snapshot expires when its kernel has a newer one.',
+            'An automatic snapshot expires when its kernel has %1 newer ones.',
+            keep_last
+          )
+        : keep_within_seconds > 0
+          ? trans.__(
+              'An automatic snapshot expires when it is %1 older than the latest of its kernel.',
+              within
+            )
+          : trans.__('Automatic snapshots do not expire.')
+  ];
+  if (keep_suspends > 0) {
+    texts.push(
+      trans.__(
+        'Of each kernel the last %1 suspends by you are kept.',
+        keep_suspends
+      )
+    );
+  }
+  if (max_bytes > 0) {
+    texts.push(
+      trans.__(
+        'If all snapshots take more than %1, the oldest automatic ones are deleted.',
+        formatBytes(max_bytes)
+      )
+    );
+  }
+  return texts;
+}
+
+/** Return a text about what suspended and parked kernels have given back: "1.2 GB-hours of memory · 3.5 GPU-hours"; '' if nothing. */
+export function givenBackText(
+  { memory_byte_seconds, gpu_byte_seconds, gpu_seconds }: IGivenBack,
+  trans: TranslationBundle
+): string {
+  const hours = (byteSeconds: number) => formatBytes(byteSeconds / 3600);
+  const texts = [];
+  if (memory_byte_seconds > 0) {
+    texts.push(trans.__('%1-hours of memory', hours(memory_byte_seconds)));
+  }
+  if (gpu_seconds > 0) {
+    const count = Math.max(gpu_seconds / 3600, 0.01);
+    texts.push(trans.__('%1 GPU-hours', Number(count.toPrecision(2))));
+  }
+  if (gpu_byte_seconds > 0) {
+    texts.push(trans.__('%1-hours of GPU memory', hours(gpu_byte_seconds)));
+  }
+  return texts.join(' · ');
 }

@@ -9,7 +9,7 @@ import { cleanUpCommandId } from './clean-up';
 import { CommandButton } from './command-button';
 import { formatBytes, formatMoment, formatShare, nameOfPath } from './format';
 import type { IStore, IStoreShare } from './protocol';
-import { savingTexts } from './snapshot-texts';
+import { givenBackText, savingTexts } from './snapshot-texts';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
 const COLORS = 5;
@@ -40,6 +40,7 @@ export function StorePicture(
           formatBytes(store.free_bytes)
         )}
       </p>
+      <Quota store={store} trans={trans} />
       <CommandButton
         commands={commands}
         id={cleanUpCommandId}
@@ -53,8 +54,44 @@ export function StorePicture(
         </p>
       ))}
       <Growth store={store} trans={trans} />
+      <GivenBack store={store} trans={trans} />
     </section>
   );
+}
+
+/** Draw how much of the limit for snapshots is used, or of the disk if there is no limit. */
+function Quota({ store, trans }: IProps) {
+  const limit = store.retention?.max_bytes ?? 0;
+  const text = limit
+    ? trans.__(
+        '%1 of at most %2',
+        formatBytes(store.stored_bytes),
+        formatBytes(limit)
+      )
+    : '';
+  const [value, max] = limit
+    ? [store.stored_bytes, limit]
+    : [store.disk_bytes, store.disk_bytes + store.free_bytes];
+  return (
+    <>
+      <meter
+        className="jp-GpuCkptStore-quota"
+        aria-label={text || trans.__('Share of the disk')}
+        max={max}
+        high={0.9 * max}
+        optimum={0}
+        value={value}
+      />
+      {text ? <p>{text}</p> : null}
+    </>
+  );
+}
+
+function GivenBack({ store, trans }: IProps) {
+  const text = store.given_back ? givenBackText(store.given_back, trans) : '';
+  return text ? (
+    <p>{trans.__('Given back while kernels were suspended: %1', text)}</p>
+  ) : null;
 }
 
 function Shares({ store, trans }: IProps) {

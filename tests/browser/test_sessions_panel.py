@@ -35,6 +35,7 @@ def clean_up(notebook, expect, goes):
     """Delete all but the last snapshot of each kernel; the dialog must name the one that goes."""
     notebook.sessions.get_by_role("button", name="Clean Up…").click()
     expect(dialog(notebook)).to_contain_text("No snapshot would be deleted.")
+    expect(dialog(notebook)).to_contain_text("when its kernel has 3 newer ones.")
     dialog(notebook).get_by_role("checkbox").check()
     expect(dialog(notebook)).to_contain_text("1 snapshot will be deleted, which frees about")
     expect(dialog(notebook)).to_contain_text(goes)

@@ -151,9 +151,11 @@ def test_the_store_is_shown_by_notebook(shared_server):
     for path in ("one.ipynb", "other.ipynb"):
         save(server, server.open(path))
     store = server.get("api/gpuckpt/store")
-    assert set(store) == set(DOCUMENT["components"]["schemas"]["StoreUsage"]["properties"])
+    assert set(store) == set(DOCUMENT["components"]["schemas"]["StoreView"]["properties"])
     assert {"one.ipynb", "other.ipynb"} <= {named["name"] for named in store["by_name"]}
     for named in store["by_name"]:
         assert 0 < named["exclusive_bytes"] < named["stored_bytes"] < named["raw_bytes"]
     assert store["raw_bytes"] > store["unique_bytes"] > store["stored_bytes"]
     assert len(store["growth"]) == store["snapshots"] >= 2
+    # The defaults of `c.GpuCkptDaemon`.
+    assert (store["retention"]["keep_last"], store["retention"]["keep_suspends"]) == (3, 10)

@@ -85,7 +85,7 @@ class ServerOperations(KernelListener):
     ) -> None:
         self._link, self._kernels, self._descriptions = link, kernels, descriptions
         self._peer_access, self._listener = peer_access, listener
-        self._retention, self._trims = retention, trims
+        self.retention, self._trims = retention, trims
         self._reconnect_timeout, self._log = reconnect_timeout, log
         self.tracked = TrackedOperations(listener.kernel_changed, self._send_cancel)
         self._background: set[asyncio.Task[None]] = set()
@@ -297,7 +297,7 @@ class ServerOperations(KernelListener):
                 cause,
                 pinned=bool(name),
                 # The snapshot of a rollback may be the oldest that is kept, so retention runs only after the next save.
-                retention=None if cause is Cause.ROLLBACK else self._retention,
+                retention=None if cause is Cause.ROLLBACK else self.retention,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,

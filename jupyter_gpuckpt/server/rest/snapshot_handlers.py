@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 from tornado.iostream import StreamClosedError
@@ -18,6 +19,7 @@ from ...snapshot_records import (
     AnnotateRequest,
     PruneReport,
     PruneRequest,
+    RetentionPolicy,
     Snapshot,
     StoreUsage,
     Verification,
@@ -200,13 +202,21 @@ class PruneHandler(GpuCkptHandler):
         self.reply(await self.parts.link.daemon.send(prune))
 
 
+class StoreView(StoreUsage, frozen=True):
+    """The sizes of the store in bytes, and the rules by which this server's snapshots expire."""
+
+    retention: RetentionPolicy = RetentionPolicy()
+
+
 class StoreHandler(GpuCkptHandler):
     """Handler for the store."""
 
-    @answers(StoreUsage)
+    @answers(StoreView)
     async def get(self) -> None:
-        """Show the size of the store, and its share by kernel."""
-        self.reply(await self.parts.link.daemon.send(calls.store()))
+        """Show the size of the store, its share by kernel, and the rules by which snapshots expire."""
+        usage = await self.parts.link.daemon.send(calls.store())
+        retention = self.parts.operations.retention
+        self.reply(StoreView(**msgspec.structs.asdict(usage), retention=retention))
 
 
 async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes]:

@@ -3,12 +3,14 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { GpuCkptError } from '../api';
 import { formatBytes, formatSeconds, nameOfPath } from '../format';
 import type {
+  IExpiry,
   IKernel,
   IOperation,
   IResult,
   KernelState,
   OperationKind
 } from '../protocol';
+import { expiryTexts, givenBackText } from '../snapshot-texts';
 import {
   doneText,
   explain,
@@ -33,6 +35,54 @@ it.each([
   ['work/console-3', 'console-3']
 ])('%p is shown as %p', (path, name) => {
   expect(nameOfPath(path, trans)).toBe(name);
+});
+
+const noRule = {
+  keep_last: 0,
+  keep_within_seconds: 0,
+  keep_suspends: 0,
+  max_bytes: 0
+};
+
+it.each<[Partial<IExpiry>, string[]]>([
+  [{}, ['Automatic snapshots do not expire.']],
+  [
+    { keep_last: 1, keep_suspends: 10 },
+    [
+      'An automatic snapshot expires when its kernel has a newer one.',
+      'Of each kernel the last 10 suspends by you are kept.'
+    ]
+  ],
+  [
+    { keep_last: 3, keep_within_seconds: 86400, max_bytes: 2e10 },
+    [
+      'An automatic snapshot expires when its kernel has 3 newer ones and it is 24 h older than the latest.',
+      'If all snapshots take more than 20 GB, the oldest automatic ones are deleted.'
+    ]
+  ],
+  [
+    { keep_within_seconds: 86400 },
+    [
+      'An automatic snapshot expires when it is 24 h older than the latest of its kernel.'
+    ]
+  ]
+])('%p is explained', (rules, texts) => {
+  expect(expiryTexts({ ...noRule, ...rules }, trans)).toEqual(texts);
+});
+
+it('what suspended kernels gave back is shown in bytes and GPUs times hours', () => {
+  const nothing = {
+    memory_byte_seconds: 0,
+    gpu_byte_seconds: 0,
+    gpu_seconds: 0
+  };
+  expect(givenBackText(nothing, trans)).toBe('');
+  const some = { ...nothing, memory_byte_seconds: 1.25e9 * 3600 };
+  expect(givenBackText(some, trans)).toBe('1.25 GB-hours of memory');
+  const gpus = { ...some, gpu_byte_seconds: 8.4e10 * 3600, gpu_seconds: 12600 };
+  expect(givenBackText(gpus, trans)).toBe(
+    '1.25 GB-hours of memory · 3.5 GPU-hours · 84 GB-hours of GPU memory'
+  );
 });
 
 /** What an operation did, with some of its numbers changed. */

@@ -527,6 +527,10 @@
   margin-bottom: 8px;
 }
 
+.jp-GpuCkptStore-quota {
+  width: 100%;
+}
+
 .jp-GpuCkptStore-bar {
   display: flex;
   gap: 1px;
