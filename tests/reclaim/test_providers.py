@@ -14,6 +14,7 @@ from jupyter_gpuckpt.daemon.reclaim import endpoints, polling, providers
 from jupyter_gpuckpt.daemon.reclaim import gcp as gcp_source
 from jupyter_gpuckpt.daemon.reclaim.providers import Provider
 from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind
+from tests.reclaim import doubles
 from tests.reclaim.conftest import eventually
 from tests.reclaim.doubles import SILENCE
 
@@ -370,3 +371,73 @@ def test_hundreds_of_events_are_too_many_to_believe(azure, read):
     found = read(azure_source, azure)
     rounds(azure, azure.EVENTS)
     found.until(50)
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+class AtGoogle:
+    """What Google's service is asked, and how it tells of a notice and of a second one."""
+
+    module, path, second_path = gcp_source, doubles.Gcp.PREEMPTED, doubles.Gcp.MAINTENANCE
+
+    def __init__(self, double):
+        self.double = double
+
+    def announce(self):
+        self.double.current[self.path] = "TRUE"
+
+    def announce_another(self):
+        self.double.current[self.second_path] = "TERMINATE_ON_HOST_MAINTENANCE"
+
+    def withdraw(self):
+        self.double.current[self.path] = "FALSE"
+
+
+class AtAzure:
+    """What Azure's service is asked, and how it tells of a notice and of a second one."""
+
+    module, path = azure_source, doubles.Azure.EVENTS
+
+    def __init__(self, double):
+        self.double = double
+
+    def announce(self):
+        self.double.announce("one", "Preempt", 30)
+
+    def announce_another(self):
+        self.double.announce("two", "Reboot", 900)
+
+    def withdraw(self):
+        del self.double.events[0]
+
+
+@pytest.mark.parametrize("trouble", [404, 429, 503, SILENCE], ids=["404", "429", "503", "time-out"])
+@pytest.mark.parametrize("provider", [AtGoogle, AtAzure])
+def test_no_trouble_of_a_service_withdraws_a_notice_and_a_second_one_is_another(
+    gcp, azure, read, monkeypatch, provider, trouble
+):
+    monkeypatch.setattr(gcp_source, "_WAIT_SECONDS", 0)
+    monkeypatch.setattr(gcp_source, "_MORE_SECONDS", 0.2)
+    monkeypatch.setattr(endpoints, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(azure_source, "_NEXT_SECONDS", 0.2)
+    at = provider(gcp if provider is AtGoogle else azure)
+    at.announce()
+    found = read(at.module, at.double)
+    (first,) = found.until(1)
+    answers = at.double.values.get(at.path)
+    at.double.values[at.path] = trouble
+    rounds(at.double, at.path)
+    assert found.notices == [first]
+    if answers is None:
+        del at.double.values[at.path]
+    else:
+        at.double.values[at.path] = answers
+    rounds(at.double, at.path)
+    assert found.notices == [first]
+    at.announce_another()
+    second = found.until(2)[1]
+    assert (second.withdrawn, second.id == first.id) == (False, False)
+    at.withdraw()
+    last = found.until(3)[2]
+    assert (last.id, last.withdrawn) == (first.id, True)
