@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,3 +160,31 @@ def said(program, after: int) -> dict[str, str]:
     ):
         count += 1
     return found
+
+
+#: Reserves addresses, as CUDA does for GPU memory, of which none can be used.
+RESERVES = """
+    import ctypes, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    assert libc.mmap(None, 200 << 30, 0, 0x4022, -1, 0) != ctypes.c_void_p(-1).value
+    print("ready", flush=True)
+    time.sleep(10000)
+"""
+#: Without care CRIU would copy 800 MB.
+MAX_CRIU_BYTES = 200 << 20
+
+
+def test_reserved_addresses_take_no_memory_of_criu(run, engine: EngineSettings) -> None:
+    program = run(RESERVES)
+    # The largest child is that of this process only if no other test had one before.
+    child = os.fork()
+    if not child:
+        try:
+            saved_pages(program, engine)
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+            os._exit(0 if used < MAX_CRIU_BYTES else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

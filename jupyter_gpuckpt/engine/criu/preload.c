@@ -11,6 +11,9 @@
  * and add them once more each time. A task with exactly GPUCKPT_FILTERS filters has none in the /proc/PID/status that CRIU
  * reads. The other side is host/seccomp.py.
  *
+ * Large copies. CRIU copies a table with room for 16 bytes for each page of private memory, and reserved addresses count as well: with
+ * CUDA and 24 GB on the GPU the copy takes 0.15 s. It has filled only the beginning, so pages that were never written are not copied.
+ *
  * Mapped files whose name is gone. Opening /proc/PID/map_files needs a capability in the initial user namespace. If Linux refuses,
  * CRIU gets the path that GPUCKPT_GONE lists for the file. The other side is deleted_files.py.
  *
@@ -35,6 +38,10 @@
 #define MAX_KEPT 1024
 #define CONTENT (1UL << 63) /* in the pid of a way */
 #define SCRATCH "/dev/shm/.gpuckpt/"
+#define PAGE 4096UL
+#define BATCH 512UL
+#define LARGE_COPY (8UL << 20)
+#define IS_THERE (3UL << 62) /* of an entry of pagemap: the page is in memory, or swapped out */
 
 struct region { unsigned long start, end, categories; };
 struct scan {
@@ -228,6 +235,87 @@ int openat64(int directory, const char *name, int flags, ...) {
     long result = call(SYS_openat, directory, (long)name, flags, mode);
     if (result == EPERM_) result = open_mapped(directory, name, flags, result);
     return (int)returned(result);
+}
+
+static void copy(char *to, const char *from, unsigned long size) {
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size) : : "memory");
+}
+
+static void clear(char *to, unsigned long size) {
+    __asm__ volatile("rep stosb" : "+D"(to), "+c"(size) : "a"(0) : "memory");
+}
+
+/* Clear memory, but no page that is not there yet: such a page is zeros. */
+static void clear_pages(char *to, unsigned long size) {
+    unsigned char there[BATCH];
+    unsigned long before = -(unsigned long)to & (PAGE - 1);
+    if (before > size) before = size;
+    clear(to, before);
+    to += before, size -= before;
+    while (size >= PAGE) {
+        unsigned long pages = size / PAGE < BATCH ? size / PAGE : BATCH;
+        int known = call(SYS_mincore, (long)to, (long)(pages * PAGE), (long)there, 0) == 0;
+        for (unsigned long i = 0; i < pages; i++)
+            if (!known || there[i] & 1) clear(to + i * PAGE, PAGE);
+        to += pages * PAGE, size -= pages * PAGE;
+    }
+    clear(to, size);
+}
+
+/* Return whether one area of this process, without a file, contains this memory. Lines of maps: "START-END PERMS OFFSET DEV INODE". */
+static int is_anonymous(const char *from, unsigned long size) {
+    static char maps[1 << 16];
+    long length = read_file("/proc/self/maps", maps, sizeof maps - 1);
+    if (length <= 0) return 0;
+    maps[length] = 0;
+    for (const char *at = maps; *at; at++) {
+        unsigned long start = hexadecimal(&at), end;
+        if (*at++ != '-') return 0;
+        end = hexadecimal(&at);
+        if (start <= (unsigned long)from && (unsigned long)from + size <= end) {
+            for (int words = 0; words < 4; words++) {
+                while (*at && *at != ' ') at++;
+                while (*at == ' ') at++;
+            }
+            return at[0] == '0' && (at[1] == ' ' || at[1] == '\n');
+        }
+        while (*at && *at != '\n') at++;
+        if (!*at) return 0;
+    }
+    return 0;
+}
+
+/* Copy private anonymous memory. What was never written of it is zeros. */
+static void copy_written(char *to, const char *from, unsigned long size, int pagemap) {
+    unsigned long entries[BATCH], at = (unsigned long)from, end = at + size;
+    char *target = to, *cleared = to; /* from there to `target` only zeros follow */
+    while (at < end) {
+        unsigned long first = at / PAGE, pages = (end - 1) / PAGE - first + 1;
+        if (pages > BATCH) pages = BATCH;
+        long got = call(SYS_pread64, pagemap, (long)entries, (long)(pages * sizeof *entries), (long)(first * sizeof *entries));
+        for (unsigned long i = 0; i < pages; i++) {
+            unsigned long stop = (first + i + 1) * PAGE < end ? (first + i + 1) * PAGE : end;
+            if (got < (long)((i + 1) * sizeof *entries) || entries[i] & IS_THERE) {
+                clear_pages(cleared, (unsigned long)(target - cleared));
+                copy(target, (const char *)at, stop - at);
+                cleared = target + (stop - at);
+            }
+            target += stop - at;
+            at = stop;
+        }
+    }
+    clear_pages(cleared, (unsigned long)(target - cleared));
+}
+
+void *memcpy(void *to, const void *from, unsigned long size) {
+    int is_large = size >= LARGE_COPY && is_dump() && is_anonymous(from, size);
+    long pagemap = is_large ? call(SYS_open, (long)"/proc/self/pagemap", 02000000 /* O_CLOEXEC */, 0, 0) : -1;
+    if (pagemap < 0) copy(to, from, size);
+    else {
+        copy_written(to, from, size, (int)pagemap);
+        call(SYS_close, pagemap, 0, 0, 0);
+    }
+    return to;
 }
 
 /* Only the keeper has init as its parent when it makes its session, and that is before it has children. */
