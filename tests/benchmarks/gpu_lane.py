@@ -24,6 +24,9 @@ from .room import GB
 SIZE_GB, LARGE_GB = 24.0, 60.0
 ALIKE = FILL.replace("part.random_(-(1 << 62), 1 << 62)", "part.fill_(12345)")
 SAVES, PARKS, SUSPENDS, TURNS = 3, 3, 2, 20
+#: Memory that nothing is done with, and how often the memory of one of two kernels fits beside it.
+UNUSED = 'import torch; x = torch.empty(size // 8, device="cuda", dtype=torch.int64); total = int'
+FITS_TIMES = 1.6
 #: In seconds: what a save stops a kernel for, and how much longer for the larger size; a second save with nothing changed; a resume; a
 #: turn of two kernels.
 BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9, 0.1, 1.5, 2.5, 2.5
@@ -176,9 +179,10 @@ def _stages(name: str, found: list[Result], budget: float | None = None) -> Iter
 
 
 def _turns(client: Client, size: float) -> Iterator[Row]:
-    """Let two kernels take turns, each of which is on the GPU while the other one is parked."""
+    """Let two kernels that do not fit on the GPU together take turns: one is on the GPU while the other one is parked."""
     seconds = list[float]()
-    with _Kernel(client, size) as one:
+    rest = max(gpu.free_bytes().values()) / GB - FITS_TIMES * size
+    with _Kernel(client, rest, UNUSED), _Kernel(client, size) as one:
         one.park()
         with _Kernel(client, size) as other:
             here, away = other, one
