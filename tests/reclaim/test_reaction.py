@@ -289,3 +289,16 @@ def test_what_is_left_to_the_daemon():
     servers = ["server's", "server's that has worked"]
     assert asyncio.run(left(grace_is_over=False)) == scripts
     assert asyncio.run(left(grace_is_over=True)) == scripts + servers
+
+
+def test_a_store_that_fails_delays_no_suspend(caplog):
+    def snapshots(kernel_id):
+        raise StoreUnavailable("The disk does not answer.")
+
+    async def rate():
+        machine = SimpleNamespace(snapshots=snapshots)
+        reaction = Reaction(None, [], [], None, None, machine, None, None)
+        return await reaction._measured_rate()
+
+    assert asyncio.run(rate()) == 50e6
+    assert "The disk does not answer" in caplog.text

@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from ...errors import GpuCkptError
-from ...model import Cause
+from ...model import Cause, SnapshotInfo
 from ...protocol import Event, Operation, OperationKind, OwnerKind, ResumeRequest, SaveRequest
 from ...reclaim_records import (
     MAX_NOTICES,
@@ -53,6 +53,8 @@ _AGAIN_SECONDS, _MAX_TRIES = 10.0, 2
 #: A machine that still runs so long after the deadline is considered to stay.
 STAYS_SECONDS = 300.0
 _LOOK_SECONDS = 0.5
+#: How long the list of snapshots may take, from which the rate of earlier saves is known.
+_MEASURE_SECONDS = 2.0
 _BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
 
 _log = logging.getLogger(__name__)
@@ -166,10 +168,8 @@ class Reaction:
         while True:
             self._woken.clear()
             try:
-                if self._standing and not self._bytes_per_second:
-                    snapshots = await asyncio.to_thread(self._machine.snapshots, None)
-                    rates = measured_rates(snapshots)
-                    self._bytes_per_second = min(rates, default=_CAREFUL_BYTES_PER_SECOND)
+                if self._standing and not self._bytes_per_second and any(self._kernels):
+                    self._bytes_per_second = await self._measured_rate()
                 self._look()
             except Exception:  # the next look tries again
                 _log.exception("the reaction to notices that this machine goes failed")
@@ -205,6 +205,16 @@ class Reaction:
             self._act = asyncio.ensure_future(self._suspend_all(*acts_on[:2]))
         else:
             self._act = asyncio.ensure_future(self._save_all(disk_survives=acts_on[1]))
+
+    async def _measured_rate(self) -> float:
+        """Return the lowest rate of earlier saves, which kernels' suspends are expected to have."""
+        try:
+            async with asyncio.timeout(_MEASURE_SECONDS):
+                snapshots = await asyncio.to_thread(self._machine.snapshots, None)
+        except (GpuCkptError, TimeoutError) as error:
+            _log.warning("the rate of earlier saves is not known: %s", error)
+            return _CAREFUL_BYTES_PER_SECOND
+        return min(measured_rates(snapshots), default=_CAREFUL_BYTES_PER_SECOND)
 
     def _need_seconds(self) -> float:
         """Return how long the suspends of all kernels are expected to take."""
@@ -297,17 +307,20 @@ class Reaction:
 
     async def _suspend(self, kernels: list[ManagedKernel], within_seconds: float) -> None:
         await self._measuring.measure(kernels, exactly=False)
-        snapshots = await asyncio.to_thread(self._machine.snapshots, None)
-        remotes = await self._uploads.views()
-        is_lost = self._acts_on is not None and not self._acts_on[1]
-        first_to_last = most_at_stake_first(
-            [kernel.public() for kernel in kernels],
-            snapshots,
-            within_seconds,
-            now=time.time(),
-            is_far=(lambda info: self._uploads.has(info.snapshot_id)) if is_lost else None,
-            upload_bytes_per_second=measured_upload_rate(remotes),
-        )
+        first_to_last, snapshots = [kernel.public() for kernel in kernels], list[SnapshotInfo]()
+        try:
+            snapshots = await asyncio.to_thread(self._machine.snapshots, None)
+            is_lost = self._acts_on is not None and not self._acts_on[1]
+            first_to_last = most_at_stake_first(
+                first_to_last,
+                snapshots,
+                within_seconds,
+                now=time.time(),
+                is_far=(lambda info: self._uploads.has(info.snapshot_id)) if is_lost else None,
+                upload_bytes_per_second=measured_upload_rate(await self._uploads.views()),
+            )
+        except GpuCkptError as error:
+            _log.warning("kernels are suspended in any order: %s", error)
         for kernel in kernels:
             self._tries[kernel.kernel_id] += 1
             if kernel.record.owner.kind is not OwnerKind.SERVER:
