@@ -44,6 +44,7 @@ CLASSES: tuple[tuple[str, type[HasTraits], str, str], ...] = (
 )
 #: The environment variables with their descriptions; `tests/unit/test_docs.py` compares them with those that the code reads.
 VARIABLES = {
+    "JUPYTER_GPUCKPT_CLEAN_START": "1: the default of `GpuCkptServer.clean_start` is to be on.",
     "JUPYTER_GPUCKPT_CRIU": "Path of the criu program. Without it, criu is looked for on PATH and in the package jupyter-gpuckpt-criu.",
     "JUPYTER_GPUCKPT_DATA_DIR": "Directory of the daemon's state and log and, unless set otherwise, of the snapshots.",
     "JUPYTER_GPUCKPT_IDLE_EXIT": "Seconds after which a daemon that nobody needs ends.",

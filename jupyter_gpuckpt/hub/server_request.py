@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Iterable
 
 import httpx
@@ -24,6 +25,8 @@ _ROUTE = "api/gpuckpt/suspend_all"
 _MAX_ANSWER_BYTES = 1 << 20
 #: The longest text of an answer that reaches the hub's log, pages and database, in characters.
 _MAX_TEXT = 200
+#: The largest size that is shown.
+_MAX_BYTES = 1 << 50
 
 
 # These records have only the fields that the hub reads: servers may have another version of this package.
@@ -36,12 +39,15 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of one kernel. `name`: its notebook."""
+    """The outcome of one kernel. `name`: its notebook; `size_bytes`: RAM and GPU memory; `since`: when it was suspended."""
 
     saved: bool
     name: str = ""
     kernel_id: str = ""
     error: Reason | None = None
+    size_bytes: int = 0
+    gpu_bytes: int = 0
+    since: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -121,8 +127,15 @@ async def _content(response: httpx.Response) -> bytes:
 
 
 def _bounded(outcome: Outcome) -> Outcome:
-    error = None if outcome.error is None else Reason(_text(outcome.error.message))
-    return Outcome(outcome.saved, _text(outcome.name), _text(outcome.kernel_id), error)
+    return Outcome(
+        outcome.saved,
+        _text(outcome.name),
+        _text(outcome.kernel_id),
+        None if outcome.error is None else Reason(_text(outcome.error.message)),
+        min(max(0, outcome.size_bytes), _MAX_BYTES),
+        min(max(0, outcome.gpu_bytes), _MAX_BYTES),
+        min(max(0.0, outcome.since), time.time()),
+    )
 
 
 def _text(text: str) -> str:

@@ -27,6 +27,7 @@ from ..errors import ConfigurationError, GpuCkptError
 from ..plurals import counted
 from . import server_request
 from .server_request import Report
+from .waiting import CLEAN, FIELD, Waiting, WaitingKernel
 
 _Base: Any
 if TYPE_CHECKING:
@@ -34,26 +35,15 @@ if TYPE_CHECKING:
 else:
     _Base = LoggingConfigurable
 
-_STATE = "gpuckpt_waiting"
+_WAITING, _SET_ASIDE = "gpuckpt_waiting", "gpuckpt_set_aside"
+#: The environment variable by which a server starts without the sessions of earlier ones (`GpuCkptServer.clean_start`).
+_CLEAN_START = "JUPYTER_GPUCKPT_CLEAN_START"
 #: The lifetime of a token for one request, beyond the longest duration of the request.
 _TOKEN_SECONDS = 60
 #: The time that a server's stop may take besides the suspends: to undo those that are incomplete at the deadline, and to exit.
 _STOP_MARGIN_SECONDS = 15
-#: The most notebooks that are named in the hub's pages and its database, and the most failures of one stop in the hub's log.
-_NAMED, _LOGGED = 5, 20
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """The kernels that wait for the next server: their number and the names of the first notebooks."""
-
-    count: int = 0
-    names: list[str] = []
-
-    def message(self) -> str:
-        """Return a text like `3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb`."""
-        shown = ", ".join(self.names) + ", ..." * (self.count > len(self.names))
-        sessions = "session is" if self.count == 1 else "sessions are"
-        return f"{self.count} suspended {sessions} waiting: {shown}"
+#: The most failures of one stop in the hub's log.
+_LOGGED = 20
 
 
 class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
@@ -74,14 +64,23 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     #: The text on the hub's page about the stop while kernels are being suspended (templates/stop_pending.html).
     suspending_message = ""
-    #: It survives `clear_state`, which the hub calls in between.
+    offer_clean_start = Bool(
+        False,
+        help="""Whether the page before a server's start lists the suspended sessions, with their sizes and ages, and offers a clean
+        start: the sessions then stay suspended until a later start. Off: the server starts at once and lists its sessions.""",
+    ).tag(config=True)
+
+    #: What waits for the next server; it survives `clear_state`, which the hub calls in between.
     _waiting = Waiting()
     _started_again = False
+    #: What the running server does not list, because its user chose a clean start.
+    _set_aside = Waiting()
+    _starts_clean = False
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
         if self.suspend_before_stop and not now:
-            self._waiting, self._started_again = Waiting(), False
+            self._waiting, self._started_again = self._set_aside, False
             self.suspending_message = (
                 "The notebooks' sessions are being saved; you find them again at the next start."
                 f" This takes {self.suspend_timeout:.0f} seconds at most."
@@ -118,14 +117,37 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def start(self) -> object:
         """Start the server as the base class does. Raises ConfigurationError if it could be killed while it suspends kernels."""
         self.check_configuration()
-        url: object = await maybe_future(super().start())
+        try:
+            url: object = await maybe_future(super().start())
+            self._set_aside = self._waiting if self._starts_clean else Waiting()
+        finally:
+            self._starts_clean = False
         # From now on the server lists its kernels; if it crashes, it is unknown which of them still wait.
         self._started_again = True
         return url
 
+    def get_env(self) -> dict[str, str]:
+        """Return the base class's environment, with the choice of a clean start."""
+        env: dict[str, str] = super().get_env()
+        return {**env, _CLEAN_START: "1"} if self._starts_clean else env
+
+    async def get_options_form(self) -> str:
+        """Return the form before the start: what waits, if that is configured, then the base class's form."""
+        form: str = await super().get_options_form() or ""
+        if self.offer_clean_start and self._waiting.count and not self._started_again:
+            return self._waiting.form(time.time()) + form
+        return form
+
+    async def run_options_from_form(self, form_data: dict[str, Any]) -> object:
+        """Take the choice between resume and clean start, which is for one start only; return the base class's options."""
+        self._starts_clean = form_data.pop(FIELD, []) == [CLEAN]
+        if not form_data:
+            return self.user_options  # the form had nothing else
+        return await maybe_future(super().run_options_from_form(form_data))
+
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
-        if self._waiting.count:
+        if self._waiting.count and not self._starts_clean:
             yield {"progress": 5, "message": self._waiting.message()}
         async for event in super().progress():
             yield event
@@ -134,13 +156,16 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Load the base class's state, and what waits."""
         super().load_state(state)
         with suppress(msgspec.ValidationError):  # another version's
-            self._waiting = msgspec.convert(state.get(_STATE, {}), Waiting)
+            self._waiting = msgspec.convert(state.get(_WAITING, {}), Waiting)
+            self._set_aside = msgspec.convert(state.get(_SET_ASIDE, {}), Waiting)
 
     def get_state(self) -> dict[str, Any]:
         """Return the base class's state, with what waits until the next start."""
         state: dict[str, Any] = super().get_state()
         if self._waiting.count and not self._started_again:
-            state[_STATE] = msgspec.to_builtins(self._waiting)
+            state[_WAITING] = msgspec.to_builtins(self._waiting)
+        if self._set_aside.count:
+            state[_SET_ASIDE] = msgspec.to_builtins(self._set_aside)
         return state
 
     async def _suspend_kernels(self) -> None:
@@ -153,9 +178,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             )
         finally:
             tokens.close()
-        saved = [one.name or one.kernel_id for one in report.kernels if one.saved]
-        self._waiting = Waiting(len(saved), saved[:_NAMED])
-        self._log_report(report, time.monotonic() - began)
+        saved = [
+            WaitingKernel(one.name or one.kernel_id, one.size_bytes, one.gpu_bytes, one.since)
+            for one in report.kernels
+            if one.saved
+        ]
+        self._waiting = self._set_aside.and_then(saved)
+        self._log_report(report, len(saved), time.monotonic() - began)
 
     def _tokens(self) -> Generator[str]:
         """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""
@@ -186,11 +215,11 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         )
         return context
 
-    def _log_report(self, report: Report, seconds: float) -> None:
+    def _log_report(self, report: Report, saved: int, seconds: float) -> None:
         self.log.info(
             "%s: %d of %s suspended, %.1f s",
             self._log_name,
-            self._waiting.count,
+            saved,
             counted(len(report.kernels), "kernel"),
             seconds,
         )

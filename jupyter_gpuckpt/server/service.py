@@ -194,16 +194,18 @@ class Service:
             idle,
         )
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
+        self._starts_clean = traits.clean_start
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background, at the latest until the server stops."""
         self._operations.spawn(work)
 
     async def start(self) -> None:
-        """Connect to the daemon and list the kernels of earlier servers. Never raises: the server starts in any case."""
+        """Connect to the daemon and list the kernels of earlier servers, unless it starts clean. Never raises: the server must start."""
         try:
             await self._link.open()
-            await self._adoption.adopt_all()
+            if not self._starts_clean:
+                await self._adoption.adopt_all()
         except GpuCkptError as error:
             self._link.notice_given = True
             self._log.warning(

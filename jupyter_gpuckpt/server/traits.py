@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 
-from traitlets import Bool, Float, Int, List, Unicode
+from traitlets import Bool, Float, Int, List, Unicode, default
 from traitlets.config import Configurable
 
 
@@ -40,6 +41,16 @@ class ServerTraits(Configurable):
         help="""Whether a kernel that was running a cell when its server stopped is resumed by the next server at its start, before
         a user opens the notebook.""",
     ).tag(config=True)
+
+    clean_start = Bool(
+        help="""Whether the server starts without the sessions that earlier servers left: these stay as they are until a server starts
+        that lists them. A hub sets the default by the environment variable JUPYTER_GPUCKPT_CLEAN_START, by its
+        user's choice (GpuCkptSpawnerMixin.offer_clean_start).""",
+    ).tag(config=True)
+
+    @default("clean_start")
+    def _default_clean_start(self) -> bool:
+        return os.environ.get("JUPYTER_GPUCKPT_CLEAN_START") == "1"
 
     renewed_variables = List(
         Unicode(),

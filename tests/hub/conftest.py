@@ -193,6 +193,10 @@ class UserServer(Server):
         self._wait(lambda: self.request("GET", "api/status", ok=False).is_success)
         return [event["message"] for event in shown]
 
+    def wait_until_started(self):
+        self._wait(lambda: (self.model or {}).get("ready"))
+        self._wait(lambda: self.request("GET", "api/status", ok=False).is_success)
+
     @property
     def model(self):
         """What the hub says of the server; None when there is none."""

@@ -12,6 +12,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
+from jupyter_gpuckpt.hub.waiting import NAMED
 
 MB = 1 << 20
 
@@ -112,6 +113,19 @@ def test_names_and_reasons_are_short_lines():
         assert len(text) <= 201
 
 
+def test_sizes_and_times_are_possible_ones():
+    report = {
+        "kernels": [
+            {"saved": True, "size_bytes": 10**18, "gpu_bytes": -1, "since": 1e300},
+            {"saved": True, "size_bytes": 7, "gpu_bytes": 5, "since": 1000.0},
+        ]
+    }
+    wrong, right = asyncio.run(asked(answered(report))).kernels
+    assert (wrong.size_bytes, wrong.gpu_bytes) == (1 << 50, 0)
+    assert wrong.since <= time.time()
+    assert (right.size_bytes, right.gpu_bytes, right.since) == (7, 5, 1000.0)
+
+
 def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
     kernels = [
         {"saved": number % 2 == 0, "kernel_id": f"{number}", "name": f"{number}.ipynb"}
@@ -129,7 +143,9 @@ def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
     with caplog.at_level(logging.INFO, "hub"):
         asyncio.run(served(answered({"kernels": kernels}), stop))
     waiting = spawner.get_state()["gpuckpt_waiting"]
-    assert waiting == {"count": 5000, "names": [f"{number}.ipynb" for number in range(0, 10, 2)]}
+    assert waiting["count"] == 5000
+    names = [kernel["name"] for kernel in waiting["kernels"]]
+    assert names == [f"{2 * number}.ipynb" for number in range(NAMED)]
     assert "5000 of 10000 kernels suspended" in caplog.text
     assert caplog.text.count("was not suspended: ") == 20
     assert caplog.records[-1].getMessage().endswith("4980 more were not.")

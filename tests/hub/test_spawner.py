@@ -3,13 +3,19 @@
 import asyncio
 import subprocess
 import sys
+from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
-from jupyter_gpuckpt.hub.spawner import Waiting
+from jupyter_gpuckpt.hub.waiting import NAMED, Waiting, WaitingKernel
+
+
+def waiting_for(*names):
+    return Waiting().and_then([WaitingKernel(name) for name in names])
 
 
 @pytest.mark.parametrize(
@@ -42,19 +48,77 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
             return "http://127.0.0.1:1"
 
     spawner = with_suspend(Started)()
-    spawner.load_state({"pid": 0, "gpuckpt_waiting": {"count": 1, "names": ["a.ipynb"]}})
+    waiting = msgspec.to_builtins(Waiting().and_then([WaitingKernel("a.ipynb", 10, 5, 1.5)]))
+    spawner.load_state({"pid": 0, "gpuckpt_waiting": waiting})
     # The hub clears the state of a spawner before it starts it.
     spawner.clear_state()
-    assert spawner.get_state()["gpuckpt_waiting"] == {"count": 1, "names": ["a.ipynb"]}
+    assert spawner.get_state()["gpuckpt_waiting"] == waiting
     assert asyncio.run(spawner.start()) == "http://127.0.0.1:1"
     assert "gpuckpt_waiting" not in spawner.get_state()
 
 
 def test_what_waits_is_said_in_a_sentence():
-    assert Waiting(1, ["a.ipynb"]).message() == "1 suspended session is waiting: a.ipynb"
-    assert Waiting(7, ["a.ipynb", "b.ipynb"]).message() == (
-        "7 suspended sessions are waiting: a.ipynb, b.ipynb, ..."
+    one, many = waiting_for("a.ipynb"), waiting_for(*(f"{number}.ipynb" for number in range(7)))
+    assert one.message() == "1 suspended session is waiting: a.ipynb"
+    assert many.message() == (
+        "7 suspended sessions are waiting: 0.ipynb, 1.ipynb, 2.ipynb, 3.ipynb, 4.ipynb, ..."
     )
+
+
+class Cells(HTMLParser):
+    """The texts of a table's cells, and the names of all elements."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.cells, self.elements = [], set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.add(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+
+def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
+    name = "</td><script>alert(1)</script>\"'&amp;"
+    kernels = [WaitingKernel(name, 3_200_000_000, 2_000_000_000, 1000.0), WaitingKernel("b.ipynb")]
+    shown = Cells(Waiting().and_then(kernels).form(now=1000.0 + 7300))
+    assert shown.cells[:7] == [name, "3.2 GB", "2.0 GB", "2 h ago", "b.ipynb", "", ""]
+    assert "script" not in shown.elements
+    assert "And 5 more." in waiting_for(*map(str, range(NAMED + 5))).form(0.0)
+
+
+@pytest.fixture
+def offering():
+    """Return a spawner that offers a clean start, for a user of which a session waits."""
+    spawner = with_suspend("simple")(
+        offer_clean_start=True, options_form="<input name=size>", user_options={"size": ["small"]}
+    )
+    spawner.load_state({"gpuckpt_waiting": msgspec.to_builtins(waiting_for("a.ipynb"))})
+    return spawner
+
+
+def test_the_form_comes_before_the_spawners_own_and_only_while_something_waits(offering):
+    form = asyncio.run(offering.get_options_form())
+    assert form.index("a.ipynb") < form.index("<input name=size>")
+    offering.offer_clean_start = False
+    assert asyncio.run(offering.get_options_form()) == "<input name=size>"
+    nothing = with_suspend("simple")(offer_clean_start=True)
+    assert asyncio.run(nothing.get_options_form()) == ""
+
+
+@pytest.mark.parametrize("chosen", [["resume"], ["clean"], ["clean", "resume"], ["<b>"], []])
+def test_the_choice_counts_for_one_start_and_is_no_option_of_the_spawner(offering, chosen):
+    form = {"size": ["big"], **({"gpuckpt_start": chosen} if chosen else {})}
+    assert asyncio.run(offering.run_options_from_form(form)) == {"size": ["big"]}
+    assert offering._starts_clean is (chosen == ["clean"])
+    only_ours = {"gpuckpt_start": ["resume"]}
+    assert asyncio.run(offering.run_options_from_form(only_ours)) == {"size": ["small"]}
+    assert not offering._starts_clean
 
 
 def test_without_jupyterhub_the_import_says_what_to_install():
