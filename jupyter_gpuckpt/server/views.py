@@ -128,6 +128,10 @@ class KernelView(View, frozen=True, kw_only=True):
         float,
         Meta(description="The most seconds that a restart waits for a snapshot of it; 0: none."),
     ] = 0.0
+    before_restart: Annotated[
+        str | None,
+        Meta(description="The snapshot with its state before its last restart; null: none."),
+    ] = None
     suspends_at: Annotated[
         float | None,
         Meta(description="When it will be suspended because it is idle; null: not soon."),

@@ -121,6 +121,8 @@ export interface IKernel {
   cells_resume: boolean;
   /** The most seconds that a restart waits for a snapshot of it; 0: none is taken. */
   restart_save_seconds: number;
+  /** The snapshot with its state before its last restart. */
+  before_restart: string | null;
   /** Whether it was suspended in the middle of a cell. */
   cell_paused: boolean;
   /** That another machine has taken its session over, until the user has chosen where its notebook is saved. */
@@ -367,6 +369,7 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   suspends_at: null,
   cells_resume: true,
   restart_save_seconds: 0,
+  before_restart: null,
   cell_paused: false,
   taken_over: null,
   changed_at: null,

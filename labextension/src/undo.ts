@@ -94,21 +94,25 @@ export class Undo {
 
   private async _offerRestart(kernelId: string): Promise<void> {
     const trans = this._trans;
+    const { before_restart } = await this._api.kernel(kernelId);
+    const saved =
+      before_restart !== null &&
+      (await this._newest(
+        kernelId,
+        ({ snapshot_id }) => snapshot_id === before_restart
+      ));
     const failed = this._failed.get(kernelId) ?? 0;
-    if (Date.now() - failed < SAME_RESTART) {
+    if (saved) {
+      const name = nameOfPath(saved.name, trans);
+      this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
+        this._restore(saved, kernelId)
+      );
+    } else if (Date.now() - failed < SAME_RESTART) {
       Notification.warning(
         trans.__(
           'The kernel was restarted without a snapshot, so this cannot be undone: saving it failed or took too long.'
         ),
         { autoClose: SHOW_UNDO }
-      );
-      return;
-    }
-    const saved = await this._newest(kernelId, () => true);
-    if (saved?.cause === 'restart') {
-      const name = nameOfPath(saved.name, trans);
-      this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
-        this._restore(saved, kernelId)
       );
     }
   }

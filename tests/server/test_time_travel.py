@@ -291,5 +291,24 @@ def test_a_restart_can_be_undone(server, page):
     wait_for(lambda: len(server.get(listing)["snapshots"]) == 1)
     snapshots = server.get(listing)["snapshots"]
     assert page.run("print('x' in dir())") == "False\n"
-    server.do("roll_back", page.kernel_id, snapshot_id=snapshots[0]["snapshot_id"])
+    snapshot_id = snapshots[0]["snapshot_id"]
+    assert server.get(f"api/gpuckpt/kernels/{page.kernel_id}")["before_restart"] == snapshot_id
+    server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
     assert page.run("print(x)") == "after\n"
+
+
+def test_a_restart_of_an_unchanged_kernel_can_be_undone(server, page):
+    def before_restart():
+        server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+        return server.get(f"api/gpuckpt/kernels/{page.kernel_id}")["before_restart"]
+
+    assert before_restart() is None
+    page.run("x = 'before'")
+    saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    assert before_restart() == saved
+    # Nothing was run in between.
+    assert before_restart() == saved
+    server.do("roll_back", page.kernel_id, snapshot_id=saved)
+    assert page.run("print(x)") == "before\n"
+    page.run("x = 'after'")
+    assert before_restart() not in {saved, None}

@@ -91,5 +91,6 @@ class KernelList:
             cells_resume=self._cells_resume,
             restart_save_seconds=self._restart_save_seconds,
             suspends_at=served.suspends_at,
+            before_restart=served.before_restart or None,
             cell_paused=served.absent and served.output.runs_cell,
         )

@@ -129,6 +129,8 @@ class ServedKernel:
         self.waits = ""
         #: When it will be suspended because it is idle, in seconds since the epoch; None: not soon.
         self.suspends_at: float | None = None
+        #: The snapshot with its state before its last restart; empty if there is none.
+        self.before_restart = ""
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None

@@ -39,16 +39,21 @@ class RestartSnapshots(KernelListener):
     async def before_restart(self, kernel_id: str) -> None:
         """Save a kernel, unless that takes too long. Never raises: the user wants a fresh kernel in any case."""
         served = self._link.served.get(kernel_id)
-        # For an unchanged kernel the last snapshot suffices.
         if served is None or served.kernel is None:
             return
-        if served.state is not KernelState.RUNNING or not served.changed:
+        before, served.before_restart = served.before_restart, ""
+        if not served.changed and served.state in {KernelState.RUNNING, KernelState.SUSPENDED}:
+            # The last snapshot suffices. A kernel without one has run nothing since the restart before this one.
+            served.before_restart = served.kernel.snapshot_id or before
+            return
+        if served.state is not KernelState.RUNNING:
             return
         begun = None
         try:
             async with asyncio.timeout(self._within_seconds):
                 begun = await self._operations.save(kernel_id, cause=Cause.RESTART)
                 kept = await self._operations.tracked.result(begun)
+            served.before_restart = kept.snapshot_id
             self._operations.spawn(self._drop_others(kernel_id, kept.snapshot_id))
         except TimeoutError:
             self._log.info(

@@ -103,16 +103,29 @@ describe('undo', () => {
     expect(server.requests).not.toContain('GET snapshots');
   });
 
-  it('restores the snapshot that was taken for a restart', async () => {
+  it.each([
+    ['was taken for a restart', 's'],
+    ['an unchanged kernel had', 'older']
+  ])('restores the snapshot that %s', async (_, id) => {
     const list = [
       aSnapshot({ cause: 'restart' }),
       aSnapshot({ snapshot_id: 'older' })
     ];
     server.on('GET snapshots', { snapshots: list });
+    server.on('GET kernels/k', aKernel({ before_restart: id }));
     happened('restart');
     await pressUndo('Restarted the kernel of a.ipynb');
     await told('Restored a.ipynb to');
-    expect(server.bodies).toContain('{"snapshot_id":"s"}');
+    expect(server.bodies).toContain(`{"snapshot_id":"${id}"}`);
+  });
+
+  it('offers nothing where no state was before a restart', async () => {
+    server.on('GET snapshots', { snapshots: [aSnapshot()] });
+    server.on('GET kernels/k', aKernel());
+    happened('restart');
+    await new Promise(resolve => setTimeout(resolve, 20));
+    expect(server.requests).toContain('GET kernels/k');
+    expect(Notification.manager.notifications).toEqual([]);
   });
 
   it('says that a restart cannot be undone where its snapshot failed', async () => {
