@@ -1,11 +1,13 @@
-"""Kill the runner, the daemon, or everything at once, at random moments; each notebook must end as an undisturbed one.
+"""Kill the runner, the daemon, a server beside them, or everything at once, at random; each notebook must end as an undisturbed one.
 
-python -m tests.headless.kills [KILLS] [SEED]
+python -m tests.headless.kills [KILLS] [SEED] [containers]      containers: each run is in one, and it is killed
 """
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from jupyter_gpuckpt.host import doctor
 from tests.conftest import environment, folder_of_a_daemon
+from tests.ports import free_port
 
 from .running import Runner, outputs, write_notebook
 
@@ -28,8 +31,10 @@ CELLS = [
     "for _ in range(20):\n    print(f'{next(generator):.6f}', flush=True)\n    time.sleep(0.05)\nlen(seen)",
 ]
 TAGS = {3: ["raises-exception"]}
-#: Who is killed, and how often of ten times.
-VICTIMS = {"runner": 4, "daemon": 2, "everything": 4}
+#: Who is killed, and how often of ten times. The server uses the same daemon.
+VICTIMS = {"runner": 3, "daemon": 2, "server": 1, "everything": 4}
+#: What runs a command as the first process of a container, by its processes: the kernel of Linux kills all when this is killed.
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts")
 #: The longest time before a kill: a run takes about as long, with its start.
 _LONGEST_SECONDS = 7.0
 
@@ -37,7 +42,8 @@ _LONGEST_SECONDS = 7.0
 def undisturbed(env: dict[str, str], folder: Path) -> list[list[str]]:
     """Return the outputs of a run that nobody disturbs."""
     runner = _new_runner(env, folder)
-    assert runner.run()[0] == 0
+    status, said = runner.run()
+    assert status == 0, said
     return outputs(runner.output)
 
 
@@ -45,6 +51,7 @@ def kill_at_random(env: dict[str, str], folder: Path, kills: int, seed: int) -> 
     """Kill that often, and compare every notebook that ends; return how often whom."""
     expected = undisturbed(env, folder / "undisturbed")
     chosen, killed, runs = random.Random(seed), Counter[str](), 0
+    server = _started_server(env)
     while killed.total() < kills:
         runs += 1
         runner = _new_runner(env, folder / f"run-{runs}")
@@ -55,16 +62,52 @@ def kill_at_random(env: dict[str, str], folder: Path, kills: int, seed: int) -> 
             if _ends_within(runner, chosen.uniform(0, _LONGEST_SECONDS)):
                 break
             killed[victim] += 1
+            if victim == "server":
+                server.kill()
+                server.wait()
+                server = _started_server(env)
+                continue
             everything = victim == "everything"
             is_daemons = victim == "daemon"
             runner.kill(runner=not is_daemons, daemon=everything or is_daemons, kernel=everything)
             if not is_daemons:
                 runner.start("--autosave", "1s")
-        status, said = runner.ended()
-        assert status == 0, f"run {runs} of seed {seed}, after {killed}: {said}"
-        found = outputs(runner.output)
-        assert found == expected, f"run {runs} of seed {seed}: {found} instead of {expected}"
+        _compare(runner, expected, f"run {runs} of seed {seed}, after {killed}")
+    server.kill()
+    server.wait()
     return killed
+
+
+def kill_containers(env: dict[str, str], folder: Path, kills: int, seed: int) -> Counter[str]:
+    """Run notebooks in containers that are killed that often, and compare every notebook that ends; return how often."""
+    expected = undisturbed(env, folder / "undisturbed")
+    chosen, killed, runs = random.Random(seed), Counter[str](), 0
+    while killed.total() < kills:
+        runs += 1
+        runner = _new_runner(env, folder / f"run-{runs}")
+        runner.start("--autosave", "1s", within=CONTAINER)
+        while killed.total() < kills:
+            if _ends_within(runner, chosen.uniform(0, _LONGEST_SECONDS)):
+                break
+            killed["container"] += 1
+            runner.kill()
+            runner.start("--autosave", "1s", within=CONTAINER)
+        _compare(runner, expected, f"run {runs} of seed {seed}, after {killed}")
+    return killed
+
+
+def _compare(runner: Runner, expected: list[list[str]], when: str) -> None:
+    status, said = runner.ended()
+    assert status == 0, f"{when}: {said}"
+    found = outputs(runner.output)
+    assert found == expected, f"{when}: {found} instead of {expected}"
+
+
+def _started_server(env: dict[str, str]) -> subprocess.Popen[bytes]:
+    words = ["-m", "jupyter_server", "--no-browser", "--ip=127.0.0.1", f"--port={free_port()}"]
+    if os.geteuid() == 0:
+        words.append("--allow-root")
+    return subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.DEVNULL)
 
 
 def _ends_within(runner: Runner, seconds: float) -> bool:
@@ -89,8 +132,9 @@ def main() -> None:
     criu = doctor.find_criu()
     assert criu is not None
     began = time.monotonic()
+    how = kill_containers if "containers" in sys.argv else kill_at_random
     with folder_of_a_daemon() as data, tempfile.TemporaryDirectory() as folder:
-        killed = kill_at_random(environment(criu, data), Path(folder), kills, seed)
+        killed = how(environment(criu, data), Path(folder), kills, seed)
     print(f"{killed.total()} kills in {time.monotonic() - began:.0f} s, all as expected: {killed}")
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,10 +80,10 @@ class Runner:
         command = ["-m", "jupyter_gpuckpt.cli", "execute"]
         return [*command, str(self.notebook), "-o", str(self.output)]
 
-    def start(self, *options: str) -> None:
-        """Start it."""
+    def start(self, *options: str, within: Sequence[str] = ()) -> None:
+        """Start it. `within`: a command that runs it, for example in a container."""
         self.process = subprocess.Popen(
-            [sys.executable, *self.words(), *options],
+            [*within, sys.executable, *self.words(), *options],
             env=self.env,
             cwd=self.notebook.parent,
             stderr=subprocess.PIPE,
