@@ -11,11 +11,9 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple, Protocol, Self
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
@@ -49,14 +47,6 @@ class Content(Protocol):
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
-
-    def to_file_in_turns(
-        self, jobs: Sequence[tuple[str, Path]], borders: Sequence[float]
-    ) -> Iterator[Callable[[], None]]:
-        """Yield a function for each part of the streams, which writes that part; call them one after the other.
-
-        `borders`: where the parts end, as shares of the streams; the last one ends with the stream.
-        """
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
@@ -182,7 +172,7 @@ def thaw(
             manifest.host.gpus,
             allowed_gpus,
             progress,
-            written=gpu.written_shares(),
+            lanes_written=gpu.finish,
         )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
@@ -246,15 +236,11 @@ def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-#: The shares of the lanes' files that are written before the rest. Each part costs a look-up and new workers.
-_LANE_BORDERS = (0.7,)
-
-
 class _GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger: while their rest is read from the store, the GPU gets what is complete. The bytes are verified by then.
+    and may be much larger. `finish_drivers` and `finish` return when the bytes are complete and verified.
     """
 
     def __init__(self, restore: _Restore) -> None:
@@ -269,7 +255,7 @@ class _GpuFiles:
                 jobs = self._lanes if path.startswith(LANE_FILES) else self._drivers
                 jobs.append((f"gpu{path}", target))
         self._error: BaseException | None = None
-        self._drivers_written, self._parts_written = threading.Event(), SimpleQueue[None]()
+        self._drivers_written = threading.Event()
         self._content, self._progress = restore.content, restore.progress
         self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
         if self._drivers or self._lanes:
@@ -279,19 +265,11 @@ class _GpuFiles:
         try:
             self._content.to_file(self._drivers)
             self._drivers_written.set()
-            # The next part is looked up while one is written.
-            turns = self._content.to_file_in_turns(self._lanes, _LANE_BORDERS)
-            with ThreadPoolExecutor(1, "gpu-files") as pool:
-                waiting = pool.submit(next, turns, None)
-                while (write := waiting.result()) is not None:
-                    waiting = pool.submit(next, turns, None)
-                    write()
-                    self._parts_written.put(None)
+            self._content.to_file(self._lanes)
         except BaseException as error:
             self._error = error
         finally:
             self._drivers_written.set()
-            self._parts_written.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -309,12 +287,10 @@ class _GpuFiles:
         if self._drivers:
             self._wait(self._drivers_written.wait)
 
-    def written_shares(self) -> Iterator[float]:
-        """Yield what share of each lane's file is written, each time that it is more; all at the end. Raises the thread's error."""
+    def finish(self) -> None:
+        """Wait until all is written. Raises the thread's error."""
         if self._lanes:
-            for border in (*_LANE_BORDERS, 1.0):
-                self._wait(self._parts_written.get)
-                yield border
+            self._wait(self._join)
 
     def _wait(self, wait: Callable[[], object]) -> None:
         with self._progress.stage(Stage.GPU_FILES):

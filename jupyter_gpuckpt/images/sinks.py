@@ -24,14 +24,14 @@ class FileSink:
     """A sink that writes a file.
 
     `target`: a path (created, 0600, where there is none), or the number of a descriptor open for reading and writing, which stays
-    open. `prepare` empties the file, unless it is `begun` already, and allocates the whole length, so that no write fails later for
-    want of room. `write` is thread-safe.
+    open. `prepare` empties the file and allocates the whole length, so that no write fails later for want of room.
+    `write` is thread-safe.
     """
 
     module = __name__
 
-    def __init__(self, target: Path | int, *, begun: bool = False) -> None:
-        self._target, self._begun = target, begun
+    def __init__(self, target: Path | int) -> None:
+        self._target = target
         if isinstance(target, int):
             self._descriptor = target
         else:
@@ -41,10 +41,10 @@ class FileSink:
         self._mapping: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
 
     def prepare(self, length: int) -> None:
-        """Make the file `length` bytes, of zeros unless it is begun. Raises HostError if there is no room, and OSError."""
+        """Make the file `length` bytes of zeros. Raises HostError if there is no room, and OSError."""
         found, on_tmpfs = os.fstat(self._descriptor), _is_tmpfs(self._descriptor)
         # A file without pages is zeros already. Its size stays: CRIU compares the size of staging files at the same time.
-        if not self._begun and (found.st_size != length or found.st_blocks or not on_tmpfs):
+        if found.st_size != length or found.st_blocks or not on_tmpfs:
             os.ftruncate(self._descriptor, 0)
             os.ftruncate(self._descriptor, length)
         if not length:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,18 +215,6 @@ class _StoredContent:
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
         self._unpacking(streams).run(self._progress)
-
-    def to_file_in_turns(
-        self, jobs: Sequence[tuple[str, Path]], borders: Sequence[float]
-    ) -> Iterator[Callable[[], None]]:
-        """See `Content.to_file_in_turns`."""
-        for turn, (begin, end) in enumerate(pairwise([0.0, *borders, 1.0])):
-            parts = list[tuple[Stream, Sink]]()
-            for name, path in jobs:
-                stream = self._manifest.stream(name)
-                bounds = round(begin * stream.length), round(end * stream.length)
-                parts.append((part_of(stream, [bounds]), FileSink(path, begun=turn > 0)))
-            yield partial(self._unpacking(parts).run, self._progress)
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         parts: list[tuple[Stream, Sink]] = []

@@ -248,14 +248,6 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def fill(self, share: float) -> None:
-        """Give the process those parts of its memory that lie within this share of `file`; the gate stays closed."""
-        with self._connected() as library:
-            listed = library.listed()
-            length = share * sum(one.bytes for one in listed)
-            ends = itertools.accumulate(one.bytes for one in listed)
-            self._fill(library, listed[: sum(end <= length for end in ends)])
-
     def reopen(self) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
@@ -285,24 +277,22 @@ class Lane:
             # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
             at_once = max(1, min(BATCH, (room - _MARGIN_BYTES) // _PART_BYTES))
             self._give_back_held(library, library.listed(), at_once, frees=True)
+        elif (file := self.file) is None:
+            raise self._failed("its GPU memory was copied out, and the file is not there")
+        elif file.length < sum(one.bytes for one in listed):
+            raise self._failed(
+                f"its GPU memory was copied out, and only {file.length} bytes are there"
+            )
         else:
-            self._fill(library, listed)
-
-    def _fill(self, library: Library, listed: Sequence[Allocation]) -> None:
-        """Fill the memory of these allocations, the first ones, from `file`."""
-        file = self.file
-        if file is None or file.length < sum(one.bytes for one in listed):
-            found = "not" if file is None else f"{file.length} bytes are"
-            raise self._failed(f"its GPU memory was copied out, and {found} there")
-        descriptors = list[int]()
-        try:
-            for path in file.paths:
-                flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-                descriptors.append(os.open(self._tree.inside(path), flags))
-            for first, count, offset in _runs_of_handed(listed):
-                library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
-        finally:
-            close(descriptors)
+            descriptors = list[int]()
+            try:
+                for path in file.paths:
+                    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+                    descriptors.append(os.open(self._tree.inside(path), flags))
+                for first, count, offset in _runs_of_handed(listed):
+                    library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
+            finally:
+                close(descriptors)
 
     def _give_back_held(
         self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool

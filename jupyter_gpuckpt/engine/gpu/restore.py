@@ -42,11 +42,11 @@ def restore(
     allowed: Collection[str] | None,
     progress: Progress,
     *,
-    written: Iterable[float] = (1.0,),
+    lanes_written: Callable[[], None] = lambda: None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    `written`: yields what share of each lane's file is complete, when it is more than before; the driver's files are complete.
+    `lanes_written`: waits until the lanes' files are complete; the driver's are already.
     Every thread but the driver's own is held while the driver works, so if this fails, user code has not run a single
     instruction. On return the CUDA processes' tasks run. Raises ThawFailed.
     """
@@ -77,25 +77,21 @@ def restore(
             held.enter_context(ThreadsHeld(pid, *working, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
-        for share in written:
-            _fill_lanes(lanes, share, held)
-        _fill_lanes(lanes, 1.0, held)
+        lanes_written()
+        _fill_lanes(tree, lanes, held)
     for record in records:
         for path in record.staging:
             tree.inside(path).unlink(missing_ok=True)
 
 
-def _fill_lanes(lanes: Mapping[int, Lane], share: float, held: ExitStack) -> None:
-    """Give the lanes this share of their memory from their files; with all of it open their gates.
+def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
+    """Give the lanes their memory from their files, and open their gates.
 
     A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds: as long as the
     gate is closed, none of them can use the GPU.
     """
     with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
-        filled = [
-            pool.submit(lane.fill, share) if share < 1.0 else pool.submit(lane.reopen)
-            for lane in lanes.values()
-        ]
+        filled = [pool.submit(lane.reopen) for lane in lanes.values()]
         if wait(filled, timeout=_LANE_SECONDS).not_done:
             held.close()
         for each in filled:
