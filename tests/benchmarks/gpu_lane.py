@@ -193,6 +193,7 @@ def _turns(client: Client, size: float) -> Iterator[Row]:
                 seconds.append(time.monotonic() - began)
                 here, away = away, here
                 require_right_answer(here.channel)
+            here.park()
             away.unpark()
             require_right_answer(away.channel)
     yield Row(f"lane: a turn of two kernels of {size:g} GB each", seconds, budget=BUDGET_TURN)

@@ -101,6 +101,16 @@ def test_only_what_changed_is_stored_and_all_of_it_comes_back(kernel, daemon_env
     assert "digests cannot be used" not in logged(daemon_env)
 
 
+def test_a_call_that_would_share_memory_with_another_process_fails_and_nothing_else(kernel):
+    manager, client = kernel
+    run(client, SETUP)
+    shares = "try: big.untyped_storage()._share_cuda_()\nexcept RuntimeError as error: print('CUDA error' in str(error))"
+    assert run(client, shares) == "True\n"
+    with Client.connect() as daemon:
+        done(daemon, daemon.send(calls.save(manager.provisioner.kernel_id)))
+    assert run(client, "print(check())") == "True\n"
+
+
 def test_a_graph_that_is_captured_while_the_memory_is_read_is_not_disturbed(kernel, daemon_env):
     manager, client = kernel
     run(client, SETUP + CAPTURES)
