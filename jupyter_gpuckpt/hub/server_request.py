@@ -1,4 +1,4 @@
-"""The hub's request to a user's server to suspend all kernels before a deadline.
+"""The hub's requests to a user's server: to suspend all kernels before a deadline, and for the use of its disk.
 
 The user may have replaced the server by a program that harms the hub, so its answer is bounded: in time, in length, in the length of
 texts. Texts are one line without control characters.
@@ -10,23 +10,29 @@ import asyncio
 import ssl
 import time
 from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 import httpx
 import msgspec
 
 from .. import decoding
 from ..errors import GpuCkptError, HostError
+from ..hub_records import Usage
+
+_Record = TypeVar("_Record")
 
 #: The time to wait after the deadline: the server's own limit (`suspend_batch.py`) and some time for the transfer.
 _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
-_ROUTE = "api/gpuckpt/suspend_all"
+#: The most seconds for the numbers of the disk, for which a stop waits.
+_USAGE_SECONDS = 3.0
+_REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 #: The longest answer: a few hundred bytes for each kernel, for more kernels than a machine runs.
 _MAX_ANSWER_BYTES = 1 << 20
 #: The longest text of an answer that reaches the hub's log, pages and database, in characters.
 _MAX_TEXT = 200
-#: The largest size that is shown.
-_MAX_BYTES = 1 << 50
+#: The largest numbers that are shown.
+_MAX_BYTES, _MAX_SECONDS = 1 << 50, 1e10
 
 
 # These records have only the fields that the hub reads: servers may have another version of this package.
@@ -50,33 +56,79 @@ class Outcome(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
+class GivenBack(msgspec.Struct, frozen=True):
+    """What suspended and parked kernels have given back."""
+
+    gpu_seconds: float = 0.0
+
+
+class Store(msgspec.Struct, frozen=True):
+    """The disk use of a server's snapshots."""
+
+    disk_bytes: int = 0
+    given_back: GivenBack = GivenBack()
+
+
 class Report(msgspec.Struct, frozen=True):
     """The outcomes of all kernels."""
 
     kernels: list[Outcome] = []
 
 
-_REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+class _Request(NamedTuple):
+    """A request; `seconds`: how long the server may take to answer."""
+
+    method: str
+    route: str
+    seconds: float
+    body: dict[str, float] | None = None
 
 
 async def suspend_all(
+    within_seconds: float,
     server_url: str,
     tokens: Iterable[str],
-    within_seconds: float,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Report:
     """Request a suspend of all kernels; try the tokens in turn until the server accepts one.
 
     Raises GpuCkptError with the cause; takes at most 20 s longer than `within_seconds`.
     """
-    answer_seconds = within_seconds + _ANSWER_SECONDS
-    timeout = httpx.Timeout(answer_seconds, connect=_CONNECT_SECONDS)
-    url = server_url.rstrip("/") + "/" + _ROUTE
+    request = _Request(
+        "POST", "suspend_all", within_seconds + _ANSWER_SECONDS, {"within": within_seconds}
+    )
+    report = await _answer(request, server_url, tokens, ssl_context, Report)
+    return Report([_bounded(outcome) for outcome in report.kernels])
+
+
+async def usage(
+    server_url: str, tokens: Iterable[str], ssl_context: ssl.SSLContext | None = None
+) -> Usage:
+    """Return the numbers of a server's snapshots. Raises GpuCkptError; takes at most 8 s."""
+    request = _Request("GET", "store", _USAGE_SECONDS)
+    store = await _answer(request, server_url, tokens, ssl_context, Store)
+    return Usage(
+        time.time(),
+        min(max(0, store.disk_bytes), _MAX_BYTES),
+        min(max(0.0, store.given_back.gpu_seconds), _MAX_SECONDS),
+    )
+
+
+async def _answer(
+    request: _Request,
+    server_url: str,
+    tokens: Iterable[str],
+    ssl_context: ssl.SSLContext | None,
+    kind: type[_Record],
+) -> _Record:
+    """Return a server's answer, after trying the tokens in turn until the server accepts one."""
+    timeout = httpx.Timeout(request.seconds, connect=_CONNECT_SECONDS)
+    url = f"{server_url.rstrip('/')}/api/gpuckpt/{request.route}"
     try:
         # The request goes directly to the server, neither through the hub's proxy nor through one of the environment.
         async with (
             # httpx limits the wait for each piece of an answer only.
-            asyncio.timeout(answer_seconds + _CONNECT_SECONDS),
+            asyncio.timeout(request.seconds + _CONNECT_SECONDS),
             httpx.AsyncClient(
                 timeout=timeout, trust_env=False, verify=ssl_context or False
             ) as http,
@@ -84,10 +136,11 @@ async def suspend_all(
             for token in tokens:
                 # A compressed answer might be short and its content endless.
                 headers = {"Authorization": f"token {token}", "Accept-Encoding": "identity"}
-                body = {"within": within_seconds}
-                async with http.stream("POST", url, json=body, headers=headers) as response:
+                async with http.stream(
+                    request.method, url, json=request.body, headers=headers
+                ) as response:
                     if response.status_code not in _REFUSALS:
-                        return await _answer(response)
+                        return await _decoded(response, kind)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise GpuCkptError("The server did not answer in time.") from error
     except httpx.HTTPError as error:
@@ -100,7 +153,7 @@ async def suspend_all(
     )
 
 
-async def _answer(response: httpx.Response) -> Report:
+async def _decoded(response: httpx.Response, kind: type[_Record]) -> _Record:
     if response.status_code == httpx.codes.NOT_FOUND:
         raise HostError(
             "The server has no jupyter-gpuckpt.", hint="Install it where the servers run."
@@ -108,8 +161,7 @@ async def _answer(response: httpx.Response) -> Report:
     content = await _content(response)
     try:
         if response.is_success:
-            report = decoding.from_json(content, Report)
-            return Report([_bounded(outcome) for outcome in report.kernels])
+            return decoding.from_json(content, kind)
         reason = _text(decoding.from_json(content, Reason).message)
     except msgspec.DecodeError:
         reason = f"status {response.status_code}"

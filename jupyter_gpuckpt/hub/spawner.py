@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Generator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from jupyterhub import orm
@@ -24,10 +24,11 @@ from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
 from ..errors import ConfigurationError, GpuCkptError
+from ..hub_records import SET_ASIDE, USAGE, WAITING, SpawnerState, Usage, Waiting, WaitingKernel
 from ..plurals import counted
 from . import server_request
 from .server_request import Report
-from .waiting import CLEAN, FIELD, Waiting, WaitingKernel
+from .waiting import CLEAN, FIELD, form, message
 
 _Base: Any
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 else:
     _Base = LoggingConfigurable
 
-_WAITING, _SET_ASIDE = "gpuckpt_waiting", "gpuckpt_set_aside"
+_Answer = TypeVar("_Answer")
+
 #: The environment variable by which a server starts without the sessions of earlier ones (`GpuCkptServer.clean_start`).
 _CLEAN_START = "JUPYTER_GPUCKPT_CLEAN_START"
 #: The lifetime of a token for one request, beyond the longest duration of the request.
@@ -76,6 +78,8 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     #: What the running server does not list, because its user chose a clean start.
     _set_aside = Waiting()
     _starts_clean = False
+    #: The numbers of the last stop.
+    _usage = Usage()
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
@@ -133,10 +137,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     async def get_options_form(self) -> str:
         """Return the form before the start: what waits, if that is configured, then the base class's form."""
-        form: str = await super().get_options_form() or ""
+        others: str = await super().get_options_form() or ""
         if self.offer_clean_start and self._waiting.count and not self._started_again:
-            return self._waiting.form(time.time()) + form
-        return form
+            return form(self._waiting, time.time()) + others
+        return others
 
     async def run_options_from_form(self, form_data: dict[str, Any]) -> object:
         """Take the choice between resume and clean start, which is for one start only; return the base class's options."""
@@ -148,36 +152,32 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
         if self._waiting.count and not self._starts_clean:
-            yield {"progress": 5, "message": self._waiting.message()}
+            yield {"progress": 5, "message": message(self._waiting)}
         async for event in super().progress():
             yield event
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the base class's state, and what waits."""
+        """Load the base class's state, what waits, and the numbers of the last stop."""
         super().load_state(state)
-        with suppress(msgspec.ValidationError):  # another version's
-            self._waiting = msgspec.convert(state.get(_WAITING, {}), Waiting)
-            self._set_aside = msgspec.convert(state.get(_SET_ASIDE, {}), Waiting)
+        found = SpawnerState.from_state(state)
+        self._waiting, self._set_aside, self._usage = found.waiting, found.set_aside, found.usage
 
     def get_state(self) -> dict[str, Any]:
-        """Return the base class's state, with what waits until the next start."""
+        """Return the base class's state, what waits until the next start, and the numbers of the last stop."""
         state: dict[str, Any] = super().get_state()
         if self._waiting.count and not self._started_again:
-            state[_WAITING] = msgspec.to_builtins(self._waiting)
+            state[WAITING] = msgspec.to_builtins(self._waiting)
         if self._set_aside.count:
-            state[_SET_ASIDE] = msgspec.to_builtins(self._set_aside)
+            state[SET_ASIDE] = msgspec.to_builtins(self._set_aside)
+        if self._usage.at:
+            state[USAGE] = msgspec.to_builtins(self._usage)
         return state
 
     async def _suspend_kernels(self) -> None:
         if self.server is None:
             return
-        tokens, began = self._tokens(), time.monotonic()
-        try:
-            report = await server_request.suspend_all(
-                self.server.url, tokens, self.suspend_timeout, self._ssl_context()
-            )
-        finally:
-            tokens.close()
+        began = time.monotonic()
+        report = await self._ask(partial(server_request.suspend_all, self.suspend_timeout))
         saved = [
             WaitingKernel(one.name or one.kernel_id, one.size_bytes, one.gpu_bytes, one.since)
             for one in report.kernels
@@ -185,6 +185,19 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         ]
         self._waiting = self._set_aside.and_then(saved)
         self._log_report(report, len(saved), time.monotonic() - began)
+        try:
+            self._usage = await self._ask(server_request.usage)
+        except GpuCkptError as error:  # the numbers of the stop before stay
+            self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
+
+    async def _ask(
+        self, request: Callable[[str, Iterable[str], ssl.SSLContext | None], Awaitable[_Answer]]
+    ) -> _Answer:
+        tokens = self._tokens()
+        try:
+            return await request(self.server.url, tokens, self._ssl_context())
+        finally:
+            tokens.close()
 
     def _tokens(self) -> Generator[str]:
         """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""

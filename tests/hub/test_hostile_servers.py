@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
-from jupyter_gpuckpt.hub.waiting import NAMED
+from jupyter_gpuckpt.hub_records import NAMED
 
 MB = 1 << 20
 
@@ -41,7 +41,7 @@ async def served(answer, ask, *heads):
 async def asked(answer, *heads, within=5.0):
     """Return the report of such a server."""
     return await served(
-        answer, lambda url: server_request.suspend_all(url, ["token"], within), *heads
+        answer, lambda url: server_request.suspend_all(within, url, ["token"]), *heads
     )
 
 
@@ -124,6 +124,14 @@ def test_sizes_and_times_are_possible_ones():
     assert (wrong.size_bytes, wrong.gpu_bytes) == (1 << 50, 0)
     assert wrong.since <= time.time()
     assert (right.size_bytes, right.gpu_bytes, right.since) == (7, 5, 1000.0)
+
+
+@pytest.mark.parametrize("number", [-1, 1e300])
+def test_numbers_of_the_disk_are_possible_ones(number):
+    answer = answered({"disk_bytes": int(number), "given_back": {"gpu_seconds": number}})
+    usage = asyncio.run(served(answer, lambda url: server_request.usage(url, ["token"])))
+    assert 0 <= usage.disk_bytes <= 1 << 50
+    assert 0 <= usage.gpu_seconds <= 1e10
 
 
 def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):

@@ -11,7 +11,8 @@ from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
-from jupyter_gpuckpt.hub.waiting import NAMED, Waiting, WaitingKernel
+from jupyter_gpuckpt.hub.waiting import form, message
+from jupyter_gpuckpt.hub_records import NAMED, Waiting, WaitingKernel
 
 
 def waiting_for(*names):
@@ -59,8 +60,8 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
 
 def test_what_waits_is_said_in_a_sentence():
     one, many = waiting_for("a.ipynb"), waiting_for(*(f"{number}.ipynb" for number in range(7)))
-    assert one.message() == "1 suspended session is waiting: a.ipynb"
-    assert many.message() == (
+    assert message(one) == "1 suspended session is waiting: a.ipynb"
+    assert message(many) == (
         "7 suspended sessions are waiting: 0.ipynb, 1.ipynb, 2.ipynb, 3.ipynb, 4.ipynb, ..."
     )
 
@@ -86,10 +87,10 @@ class Cells(HTMLParser):
 def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
     name = "</td><script>alert(1)</script>\"'&amp;"
     kernels = [WaitingKernel(name, 3_200_000_000, 2_000_000_000, 1000.0), WaitingKernel("b.ipynb")]
-    shown = Cells(Waiting().and_then(kernels).form(now=1000.0 + 7300))
+    shown = Cells(form(Waiting().and_then(kernels), now=1000.0 + 7300))
     assert shown.cells[:7] == [name, "3.2 GB", "2.0 GB", "2 h ago", "b.ipynb", "", ""]
     assert "script" not in shown.elements
-    assert "And 5 more." in waiting_for(*map(str, range(NAMED + 5))).form(0.0)
+    assert "And 5 more." in form(waiting_for(*map(str, range(NAMED + 5))), now=0.0)
 
 
 @pytest.fixture
@@ -103,8 +104,8 @@ def offering():
 
 
 def test_the_form_comes_before_the_spawners_own_and_only_while_something_waits(offering):
-    form = asyncio.run(offering.get_options_form())
-    assert form.index("a.ipynb") < form.index("<input name=size>")
+    shown = asyncio.run(offering.get_options_form())
+    assert shown.index("a.ipynb") < shown.index("<input name=size>")
     offering.offer_clean_start = False
     assert asyncio.run(offering.get_options_form()) == "<input name=size>"
     nothing = with_suspend("simple")(offer_clean_start=True)
@@ -113,8 +114,8 @@ def test_the_form_comes_before_the_spawners_own_and_only_while_something_waits(o
 
 @pytest.mark.parametrize("chosen", [["resume"], ["clean"], ["clean", "resume"], ["<b>"], []])
 def test_the_choice_counts_for_one_start_and_is_no_option_of_the_spawner(offering, chosen):
-    form = {"size": ["big"], **({"gpuckpt_start": chosen} if chosen else {})}
-    assert asyncio.run(offering.run_options_from_form(form)) == {"size": ["big"]}
+    data = {"size": ["big"], **({"gpuckpt_start": chosen} if chosen else {})}
+    assert asyncio.run(offering.run_options_from_form(data)) == {"size": ["big"]}
     assert offering._starts_clean is (chosen == ["clean"])
     only_ours = {"gpuckpt_start": ["resume"]}
     assert asyncio.run(offering.run_options_from_form(only_ours)) == {"size": ["small"]}

@@ -1,5 +1,6 @@
 """A user's server is stopped, by whomever, and started again: the user finds the variables and outputs left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,8 +93,29 @@ def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
     alice.stop()
     bob.wait_until_stopped()
 
+    # Their administrator sees what they hold, although no server runs.
+    held = {one["user"]: one for one in report_of(hub)}
+    for user in two.users:
+        one = held[user.name]
+        assert (one["running"], one["sessions"], one["gpu_bytes"]) == (False, 1, 0)
+        assert one["memory_bytes"] > one["disk_bytes"] > 1_000_000
+
     # Each time they were suspended before the spawner's own stop, not by a server that heard the signal.
     assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 8
+
+
+def report_of(hub):
+    """Return what `jupyter gpuckpt hub-report` tells an administrator."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "jupyter_gpuckpt.cli", "hub-report", "--json"),
+            f"--hub-url=http://127.0.0.1:{hub.direct_port}/hub/api",
+        ],
+        env={**os.environ, "JUPYTERHUB_API_TOKEN": hub.secret},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)["servers"]
 
 
 @contextmanager

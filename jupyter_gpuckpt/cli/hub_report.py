@@ -1,0 +1,204 @@
+"""The command `jupyter gpuckpt hub-report`: what the users of a JupyterHub hold in suspended sessions, by the hub's records.
+
+The hub's spawner has recorded the numbers at the last stop of each server. No snapshot is read and no user's server is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from .. import decoding
+from ..errors import ConfigurationError, HostError
+from ..hub_records import SpawnerState
+from . import output
+
+SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
+DESCRIPTION = (
+    "For administrators: the number and size of each user's suspended sessions, the disk use of the snapshots, and for how many hours"
+    " suspended kernels have not used their GPU. The numbers are those of the last stop of each server. The environment variable"
+    " JUPYTERHUB_API_TOKEN is a token with the scopes list:users, read:servers and admin:server_state."
+)
+_HUB_URL = "http://127.0.0.1:8081/hub/api"
+_TIMEOUT_SECONDS, _PAGE = 30.0, 200
+_NUMBERS = frozenset({"SESSIONS", "MEMORY", "GPU", "DISK", "GPU HOURS FREED"})
+
+
+class _Server(msgspec.Struct, frozen=True):
+    """A server in the hub's answer. `state`: None if the token does not give access to it."""
+
+    name: str = ""
+    stopped: bool = False
+    state: dict[str, Any] | None = None
+
+
+class _User(msgspec.Struct, frozen=True):
+    """A user in the hub's answer."""
+
+    name: str
+    servers: dict[str, _Server] = {}
+
+
+class _Next(msgspec.Struct, frozen=True):
+    offset: int
+
+
+class _Pagination(msgspec.Struct, frozen=True):
+    next: _Next | None = None
+
+
+class _Users(msgspec.Struct, frozen=True):
+    """A page of the hub's users."""
+
+    items: list[_User]
+    pagination: _Pagination = msgspec.field(name="_pagination", default=_Pagination())
+
+
+class Holding(NamedTuple):
+    """What a user's server holds. `at`: the time of its last stop (seconds since the epoch); 0: none was recorded."""
+
+    user: str
+    server: str
+    running: bool
+    sessions: int
+    memory_bytes: int
+    gpu_bytes: int
+    disk_bytes: int
+    gpu_hours_freed: float
+    at: float
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    to.add_argument(
+        "--hub-url",
+        metavar="URL",
+        default=os.environ.get("JUPYTERHUB_API_URL", _HUB_URL),
+        help=f"the hub's API (default: JUPYTERHUB_API_URL, else {_HUB_URL})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each server that holds something, the largest first, and their sums."""
+    token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    if not token:
+        raise ConfigurationError(
+            "There is no token for the hub.",
+            hint="Set JUPYTERHUB_API_TOKEN to a token with the scopes list:users, read:servers and admin:server_state.",
+        )
+    users = list(_users(args.hub_url, token))
+    servers = [server for user in users for server in user.servers.values()]
+    if servers and all(server.state is None for server in servers):
+        output.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
+    held = holdings(users, time.time())
+    if args.json:
+        output.say_json({"servers": [one._asdict() for one in held]})
+    elif held:
+        output.say(_table(held))
+    else:
+        output.say("No server holds suspended sessions or snapshots.")
+    return 0
+
+
+def holdings(users: list[_User], now: float) -> list[Holding]:
+    """Return what servers hold, the largest memory first. Time in which kernels wait without a server counts until `now`."""
+    held = []
+    for user in users:
+        for server in user.servers.values():
+            state = SpawnerState.from_state(server.state or {})
+            waiting = state.waiting if state.waiting.count else state.set_aside
+            if not (waiting.count or state.usage.at):
+                continue
+            since_stop = max(0.0, now - state.usage.at) if state.usage.at else 0.0
+            gpu_seconds = state.usage.gpu_seconds + waiting.with_gpu * since_stop
+            held.append(
+                Holding(
+                    user.name,
+                    server.name,
+                    not server.stopped,
+                    waiting.count,
+                    max(0, waiting.size_bytes - waiting.gpu_bytes),
+                    waiting.gpu_bytes,
+                    state.usage.disk_bytes,
+                    gpu_seconds / output.SECONDS_PER_HOUR,
+                    state.usage.at,
+                )
+            )
+    return sorted(held, key=lambda one: (-one.memory_bytes - one.gpu_bytes, one.user, one.server))
+
+
+def _users(hub_url: str, token: str) -> Iterator[_User]:
+    """Yield the hub's users with their servers, page by page. Raises ConfigurationError, HostError."""
+    headers = {
+        "Authorization": f"token {token}",
+        "Accept": "application/jupyterhub-pagination+json",
+    }
+    offset = 0
+    url = f"{hub_url.rstrip('/')}/users"
+    # A proxy of the environment would see the token.
+    with httpx.Client(timeout=_TIMEOUT_SECONDS, headers=headers, trust_env=False) as http:
+        while True:
+            try:
+                response = http.get(
+                    url, params={"include_stopped_servers": "1", "limit": _PAGE, "offset": offset}
+                )
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise HostError(
+                    f"The hub cannot be reached at {hub_url}: {error}",
+                    hint="Give the address of its API with --hub-url.",
+                ) from error
+            if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+                raise ConfigurationError(
+                    "The hub does not accept the token of JUPYTERHUB_API_TOKEN.",
+                    hint="It needs the scopes list:users, read:servers and admin:server_state.",
+                )
+            try:
+                page = decoding.from_json(response.content, _Users)
+            except msgspec.DecodeError as error:
+                raise HostError(
+                    f"The answer of {url} (status {response.status_code}) is not a list of users.",
+                    hint="Give the address of the hub's API with --hub-url; it ends in /hub/api.",
+                ) from error
+            yield from page.items
+            if page.pagination.next is None:
+                return
+            offset = page.pagination.next.offset
+
+
+def _table(held: list[Holding]) -> str:
+    heads = (
+        *("USER", "SERVER", "STATE", "SESSIONS", "MEMORY", "GPU", "DISK"),
+        *("GPU HOURS FREED", "AS OF"),
+    )
+    now = time.time()
+    rows = [
+        [
+            *(one.user, one.server or "-", "running" if one.running else "stopped"),
+            *_cells(one),
+            output.age(now - one.at) if one.at else "-",
+        ]
+        for one in held
+    ]
+    total = Holding(
+        user="total",
+        server="",
+        running=False,
+        sessions=sum(one.sessions for one in held),
+        memory_bytes=sum(one.memory_bytes for one in held),
+        gpu_bytes=sum(one.gpu_bytes for one in held),
+        disk_bytes=sum(one.disk_bytes for one in held),
+        gpu_hours_freed=sum(one.gpu_hours_freed for one in held),
+        at=0.0,
+    )
+    return output.table(heads, [*rows, [total.user, "", "", *_cells(total), ""]], right=_NUMBERS)
+
+
+def _cells(one: Holding) -> list[str]:
+    sizes = [output.size(count) for count in (one.memory_bytes, one.gpu_bytes, one.disk_bytes)]
+    return [str(one.sessions), *sizes, f"{one.gpu_hours_freed:.1f}"]

@@ -1,0 +1,78 @@
+"""The records that the hub's spawner keeps in its state, in the hub's database, and that `jupyter gpuckpt hub-report` reads.
+
+They come from the answers of users' servers: `hub/server_request.py` bounds their values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+#: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers of the last stop.
+WAITING, SET_ASIDE, USAGE = "gpuckpt_waiting", "gpuckpt_set_aside", "gpuckpt_usage"
+#: The most kernels that are named in the hub's pages and its database.
+NAMED = 20
+
+
+class WaitingKernel(msgspec.Struct, frozen=True):
+    """A suspended kernel. `name`: its notebook; `size_bytes`: RAM and GPU memory; `since`: seconds since the epoch."""
+
+    name: str
+    size_bytes: int = 0
+    gpu_bytes: int = 0
+    since: float = 0.0
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The suspended kernels that wait for a user's next server: sums over all of them, and the first of them.
+
+    `with_gpu`: the number of those that used a GPU.
+    """
+
+    count: int = 0
+    size_bytes: int = 0
+    gpu_bytes: int = 0
+    with_gpu: int = 0
+    kernels: list[WaitingKernel] = []
+
+    def and_then(self, more: list[WaitingKernel]) -> Waiting:
+        """Return these kernels and more."""
+        return Waiting(
+            self.count + len(more),
+            self.size_bytes + sum(kernel.size_bytes for kernel in more),
+            self.gpu_bytes + sum(kernel.gpu_bytes for kernel in more),
+            self.with_gpu + sum(kernel.gpu_bytes > 0 for kernel in more),
+            [*self.kernels, *more][:NAMED],
+        )
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """The numbers of a user's snapshots at a stop of the server. `at`: seconds since the epoch.
+
+    `gpu_seconds`: during which kernels that had used a GPU were suspended or parked, until then.
+    """
+
+    at: float = 0.0
+    disk_bytes: int = 0
+    gpu_seconds: float = 0.0
+
+
+class SpawnerState(msgspec.Struct, frozen=True):
+    """What the spawner's state has of this package."""
+
+    waiting: Waiting = Waiting()
+    set_aside: Waiting = Waiting()
+    usage: Usage = Usage()
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> SpawnerState:
+        """Return the records of a spawner's state; those that another version wrote, or nobody, are empty."""
+        try:
+            return cls(
+                msgspec.convert(state.get(WAITING, {}), Waiting),
+                msgspec.convert(state.get(SET_ASIDE, {}), Waiting),
+                msgspec.convert(state.get(USAGE, {}), Usage),
+            )
+        except msgspec.ValidationError:
+            return cls()
