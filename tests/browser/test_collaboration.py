@@ -1,0 +1,112 @@
+"""Notebooks that the server holds: by jupyter-collaboration for several users at once, or by jupyter-server-documents.
+
+Neither is among what the other tests need: `make test-collaboration`.
+"""
+
+import importlib.util
+import shutil
+
+import pytest
+
+from tests.browser.conftest import CHROMIUM_OPTIONS, LASTING
+from tests.browser.notebook_page import NotebookPage, complaints_in
+
+pytestmark = pytest.mark.browser
+
+
+def needs(module):
+    is_there = importlib.util.find_spec(module) is not None
+    return pytest.mark.skipif(not is_there, reason=f"{module} is not installed")
+
+
+@pytest.fixture
+def open_for_another(sync_api, expect, lab_server):
+    """Return a function that opens a notebook for another user: in another context, with a name of its own in its cookies."""
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=CHROMIUM_OPTIONS
+        )
+
+        def opened(name):
+            context = chromium.new_context(viewport={"width": 1280, "height": 800})
+            context.set_default_timeout(120_000)
+            context.add_init_script(LASTING)
+            page = NotebookPage(context.new_page(), expect, lab_server, name).open()
+            return page, complaints_in(context)
+
+        yield opened
+        chromium.close()
+
+
+@needs("jupyter_server_ydoc")
+def test_two_users_see_the_same_kernel_and_undo_and_branch_for_both(
+    open_for_another, lab_server, expect
+):
+    lab_server.write_notebook("both.ipynb", "x = 41; print(x)", "print(x + 1)")
+    one, heard_by_one = open_for_another("both.ipynb")
+    one.require_engine()
+    other, heard_by_other = open_for_another("both.ipynb")
+    assert one.kernel_id() == other.kernel_id()
+    collaborative = "() => window.jupyterapp.shell.currentWidget.context.model.collaborative"
+    assert one.page.evaluate(collaborative)
+    one.run_cell(0, "41")
+    expect(other.cell(0).locator(".jp-OutputArea-output")).to_have_text("41")
+
+    one.press("suspend")
+    expect(one.toasts).to_contain_text("Suspended both.ipynb")
+    expect(other.chip).to_have_text("Suspended")
+    expect(other.banner).to_be_visible()
+    file = other.page.locator("[data-file-type=notebook]", has_text="both.ipynb")
+    expect(file).to_have_attribute("data-gpuckpt", "suspended")
+    expect(other.toasts).to_have_count(0)
+    other.banner.get_by_role("button", name="Resume").click()
+    expect(one.chip).to_have_text("Running")
+    expect(one.banner).to_be_hidden()
+    one.run_cell(1, "42")
+
+    # A restart by one can be undone by the same user; the other sees the states.
+    other.page.bring_to_front()
+    other.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
+    other.page.locator(".jp-Dialog .jp-mod-accept").click()
+    restarted = other.toasts.filter(has_text="Restarted the kernel of both.ipynb")
+    restarted.get_by_role("button", name="Undo").click()
+    expect(other.toasts.filter(has_text="Restored both.ipynb")).to_be_visible()
+    expect(one.chip).to_have_text("Running")
+    one.run_cell(1, "42")
+
+    # A branch has what both see, and is a notebook of its own.
+    other.press("branch")
+    expect(other.toasts.filter(has_text="into both-branch-1.ipynb")).to_be_visible()
+    branch = other.show("both-branch-1.ipynb")
+    expect(branch.cell(1)).to_contain_text("42")
+    branch.run_cell(1, "42")
+    assert branch.kernel_id() != one.kernel_id()
+
+    # Cells of a notebook with several users are not replaced.
+    one.execute("gpuckpt:show-history")
+    snapshots = one.snapshots()
+    snapshots.first.get_by_role("button", name="Restore This Snapshot").click()
+    dialog = one.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("Cells and outputs do not change.")
+    dialog.get_by_role("button", name="Restore", exact=True).click()
+    expect(one.toasts.filter(has_text="Restored both.ipynb")).to_be_visible()
+    one.run_cell(1, "42")
+    assert heard_by_one == heard_by_other == []
+
+
+@needs("jupyter_server_documents")
+def test_a_cell_that_cannot_resume_its_kernel_waits_for_the_button(
+    open_for_another, lab_server, expect
+):
+    lab_server.write_notebook("waits.ipynb", "x = 41; print(x)", "print(x + 1)")
+    notebook, complaints = open_for_another("waits.ipynb")
+    notebook.require_engine().run_cell(0, "41")
+    notebook.press("suspend")
+    expect(notebook.banner).to_contain_text("Press Resume before you run a cell.")
+    notebook.start_cell(1)
+    expect(notebook.cell(1).locator(".jp-InputPrompt")).to_have_text("[*]:")
+    expect(notebook.chip).to_have_text("Suspended")
+    notebook.banner.get_by_role("button", name="Resume").click()
+    expect(notebook.cell(1).locator(".jp-OutputArea-output")).to_have_text("42")
+    expect(notebook.chip).to_have_text("Running")
+    assert complaints == []
