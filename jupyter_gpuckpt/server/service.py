@@ -110,7 +110,16 @@ class Service:
             cells_resume=cells_resume,
             restart_save_seconds=traits.undo_restart_within,
         )
-        gpu_room = GpuRoom(link, kernels, operations, wait_seconds=traits.gpu_wait, log=log)
+        suspends = IdleSuspends(operations)
+        # A cell must be able to resume what is suspended.
+        memory_room = (
+            MemoryRoom(link, kernels, operations, suspends, high=traits.ram_high, log=log)
+            if traits.ram_high and cells_resume
+            else None
+        )
+        gpu_room = GpuRoom(
+            link, kernels, operations, memory_room, wait_seconds=traits.gpu_wait, log=log
+        )
         self._adoption = Adoption(
             link,
             kernels,
@@ -136,7 +145,6 @@ class Service:
         shut_downs = ShutDowns(
             link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
         )
-        suspends = IdleSuspends(operations)
         idle = IdleSuspension(
             kernels, operations, suspends, notice_seconds=traits.idle_notice, log=log
         )
@@ -168,10 +176,8 @@ class Service:
             listeners.add(
                 IdleParking(kernels, operations, after_seconds=traits.park_after, log=log)
             )
-        if traits.ram_high and cells_resume:
-            listeners.add(
-                MemoryRoom(link, kernels, operations, suspends, high=traits.ram_high, log=log)
-            )
+        if memory_room is not None:
+            listeners.add(memory_room)
         if traits.undo_restart_within:
             within = traits.undo_restart_within
             listeners.add(RestartSnapshots(link, operations, within_seconds=within, log=log))

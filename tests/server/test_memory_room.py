@@ -64,3 +64,17 @@ def test_a_kernel_that_cannot_be_suspended_runs_on_and_another_one_is(group, ser
         eventually(lambda: states(server, newer) == ["suspended"])
         assert states(server, older) == ["running"]
         assert f"Idle kernel {older.kernel_id} runs on: " in server.log()
+
+
+def test_a_kernel_that_is_resumed_gets_the_memory_of_idle_ones(group, server, eventually):
+    first, second = (server.open(f"{name}.ipynb") for name in ("first", "second"))
+    for page in (first, second):
+        page.run("x = b'0123456789abcdef' * (20 << 20)")
+    server.do("suspend", first.kernel_id)
+    # Enough for what runs, not for both.
+    group.limit(group.used() + 250 * MB)
+    assert first.run("print(len(x))") == f"{320 * MB}\n"
+    assert states(server, first, second) == ["running", "suspended"]
+    assert second.run("print(len(x))") == f"{320 * MB}\n"
+    assert states(server, first, second) == ["suspended", "running"]
+    assert group.kills() == 0

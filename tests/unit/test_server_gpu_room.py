@@ -61,7 +61,7 @@ def maker(monkeypatch):
         monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
         link = SimpleNamespace(daemon=gpu)
         log = logging.getLogger("test")
-        return gpu_room.GpuRoom(link, None, gpu, wait_seconds=wait_seconds, log=log)
+        return gpu_room.GpuRoom(link, None, gpu, None, wait_seconds=wait_seconds, log=log)
 
     return make
 

@@ -7,7 +7,7 @@ queue; while those that hold it compute, the first of the queue waits.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ... import calls
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
     from ..kernels.tracked_operations import Steps
+    from .memory_room import MemoryRoom
 
 #: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
@@ -34,7 +35,8 @@ _LOOK_SECONDS = 1.0
 class GpuRoom:
     """A FIFO of kernels that need room on the GPU, which is made by parking others.
 
-    `wait_seconds`: how long the first of the queue waits for kernels that compute.
+    `wait_seconds`: how long the first of the queue waits for kernels that compute. `memory`: makes room in RAM before a resume; None:
+    nothing does.
     """
 
     def __init__(
@@ -42,28 +44,36 @@ class GpuRoom:
         link: DaemonLink,
         kernels: AsyncMappingKernelManager,
         operations: ServerOperations,
+        memory: MemoryRoom | None,
         *,
         wait_seconds: float,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._operations = link, kernels, operations
+        self._memory = memory
         self._wait_seconds, self._log = wait_seconds, log
         self._queue = asyncio.Lock()
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
     ) -> Operation:
-        """Start resuming a suspended or parked kernel, after making room on the GPU if it needs some.
+        """Start resuming a suspended or parked kernel, after making room for it, on the GPU and in RAM, if it needs some.
 
         `take_over`: even if another machine runs its session.
         """
         operations = self._operations
-        operations.served(kernel_id)
-        if not await self.is_needed(kernel_id, snapshot_id):
+        served = operations.served(kernel_id)
+        needs_gpu = await self.is_needed(kernel_id, snapshot_id)
+        memory = self._memory if self._memory and await self._memory.is_needed(served) else None
+        if not (needs_gpu or memory):
             return await operations.resume(kernel_id, snapshot_id, take_over=take_over)
 
         async def work(steps: Steps) -> Result:
-            async with self.made(kernel_id, snapshot_id, steps.check):
+            async with AsyncExitStack() as rooms:
+                if memory:
+                    await memory.make(served, steps.check)
+                if needs_gpu:
+                    await rooms.enter_async_context(self.made(kernel_id, snapshot_id, steps.check))
                 started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
                 return await steps.run(started)
 
