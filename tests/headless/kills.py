@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from jupyter_gpuckpt.host import doctor
-from tests.conftest import environment, folder_of_a_daemon
+from tests.conftest import end_everything_below, environment, folder_of_a_daemon
 from tests.ports import free_port
 
 from .running import Runner, outputs, write_notebook
@@ -91,6 +91,8 @@ def kill_containers(env: dict[str, str], folder: Path, kills: int, seed: int) ->
                 break
             killed["container"] += 1
             runner.kill()
+            # A container is started again only when all of its processes have ended; one may have been killed while it was made.
+            end_everything_below(runner.data.parent)
             runner.start("--autosave", "1s", within=CONTAINER)
         _compare(runner, expected, f"run {runs} of seed {seed}, after {killed}")
     return killed

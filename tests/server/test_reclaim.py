@@ -68,21 +68,26 @@ def test_kernels_are_suspended_by_their_server_and_what_ran_goes_on_if_the_machi
     assert server.get("api/gpuckpt/notices") == {"notices": []}
 
 
-def test_with_time_a_server_saves_its_kernels_first_and_they_run_on(
-    make_server, daemon_env, tmp_path
-):
+@pytest.fixture
+def tell(daemon_env, tmp_path):
+    """Return a function by which the administrator's program says that this machine goes."""
     told = tmp_path / "told"
     told.touch()
     daemon_env["JUPYTER_GPUCKPT_RECLAIM_COMMAND"] = f"tail -n +1 -f {told}"
+
+    def say(within_seconds):
+        with told.open("a") as file:
+            line = {"id": "m", "within_seconds": within_seconds, "disk_survives": True}
+            print(json.dumps(line), file=file)
+
+    return say
+
+
+def test_with_time_a_server_saves_its_kernels_first_and_they_run_on(tell, make_server):
     server = make_server()
     server.start()
     page = server.open("a.ipynb")
     page.run("x = 41")
-
-    def tell(within_seconds):
-        with told.open("a") as file:
-            line = {"id": "m", "within_seconds": within_seconds, "disk_survives": True}
-            print(json.dumps(line), file=file)
 
     def snapshots():
         return server.get("api/gpuckpt/snapshots")["snapshots"]
@@ -100,5 +105,24 @@ def test_with_time_a_server_saves_its_kernels_first_and_they_run_on(
     wait_for(lambda: states(server) == {"a.ipynb": "suspended"})
     last, first = snapshots()
     assert (last["cause"], first["snapshot_id"]) == ("reclaim", saved["snapshot_id"])
+    page.close()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_save_that_runs_when_the_machine_goes_sooner_gives_way_to_the_suspend(tell, make_server):
+    server = make_server()
+    server.start()
+    page = server.open("a.ipynb")
+    page.run("x = 41")
+    page.run("import numpy; held = numpy.random.default_rng(1).bytes(400_000_000)")
+    tell(200)
+    wait_for(lambda: states(server) == {"a.ipynb": "saving"})
+    tell(25)
+    wait_for(lambda: states(server) == {"a.ipynb": "suspended"})
+    (last,) = server.get("api/gpuckpt/snapshots")["snapshots"]
+    assert last["cause"] == "reclaim"
+    assert {"held", "x"} <= {one["name"] for one in last["variables"]}
+    assert page.run("print(x + 1)") == "42\n"
     page.close()
     server.stop()
