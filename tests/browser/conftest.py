@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,6 +28,9 @@ CHROMIUM_OPTIONS = [
     "--disable-dev-shm-usage",
 ]
 
+
+#: What sites store, as DevTools calls it, without the cache of compiled scripts.
+STORED = "cookies,file_systems,indexeddb,local_storage,service_workers,cache_storage"
 
 #: A notification goes when the animation of its progress bar ends.
 LASTING = """document.addEventListener('DOMContentLoaded', () => {
@@ -52,16 +56,28 @@ def expect(sync_api):
 
 
 @pytest.fixture(scope="module")
-def chromium(sync_api):
-    """Debian's chromium, or the one that CHROMIUM names."""
+def browser_profile(sync_api, tmp_path_factory):
+    """Yield a browser context of Debian's chromium, or of the one that CHROMIUM names, that lasts for the module.
+
+    It has a profile on disk, where chromium keeps JupyterLab's compiled scripts: compiling them at each load takes 3 s of
+    processor time. A context of `new_context()` would forget them.
+    """
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         missing("browser", "no chromium is installed")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_OPTIONS)
-        yield browser
-        browser.close()
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("chromium"),
+            executable_path=path,
+            args=CHROMIUM_OPTIONS,
+            viewport={"width": 1280, "height": 800},
+        )
+        context.set_default_timeout(120_000)
+        # Else a notification may be gone before a slow machine has looked.
+        context.add_init_script(LASTING)
+        yield context
+        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +97,9 @@ ERRORS_OF_THE_DEBUGGER = (
 
 
 @pytest.fixture
-def context(chromium, request, tmp_path):
-    """Yield the browser context in which pages are opened. An error in a page fails the test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(120_000)
-    # Else a notification may be gone before a slow machine has looked.
-    context.add_init_script(LASTING)
-    errors = []
+def context(browser_profile, request, tmp_path):
+    """Yield the browser context in which pages are opened, without what earlier tests stored. An error in a page fails the test."""
+    context, errors = browser_profile, []
 
     def note(error):
         # Notebook 7.6 has one of its own at every start.
@@ -97,12 +109,24 @@ def context(chromium, request, tmp_path):
         ):
             errors.append(str(error.error))
 
+    # The browser ends with its last page.
+    blank = context.new_page()
     context.on("weberror", note)
+    for page in set(context.pages) - {blank}:
+        page.close()
     yield context
     folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
-    for number, page in enumerate(context.pages):
+    pages = [page for page in context.pages if page != blank]
+    for number, page in enumerate(pages):
         page.screenshot(path=folder / f"{request.node.name}{number or ''}.png")
-    context.close()
+    context.remove_listener("weberror", note)
+    context.clear_cookies()
+    sites = {"{0.scheme}://{0.netloc}".format(urlsplit(page.url)) for page in pages}
+    tools = context.new_cdp_session(blank)
+    for site in sites:
+        tools.send("Storage.clearDataForOrigin", {"origin": site, "storageTypes": STORED})
+    for page in pages:
+        page.close()
     assert not errors
 
 
