@@ -12,7 +12,7 @@ from jupyter_gpuckpt.daemon.lost_notebooks import LostNotebooks, notebook_of
 
 
 def record(kernel_id, path="a.ipynb"):
-    return SimpleNamespace(kernel_id=kernel_id, jupyter={"root": "/home/ada", "path": path})
+    return SimpleNamespace(kernel_id=kernel_id, jupyter={"root": "/srv/ada", "path": path})
 
 
 def test_a_note_outlives_kernel_and_daemon_until_a_user_chooses(tmp_path):
@@ -56,6 +56,6 @@ def test_old_notes_are_dropped(tmp_path, monkeypatch):
 
 
 def test_what_is_no_description_names_no_notebook():
-    assert notebook_of({"root": "/home/ada", "path": "x/../a.ipynb"}) == "/home/ada/a.ipynb"
-    for jupyter in ({}, {"root": 1, "path": "a"}, {"root": "/home/ada", "path": ""}):
+    assert notebook_of({"root": "/srv/ada", "path": "x/../a.ipynb"}) == "/srv/ada/a.ipynb"
+    for jupyter in ({}, {"root": 1, "path": "a"}, {"root": "/srv/ada", "path": ""}):
         assert notebook_of(jupyter) == ""
