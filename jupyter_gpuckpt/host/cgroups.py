@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+class MemoryGroup(NamedTuple):
+    """A group that may limit memory. `modern`: of version 2."""
+
+    folder: Path
+    modern: bool
 
 
 class MemoryLimit(NamedTuple):
@@ -26,19 +34,24 @@ def memory_limits(
     """
     return [
         limit
-        for folder, modern in _folders(root, membership)
+        for folder, modern in memory_groups(root, membership)
         for name in _limit_files(modern=modern, throttling_too=throttling_too)
         if (limit := _limit(folder, name, modern=modern)) is not None
     ]
 
 
-def memory_headroom(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return the bytes left below the tightest memory limit of the groups above this process; None: no limit."""
-    return min((limit.free_bytes for limit in memory_limits(root, membership)), default=None)
+def memory_headroom(groups: Iterable[MemoryGroup]) -> int | None:
+    """Return the bytes left below the tightest memory limit of these groups; None: no limit."""
+    limits = (
+        _limit(folder, name, modern=modern)
+        for folder, modern in groups
+        for name in _limit_files(modern=modern, throttling_too=False)
+    )
+    return min((limit.free_bytes for limit in limits if limit is not None), default=None)
 
 
-def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
-    """Return the memory groups of this process, innermost first, and whether each is of version 2."""
+def memory_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[MemoryGroup]:
+    """Return the memory groups of this process, innermost first."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -53,7 +66,7 @@ def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
         inner = top / path.lstrip("/")
         # In a container the path may be the host's; then only the top group is visible.
         chain = [inner, *inner.parents] if inner.is_dir() else [top]
-        found += [(folder, modern) for folder in chain if folder.is_relative_to(top)]
+        found += [MemoryGroup(folder, modern) for folder in chain if folder.is_relative_to(top)]
     return found
 
 
@@ -65,9 +78,11 @@ def _limit_files(*, modern: bool, throttling_too: bool) -> list[str]:
 
 def _limit(folder: Path, name: str, *, modern: bool) -> MemoryLimit | None:
     limit = _number(folder / name)
-    used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
     # In version 1 the largest multiple of the page size means "no limit".
-    if limit is None or used is None or limit >= 1 << 62:
+    if limit is None or limit >= 1 << 62:
+        return None
+    used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
+    if used is None:
         return None
     cache = _cache(folder, "inactive_file" if modern else "total_inactive_file")
     return MemoryLimit(folder, limit, max(0, limit - used + cache))

@@ -234,11 +234,11 @@ def test_the_tightest_group_above_decides(tmp_path):
     (outer / "memory.stat").write_text("anon 400\ninactive_file 50\n")
     membership = tmp_path / "cgroup"
     membership.write_text("0::/outer/inner\n")
-    assert cgroups.memory_headroom(tmp_path / "fs", membership) == 350
+    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 350
     (inner / "memory.max").write_text("110\n")
-    assert cgroups.memory_headroom(tmp_path / "fs", membership) == 10
+    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 10
     membership.write_text("0::/\n")
-    assert cgroups.memory_headroom(tmp_path / "fs", membership) is None
+    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) is None
 
 
 def test_groups_of_version_1_count_too(tmp_path):
@@ -248,6 +248,6 @@ def test_groups_of_version_1_count_too(tmp_path):
     (group / "memory.usage_in_bytes").write_text("1200\n")
     membership = tmp_path / "cgroup"
     membership.write_text("3:cpu:/\n2:memory:/box\n0::/\n")
-    assert cgroups.memory_headroom(tmp_path / "fs", membership) == 0
+    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 0
     (group / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
-    assert cgroups.memory_headroom(tmp_path / "fs", membership) is None
+    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) is None

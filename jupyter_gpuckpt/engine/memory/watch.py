@@ -57,8 +57,9 @@ class MemoryWatch:
             ) from error
 
     def _watch(self) -> None:
+        available = processes.AvailableMemory(self._pid)
         while not self._end.wait(_LOOK_SECONDS):
-            self._left = processes.mem_available(self._pid)
+            self._left = available.read_bytes()
             if self._left < self._headroom:
                 logger.warning("%d MB of memory are left: the save is given up", self._left >> 20)
                 self._ghost.drop()
