@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-#: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers of the last stop.
+#: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers for `hub-report`.
 WAITING, SET_ASIDE, USAGE = "gpuckpt_waiting", "gpuckpt_set_aside", "gpuckpt_usage"
 #: The most kernels that are named in the hub's pages and its database.
 NAMED = 20
@@ -48,7 +48,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The numbers of a user's snapshots at a stop of the server. `at`: seconds since the epoch.
+    """The numbers of a user's snapshots at a moment, at the latest the server's last stop. `at`: seconds since the epoch.
 
     `gpu_seconds`: during which kernels that had used a GPU were suspended or parked, until then.
     """

@@ -1,6 +1,6 @@
 """The command `jupyter gpuckpt hub-report`: what the users of a JupyterHub hold in suspended sessions, by the hub's records.
 
-The hub's spawner has recorded the numbers at the last stop of each server. No snapshot is read and no user's server is asked.
+The hub's spawner records the numbers every few minutes and at the stop of each server. No snapshot is read and no user's server is asked.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from . import output
 SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
 DESCRIPTION = (
     "For administrators: the number and size of each user's suspended sessions, the disk use of the snapshots, and for how many hours"
-    " suspended kernels have not used their GPU. The numbers are those of the last stop of each server. The environment variable"
-    " JUPYTERHUB_API_TOKEN is a token with the scopes list:users, read:servers and admin:server_state."
+    " suspended kernels have not used their GPU. The hub records the numbers every few minutes and when it stops a server. The"
+    " environment variable JUPYTERHUB_API_TOKEN is a token with the scopes list:users, read:servers and admin:server_state."
 )
 _HUB_URL = "http://127.0.0.1:8081/hub/api"
 _TIMEOUT_SECONDS, _PAGE = 30.0, 200
@@ -61,7 +61,7 @@ class _Users(msgspec.Struct, frozen=True):
 
 
 class Holding(NamedTuple):
-    """What a user's server holds. `at`: the time of its last stop (seconds since the epoch); 0: none was recorded."""
+    """What a user's server holds. `at`: when its numbers were recorded (seconds since the epoch); 0: they were not."""
 
     user: str
     server: str

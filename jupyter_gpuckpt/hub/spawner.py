@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import closing
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from jupyterhub import orm
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     _Base = object
 else:
     _Base = LoggingConfigurable
-
-_Answer = TypeVar("_Answer")
 
 #: The environment variable by which a server starts without the sessions of earlier ones (`GpuCkptServer.clean_start`).
 _CLEAN_START = "JUPYTER_GPUCKPT_CLEAN_START"
@@ -72,14 +70,22 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         start: the sessions then stay suspended until a later start. Off: the server starts at once and lists its sessions.""",
     ).tag(config=True)
 
+    report_interval = Float(
+        600.0,
+        min=0.0,
+        help="""Seconds after which the hub requests the numbers of a running server anew for `jupyter gpuckpt hub-report`: the disk use
+        of its snapshots and the GPU time that its kernels have given back. 0: only when it stops the server.""",
+    ).tag(config=True)
+
     #: What waits for the next server; it survives `clear_state`, which the hub calls in between.
     _waiting = Waiting()
     _started_again = False
     #: What the running server does not list, because its user chose a clean start.
     _set_aside = Waiting()
     _starts_clean = False
-    #: The numbers of the last stop.
+    #: The numbers for `hub-report`, and when they were requested, in seconds since the epoch.
     _usage = Usage()
+    _usage_asked_at = 0.0
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
@@ -156,14 +162,23 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         async for event in super().progress():
             yield event
 
+    async def poll_and_notify(self) -> object:
+        """Do what the hub does periodically; if the server runs, request its numbers when that is due."""
+        status: object = await super().poll_and_notify()
+        is_due = time.time() - self._usage_asked_at >= self.report_interval > 0
+        # Without the server's own token, after a restart of the hub, each request would need a new one.
+        if status is None and is_due and self.server is not None and self.api_token:
+            await self._update_usage(iter([self.api_token]))
+        return status
+
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the base class's state, what waits, and the numbers of the last stop."""
+        """Load the base class's state, what waits, and the numbers for `hub-report`."""
         super().load_state(state)
         found = SpawnerState.from_state(state)
         self._waiting, self._set_aside, self._usage = found.waiting, found.set_aside, found.usage
 
     def get_state(self) -> dict[str, Any]:
-        """Return the base class's state, what waits until the next start, and the numbers of the last stop."""
+        """Return the base class's state, what waits until the next start, and the numbers for `hub-report`."""
         state: dict[str, Any] = super().get_state()
         if self._waiting.count and not self._started_again:
             state[WAITING] = msgspec.to_builtins(self._waiting)
@@ -177,7 +192,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         if self.server is None:
             return
         began = time.monotonic()
-        report = await self._ask(partial(server_request.suspend_all, self.suspend_timeout))
+        with closing(self._tokens()) as tokens:
+            report = await server_request.suspend_all(
+                self.suspend_timeout, self.server.url, tokens, self._ssl_context()
+            )
         saved = [
             WaitingKernel(one.name or one.kernel_id, one.size_bytes, one.gpu_bytes, one.since)
             for one in report.kernels
@@ -185,19 +203,16 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         ]
         self._waiting = self._set_aside.and_then(saved)
         self._log_report(report, len(saved), time.monotonic() - began)
-        try:
-            self._usage = await self._ask(server_request.usage)
-        except GpuCkptError as error:  # the numbers of the stop before stay
-            self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
+        with closing(self._tokens()) as tokens:
+            await self._update_usage(tokens)
 
-    async def _ask(
-        self, request: Callable[[str, Iterable[str], ssl.SSLContext | None], Awaitable[_Answer]]
-    ) -> _Answer:
-        tokens = self._tokens()
+    async def _update_usage(self, tokens: Iterator[str]) -> None:
+        """Request the server's numbers; those of an earlier request stay if that fails."""
+        self._usage_asked_at = time.time()
         try:
-            return await request(self.server.url, tokens, self._ssl_context())
-        finally:
-            tokens.close()
+            self._usage = await server_request.usage(self.server.url, tokens, self._ssl_context())
+        except GpuCkptError as error:
+            self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
 
     def _tokens(self) -> Generator[str]:
         """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""

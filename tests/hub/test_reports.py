@@ -1,0 +1,25 @@
+"""The numbers of a running server, which the hub requests from time to time."""
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.hub.test_stops import report_of
+
+pytestmark = pytest.mark.slow
+
+CONFIG = "c.GpuCkptSpawnerMixin.report_interval = c.Spawner.poll_interval = 1"
+
+
+def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_hub):
+    hub = make_hub(CONFIG)
+    user = hub.user("eve")
+    user.start()
+    page = user.open("a.ipynb")
+    page.run("x = 41")
+    user.do("save", page.kernel_id)
+
+    def held():
+        return next((one for one in report_of(hub) if one["disk_bytes"] > 1_000_000), None)
+
+    found = wait_for(held, said=hub.log)
+    assert (found["user"], found["running"], found["sessions"]) == ("eve", True, 0)
