@@ -39,7 +39,7 @@ Seconds are what a user waits, the longest of the row, with several rows at work
 an order of magnitude. *On the GPU* is what a suspend takes off it, the CUDA context included.
 
 *With gpu_lane* says what came of the row with the [option of this name](gpu.md), and how much of its memory went that way; the rest went
-the driver's.
+the driver's. It is empty where that was not tried.
 """
 
 HOW = """\
