@@ -164,7 +164,7 @@ const commands: JupyterFrontEndPlugin<void> = {
 
 const toolbar: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:toolbar',
-  description: 'Adds the split button and the state chip to notebook toolbars.',
+  description: 'Adds the buttons and the state chip to notebook toolbars.',
   autoStart: true,
   requires: [IKernelStates, IUserSettings],
   optional: [ITranslator, IToolbarWidgetRegistry],

@@ -1,4 +1,4 @@
-// The split button in the toolbar of a notebook or a console: the main action, and a menu with the others.
+// The buttons in the toolbar of a notebook or a console: save and suspend, or resume, and a menu with the other actions.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -48,18 +48,21 @@ export class SessionButton extends ReactWidget {
   protected render(): JSX.Element {
     const commands = this._commands;
     const args = this._args();
-    const id = commandIds[this._mainAction];
-    const caption = commands.caption(id, args);
     return (
       <>
-        <ToolbarButtonComponent
-          className="jp-GpuCkptButton-main"
-          icon={commands.icon(id, args)}
-          tooltip={caption}
-          enabled={commands.isEnabled(id, args)}
-          dataset={{ 'data-command': id }}
-          onClick={() => void commands.execute(id, args)}
-        />
+        {this._visible.map(action => {
+          const id = commandIds[action];
+          return (
+            <ToolbarButtonComponent
+              key={id}
+              icon={commands.icon(id, args)}
+              tooltip={commands.caption(id, args)}
+              enabled={commands.isEnabled(id, args)}
+              dataset={{ 'data-command': id }}
+              onClick={() => void commands.execute(id, args)}
+            />
+          );
+        })}
         <ToolbarButtonComponent
           className="jp-GpuCkptButton-menu"
           icon={caretDownEmptyThinIcon}
@@ -79,14 +82,17 @@ export class SessionButton extends ReactWidget {
       this.node
     );
 
-  private get _mainAction(): Action {
+  /** The actions with a button of their own. */
+  private get _visible(): Action[] {
     switch (this._states.get(kernelIdOf(this._panel) ?? '')?.state) {
       case 'suspended':
       case 'resuming':
       case 'lost':
-        return 'resume';
+        return ['resume'];
       default:
-        return this._settings.choices.defaultAction;
+        return this._settings.choices.defaultAction === 'suspend'
+          ? ['suspend', 'save']
+          : ['save', 'suspend'];
     }
   }
 }

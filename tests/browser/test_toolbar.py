@@ -61,13 +61,18 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, conte
     kernel_id = notebook.kernel_id()
     assert processes_of(kernel_id)
 
-    notebook.press("suspend")
+    # Saving and suspending have buttons of their own.
+    notebook.expect_enabled("save", "suspend")
+    expect(notebook.main_button).to_have_attribute("data-command", "gpuckpt:save-kernel")
+    suspend = f"{IN_FRONT} jp-button[data-command='gpuckpt:suspend-kernel']"
+    notebook.page.locator(suspend).click()
     expect(notebook.chip).to_have_text("Suspended")
     expect(notebook.toasts).to_contain_text(
         re.compile(r"Suspended suspend\.ipynb in .* s: freed .*B of RAM · .*B on disk")
     )
     expect(notebook.banner).to_be_visible()
     notebook.expect_enabled("resume")
+    expect(notebook.page.locator(suspend)).to_have_count(0)
     expect_gone(kernel_id)
 
     notebook.press("resume")
