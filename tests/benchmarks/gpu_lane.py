@@ -59,6 +59,7 @@ def _large(client: Client, smaller: float) -> Iterator[Row]:
     has_room = max(gpu.free_bytes().values()) > 2 * LARGE_GB * GB
     with _Kernel(client, LARGE_GB, ALIKE) as found:
         found.save(SAVES)
+        require_right_answer(found.channel)
     frozen = [one.frozen_seconds for one in found.saves]
     yield Row(
         f"lane: save of {LARGE_GB:g} GB: GPU and CPU stand still",

@@ -17,7 +17,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.gpu import cuda, lane_copies
-from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane
+from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
 from jupyter_gpuckpt.engine.tree import lane_library, launch
 from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt
 from jupyter_gpuckpt.images.unpack import read_stream
@@ -112,7 +112,6 @@ def let_be_free(gpu, room):
     """Let the GPU have room for the memory twice, only for parts of it, or for no part."""
     if room == "parts":
         gpu.nvml.used[ONE] = dict.fromkeys(gpu.pids(), 2 * GB)
-        gpu.nvml.others[ONE] = GB
         gpu.nvml.used[ONE][gpu.program.tree.kernel_pid] = 4 * GB
     elif room == "none":
         gpu.nvml.others[ONE] = (10 << 30) - 3 * GB
@@ -122,19 +121,27 @@ ROOMS = pytest.mark.parametrize("room", ["twice", "parts", "none"])
 
 
 @ROOMS
-def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, room):
+def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypatch, room):
     let_be_free(gpu, room)
+    freed, free = [], Lane.free
+    monkeypatch.setattr(Lane, "free", lambda lane: freed.append(lane) or free(lane))
     for _ in range(2):
         saved = gpu.program.save()
         [path] = lane_streams(saved)
         assert saved.manifest.stream(f"gpu{path}").length >= MEMORY
         check_running(gpu)
+    assert bool(freed) == (room == "none")
     saved = gpu.program.save(stop=True)
     resumed(gpu, saved, gpu.driver.memory())
     check_running(gpu)
     # The next save finds the memory as the process's own.
     gpu.program.save()
     check_running(gpu)
+
+
+def test_where_the_driver_lists_no_process_the_room_is_that_of_the_fullest_gpu(gpu):
+    gpu.nvml.others[ONE] = 5 * GB
+    assert free_room({ONE}) == free_room({}) == 3 * GB
 
 
 def test_a_save_can_be_gone_back_to_later(gpu):

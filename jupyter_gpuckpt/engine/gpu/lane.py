@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -267,9 +267,8 @@ class Lane:
         listed = library.listed()
         held, _ = self._hold(b"l")
         if held:
-            free = gpu.free_bytes()
-            room = min((free.get(uuid, 0) for uuid in gpu.used_by(self._pid)), default=None)
-            if room is None or room > sum(one.bytes for one in listed) + _MARGIN_BYTES:
+            room = free_room(gpu.used_by(self._pid))
+            if room > sum(one.bytes for one in listed) + _MARGIN_BYTES:
                 with suppress(NoRoomError):
                     self._give_back_held(library, listed, BATCH, frees=False)
                     return
@@ -352,6 +351,12 @@ class Lane:
             hint="Save again. If it fails again, switch the option `gpu_lane` off and restart the kernel.",
             details=f"process {self._pid}: {details}",
         )
+
+
+def free_room(used: Collection[str]) -> int:
+    """Return the least free memory of these GPUs; of all GPUs if it is not known which ones the process uses, as in containers."""
+    free = gpu.free_bytes()
+    return min((free.get(uuid, 0) for uuid in used or free), default=0)
 
 
 def no_memory(pid: int, details: str) -> FreezeFailed:

@@ -12,11 +12,11 @@ from contextlib import suppress
 from enum import Enum
 
 from ...errors import CheckpointError, GpuCkptError
-from ...host import gpu, processes
+from ...host import processes
 from ..tree.tree import Tree
 from . import cuda
 from .digests import EarlierMemory
-from .lane import Lane
+from .lane import Lane, free_room
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
 from .staging import StagingFile
@@ -77,14 +77,13 @@ class Lanes:
             return
         cuda.unlock(pid)
         allocations = lane.allocations()
-        free = gpu.free_bytes()
-        twice = all(free.get(uuid, 0) > size for uuid, size in used.items())
-        spare = all(free.get(uuid, 0) > _SPARE_BYTES for uuid in used)
-        if until is Until.GIVEN_BACK and twice:
+        room = free_room(used)
+        size = max(sum(used.values()), sum(one.bytes for one in allocations))
+        if until is Until.GIVEN_BACK and room > size:
             self._uncopied.add(pid)
             self._hand_over(pid, lane, allocations, used)
         elif allocations:
-            stays = until is not Until.UNPARKED and spare
+            stays = until is not Until.UNPARKED and room > _SPARE_BYTES
             self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
             if stays:
                 self._hand_over(pid, lane, allocations, used)
