@@ -136,12 +136,7 @@ class LocalStore:
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
         if len(found) < len(set(digests)):
-            missing = next(iter(set(digests).difference(found.digests)))
-            raise ObjectCorrupt(
-                f"Chunk {missing.hex()[:16]} is not in the store {self.root}.",
-                hint="A pack is missing or damaged; put it back from a backup if there is one.",
-                details=missing.hex(),
-            )
+            raise packs.missing_chunk(self.root, *set(digests).difference(found.digests))
         return found
 
     def find(self, digests: Collection[bytes]) -> Places:

@@ -253,6 +253,15 @@ def map_run(path: Path, start: int, end: int) -> memoryview | None:
     return memoryview(found)[start - begin :]
 
 
+def missing_chunk(root: Path, digest: bytes, *_others: bytes) -> ObjectCorrupt:
+    """Return the error for chunks that are not in the store; it names the first."""
+    return ObjectCorrupt(
+        f"Chunk {digest.hex()[:16]} is not in the store {root}.",
+        hint="A pack is missing or damaged; put it back from a backup if there is one.",
+        details=digest.hex(),
+    )
+
+
 def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:
     """Return the error for a chunk that does not match its digest."""
     return ObjectCorrupt(
