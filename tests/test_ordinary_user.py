@@ -10,6 +10,14 @@ from tests.as_user import ROOT
 
 #: What takes long, and the same way for every user.
 SLOW = "not twenty_cycles and not rewritten and not pools and not dask and not does_not_end"
+#: Files whose steps are the same for every user. Rights matter where a tree is launched, seized, put back and cleaned up.
+THE_SAME = {
+    ROOT / f"tests/snapshots/test_{name}.py"
+    for name in (
+        *("clusters", "criu_killed_in_a_task", "hard_state", "hidden_pages", "inner_connections"),
+        *("shared_pages", "shared_state", "signals_at_a_resume", "unseen"),
+    )
+}
 #: Words for pytest. Of the crashes, those in steps that a user takes in another way; by hand all of them can be run.
 PARTS = {
     "GPU memory": ["tests/engine/test_gpu_order*.py"],
@@ -27,6 +35,7 @@ def test_every_file_of_snapshots_is_in_a_part():
     matched = [path for words in PARTS.values() for path in ROOT.glob(words[0])]
     assert {*ROOT.glob("tests/snapshots/test_*.py")} <= {*matched}
     assert len(matched) == len({*matched})
+    assert {*matched} >= THE_SAME
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as one")
@@ -52,11 +61,22 @@ def test_the_user_has_what_tests_and_mpi_ask_for_and_nothing_else_of_roots():
 @pytest.mark.parametrize("part", PARTS)
 def test_an_ordinary_user_needs_no_right(part):
     pattern, *options = PARTS[part]
+    run_as_user({*ROOT.glob(pattern)} - THE_SAME, options)
+
+
+@AS_ROOT
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_ordinary_user_needs_no_right_for_the_rest():
+    run_as_user(THE_SAME, ["-k", SLOW])
+
+
+def run_as_user(paths, options):
+    """Run the tests of these files as an ordinary user."""
     python = [sys.executable, "-m"]
-    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
     words = [*python, "tests.as_user", *python, "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*words, *options, *files],
+        [*words, *options, *sorted(str(path.relative_to(ROOT)) for path in paths)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ ASK_FOR_HELP = """async () => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_slider_is_drawn_and_moved_while_the_kernel_is_suspended(open_notebook, expect):
     cells = [SLIDER, "print(slider.value)", "slider.value = 30; print(slider.value)"]
     notebook = open_notebook("slider.ipynb", *cells).require_engine()

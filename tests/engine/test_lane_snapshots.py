@@ -373,7 +373,9 @@ def test_what_changed_is_copied_and_the_rest_is_shared(with_still_memory, gpu, m
     check_running(gpu)
 
 
-@pytest.mark.parametrize("how", ["no-compiler", "nothing", "same"])
+@pytest.mark.parametrize(
+    "how", ["no-compiler", pytest.param("nothing", marks=pytest.mark.slow), "same"]
+)
 def test_digests_that_cannot_be_used_let_everything_be_copied(
     with_still_memory, run, monkeypatch, request, how
 ):
@@ -466,8 +468,15 @@ def harm_table(gpu, monkeypatch, harm):
         monkeypatch.setattr(gpu_tables, "_chunks_of", lambda memory: os.urandom(32))
 
 
-@pytest.mark.parametrize("step", ["digests", "copy_handed_over"])
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("step", "before"),
+    [
+        ("digests", False),
+        ("copy_handed_over", True),
+        pytest.param("digests", True, marks=pytest.mark.slow),
+        pytest.param("copy_handed_over", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_daemon_that_is_killed_at_the_second_save_loses_nothing(
     with_still_memory, gpu, monkeypatch, step, before
 ):
