@@ -66,6 +66,7 @@ class Scene:
         dialog = self.page.locator(".jp-Dialog")
         dialog.get_by_role("textbox").fill(note)
         dialog.get_by_role("button", name="Save").click()
+        expect(first.locator(".jp-GpuCkptSnapshot-note")).to_be_visible()
 
     def run(self, notebook: NotebookPage, count: int, *, first: int = 0) -> None:
         """Run cells and wait for them."""
