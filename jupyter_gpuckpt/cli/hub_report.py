@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import httpx
 import msgspec
 
 from .. import decoding
@@ -135,6 +134,8 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
 
 def _users(hub_url: str, token: str) -> Iterator[_User]:
     """Yield the hub's users with their servers, page by page. Raises ConfigurationError, HostError."""
+    import httpx  # noqa: PLC0415 - an HTTP library, too slow for --help
+
     headers = {
         "Authorization": f"token {token}",
         "Accept": "application/jupyterhub-pagination+json",
@@ -166,9 +167,10 @@ def _users(hub_url: str, token: str) -> Iterator[_User]:
                     hint="Give the address of the hub's API with --hub-url; it ends in /hub/api.",
                 ) from error
             yield from page.items
-            if page.pagination.next is None:
+            following = page.pagination.next
+            if following is None or following.offset <= offset:
                 return
-            offset = page.pagination.next.offset
+            offset = following.offset
 
 
 def _table(held: list[Holding]) -> str:

@@ -1,6 +1,8 @@
 """What can be typed, and what happens when it is wrong. No daemon is needed for that."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -148,3 +150,9 @@ def test_sizes_are_understood(text, found):
 def test_rules_that_make_no_sense_are_refused(words, capsys):
     assert app.main(["prune", *words]) == 2
     assert "Hint:" in capsys.readouterr().err
+
+
+def test_help_needs_none_of_the_libraries_that_take_long_to_import():
+    slow = ("httpx", "numpy", "nbclient", "tornado", "cryptography")
+    code = f"import sys, jupyter_gpuckpt.cli.app; print([m for m in {slow} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
