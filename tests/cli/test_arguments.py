@@ -28,6 +28,7 @@ COMMANDS = [
     "import",
     "move",
     "execute",
+    "hub-report",
     "notice",
     "prune",
     "remote",
