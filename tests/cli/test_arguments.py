@@ -45,7 +45,7 @@ def test_every_command_has_an_action_and_help(capsys):
 def test_help_lists_the_commands_and_the_exit_statuses(capsys):
     assert app.main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {command} " in out for command in COMMANDS)
+    assert {line.split()[0] for line in out.splitlines() if line.startswith("    ")} >= {*COMMANDS}
     assert "Exit status" in out
 
 
