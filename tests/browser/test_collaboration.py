@@ -4,11 +4,13 @@ Neither is among what the other tests need: `make test-collaboration`.
 """
 
 import importlib.util
+import json
 import shutil
 
 import pytest
 
 from tests.browser.conftest import CHROMIUM_OPTIONS, LASTING
+from tests.browser.lab_server import running_lab
 from tests.browser.notebook_page import NotebookPage, complaints_in
 
 pytestmark = pytest.mark.browser
@@ -17,6 +19,17 @@ pytestmark = pytest.mark.browser
 def needs(module):
     is_there = importlib.util.find_spec(module) is not None
     return pytest.mark.skipif(not is_there, reason=f"{module} is not installed")
+
+
+@pytest.fixture(scope="module")
+def lab_server(tmp_path_factory):
+    """JupyterLab as for the other tests. jupyter-collaboration would write its changes into the current folder."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "config").mkdir()
+    settings = {"SQLiteYStore": {"db_path": str(folder / "ystore.db")}}
+    (folder / "config" / "jupyter_server_config.json").write_text(json.dumps(settings))
+    with running_lab(folder) as [server]:
+        yield server
 
 
 @pytest.fixture
@@ -101,6 +114,9 @@ def test_a_cell_that_cannot_resume_its_kernel_waits_for_the_button(
     lab_server.write_notebook("waits.ipynb", "x = 41; print(x)", "print(x + 1)")
     notebook, complaints = open_for_another("waits.ipynb")
     notebook.require_engine().run_cell(0, "41")
+    # The server saves the file by itself. JupyterLab would ask about a save of the page's at the same moment.
+    dirty = "window.jupyterapp.shell.currentWidget.context.model.dirty"
+    notebook.page.wait_for_function(f"() => !{dirty}")
     notebook.press("suspend")
     expect(notebook.banner).to_contain_text("Press Resume before you run a cell.")
     notebook.start_cell(1)
