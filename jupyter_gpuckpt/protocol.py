@@ -210,8 +210,9 @@ class Kernel(msgspec.Struct, frozen=True):
     since: float = 0.0
     #: The utilization of the GPU by its processes in percent; None: it uses none, or the driver does not report it.
     gpu_utilization: int | None = None
-    #: The sizes of its snapshot, while the kernel has no process.
-    suspended: Sizes = Sizes()
+    #: The RAM and GPU memory in its snapshot, while the kernel has no process, and the GPU memory alone.
+    suspended_bytes: int = 0
+    suspended_gpu_bytes: int = 0
     #: Why it was suspended; None: it is not suspended.
     cause: Cause | None = None
     #: That another machine has taken its session over, in a sentence, until a user has chosen where its notebook is saved.

@@ -21,7 +21,7 @@ from .. import manager_secrets
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
-from ..model import Sizes, SnapshotInfo
+from ..model import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
@@ -112,7 +112,8 @@ class ManagedKernel:
             moved_ports=record.moved_ports,
             since=record.since,
             gpu_utilization=usage.gpu_utilization,
-            suspended=record.sizes if record.state in ABSENT else Sizes(),
+            suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
+            suspended_gpu_bytes=record.sizes.gpu_bytes if record.state in ABSENT else 0,
             cause=record.cause if record.state is KernelState.SUSPENDED else None,
             resume_seconds=self._resume_seconds(),
             taken_over=record.taken_over,

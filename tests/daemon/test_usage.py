@@ -106,19 +106,19 @@ def test_a_suspended_kernel_tells_what_its_snapshot_holds_and_how_long_a_resume_
 ):
     began = time.time()
     running = client.send(calls.kernel(kernel.kernel_id))
-    assert running.suspended.raw_bytes == 0
+    assert running.suspended_bytes == 0
     assert running.resume_seconds is None
     assert 0 < running.since <= began
     result = client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     suspended = client.send(calls.kernel(kernel.kernel_id))
-    assert suspended.suspended.raw_bytes == result.sizes.raw_bytes > MB
+    assert suspended.suspended_bytes == result.sizes.raw_bytes > MB
     assert suspended.memory_bytes == 0
     assert began <= suspended.since <= time.time()
     # Nothing was resumed here yet: what its own save took.
     (info,) = client.send(calls.snapshots())
     assert suspended.resume_seconds == info.seconds
     took = client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id).seconds
-    assert client.send(calls.kernel(kernel.kernel_id)).suspended.raw_bytes == 0
+    assert client.send(calls.kernel(kernel.kernel_id)).suspended_bytes == 0
     client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     # The operation also waited for a thread and wrote its intent.
     assert 0 < client.send(calls.kernel(kernel.kernel_id)).resume_seconds <= took * 1.05

@@ -83,7 +83,7 @@ class KernelList:
             gpu_bytes=kernel.gpu_bytes,
             gpu_utilization=kernel.gpu_utilization,
             resume_seconds=kernel.resume_seconds,
-            suspended_bytes=kernel.suspended.raw_bytes,
+            suspended_bytes=kernel.suspended_bytes,
             suspend_cause=kernel.cause,
             taken_over=kernel.taken_over or None,
             changed_at=kernel.changed_at or None,

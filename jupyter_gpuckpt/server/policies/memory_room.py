@@ -71,7 +71,7 @@ class MemoryRoom(KernelListener):
 
     async def is_needed(self, served: ServedKernel) -> bool:
         """Return whether the kernel needs more memory for its resume than is free."""
-        needed_bytes = served.kernel.suspended.raw_bytes if served.kernel else 0
+        needed_bytes = served.kernel.suspended_bytes if served.kernel else 0
         return needed_bytes > 0 and await self._free_bytes() < needed_bytes + _RESUME_BYTES
 
     async def make(self, served: ServedKernel, check: Callable[[], None]) -> None:

@@ -114,8 +114,8 @@ def _suspended_before(kernel: Kernel) -> SuspendOutcome:
         kernel.name,
         saved=True,
         snapshot_id=kernel.snapshot_id,
-        size_bytes=kernel.suspended.raw_bytes,
-        gpu_bytes=kernel.suspended.gpu_bytes,
+        size_bytes=kernel.suspended_bytes,
+        gpu_bytes=kernel.suspended_gpu_bytes,
         since=kernel.since,
     )
 
