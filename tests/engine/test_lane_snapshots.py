@@ -10,13 +10,13 @@ import os
 import shutil
 import socket
 import subprocess
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import cuda, lane_copies
+from jupyter_gpuckpt.engine.gpu import cuda, lane, lane_copies
 from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
 from jupyter_gpuckpt.engine.tree import lane_library, launch
 from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt
@@ -54,6 +54,7 @@ def gpu(run, executable, devices, driver_library, tmp_path, monkeypatch) -> Gpu:
     put_in(monkeypatch, driver, nvml)
     words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
     more = {**lane_library.environment({}), "SCRIPTED_LANE": "1"}
+    more["DRIVER_REFUSES"] = str(folder / "refuses")
     program = run(
         f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{more!r}}})",
         gpu_lane=True,
@@ -234,6 +235,32 @@ def test_room_for_what_the_driver_takes_is_held_from_checkpoint_to_restore(gpu, 
     gpu.program.save()
     check_running(gpu)
     assert seen == [("checkpoint", True), ("restore", False)]
+
+
+@pytest.mark.parametrize(("room", "times"), [("parts", 1), ("twice", 2)])
+def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
+    gpu, monkeypatch, room, times
+):
+    """The second of three parts has no room; where there is room for parts, two of them are given back at a time."""
+    let_be_free(gpu, room)
+    if room == "parts":
+        monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)
+        monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
+    original = Lane._give_back
+
+    def refused(self, *arguments):
+        monkeypatch.setattr(Lane, "_give_back", original)
+        (gpu.folder / "refuses").write_text(f"1 {times}")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Lane, "_give_back", refused)
+    with suppress(GpuCkptError):
+        gpu.program.save()
+    assert (gpu.folder / "refuses").read_text().split() == ["0", "0"]
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+    gpu.program.save()
+    check_running(gpu)
 
 
 def killed_in_a_save(gpu, monkeypatch, step, *, before, **options):

@@ -268,14 +268,13 @@ class Lane:
         held, _ = self._hold(b"l")
         if held:
             room = free_room(gpu.used_by(self._pid))
-            if room > sum(one.bytes for one in listed) + _MARGIN_BYTES:
-                with suppress(NoRoomError):
-                    self._give_back_held(library, listed, BATCH, frees=False)
-                    return
-                room = 0
+            frees = room <= sum(one.bytes for one in listed) + _MARGIN_BYTES
             # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
-            at_once = max(1, min(BATCH, (room - _MARGIN_BYTES) // _PART_BYTES))
-            self._give_back_held(library, library.listed(), at_once, frees=True)
+            at_once = max(1, (room - _MARGIN_BYTES) // _PART_BYTES) if frees else BATCH
+            try:
+                self._give_back_held(library, listed, min(BATCH, at_once), frees=frees)
+            except NoRoomError:
+                self._give_back_held(library, library.listed(), 1, frees=True)
         elif (file := self.file) is None:
             raise self._failed("its GPU memory was copied out, and the file is not there")
         elif file.length < sum(one.bytes for one in listed):
@@ -296,16 +295,17 @@ class Lane:
     def _give_back_held(
         self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool
     ) -> None:
-        for first in range(0, len(listed), at_once):
-            if frees:
-                self._hold(b"f", first)
-            if not all(one.handed for one in listed[first : first + at_once]):
-                continue  # an earlier call gave it back
-            _, descriptors = self._hold(b"g", first, max_descriptors=at_once)
-            try:
-                library.order(Order.GIVE_BACK, first=first, descriptors=descriptors)
-            finally:
-                close(descriptors)
+        """Give the parts back that are handed over, some at a time. `frees`: let init close the descriptors of all parts before them."""
+        for begin, number, _ in _runs_of_handed(listed):
+            for first in range(begin, begin + number, at_once):
+                if frees:
+                    self._hold(b"f", first)
+                count = min(at_once, begin + number - first)
+                _, descriptors = self._hold(b"g", first, max_descriptors=count)
+                try:
+                    library.order(Order.GIVE_BACK, first=first, descriptors=descriptors)
+                finally:
+                    close(descriptors)
 
     def _hold(
         self,

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -60,9 +61,21 @@ int cuMemAddressFree(u64 address, size_t bytes) {
     __atomic_sub_fetch(&reserved, 1, __ATOMIC_SEQ_CST);
     return munmap((void *)address, bytes) ? 1 : 0;
 }
+/* DRIVER_REFUSES in the environment is the path of a file with two numbers: so many calls of cuMemCreate succeed, then so many fail. */
+static int refused_by_file(void) {
+    const char *path = getenv("DRIVER_REFUSES");
+    FILE *file = path ? fopen(path, "r+") : NULL;
+    int after = 0, times = 0;
+    if (!file) return 0;
+    if (fscanf(file, "%d %d", &after, &times) != 2) after = times = 0;
+    int is_refused = !after && times > 0;
+    rewind(file);
+    fprintf(file, "%9d %9d", after ? after - 1 : 0, is_refused ? times - 1 : times);
+    return fclose(file), is_refused;
+}
 int cuMemCreate(u64 *handle, size_t bytes, const void *properties, unsigned long long flags) {
     if (flags || !properties || bytes % (2 << 20)) return 1;
-    if (refused && !--refused) return 2;
+    if ((refused && !--refused) || refused_by_file()) return 2;
     __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
     pthread_rwlock_rdlock(&lock);
     pthread_rwlock_unlock(&lock);
