@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.engine.gpu.lane import Lane
+from jupyter_gpuckpt.engine.gpu.lane_orders import Order, Range
+from jupyter_gpuckpt.engine.gpu.staging import striped
 from jupyter_gpuckpt.engine.tree import lane_library
 from jupyter_gpuckpt.errors import FreezeFailed
 from tests.conftest import wait_for
@@ -287,3 +290,42 @@ def test_a_destroyed_context_takes_its_memory_along(run):
         print(destroy(1), count("handles"), count("reserved"))
     """)
     assert said(process) == ["0", "0", "0"]
+
+
+def test_files_for_which_the_process_has_no_descriptors_are_refused(run, short_dir):
+    process = run("""
+        memory = allocate(20 * MB)
+        add(memory, 20 * MB, 7)
+        for line in sys.stdin:
+            print(add(memory, 20 * MB, 0), flush=True)
+    """)
+    lane = lane_of(process, short_dir)
+    wait_for(lambda: lane.is_there)
+    lane.close_gate(30)
+    limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+
+    def let_be_short():
+        """Leave room for the connection and two of the files."""
+        used = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        free = [number for number in range(256) if number not in used]
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free[2] + 1, limits[1]))
+
+    with striped(lane._tree, process.pid, lane.file_path, 20 << 20) as (file, descriptors):
+        assert len(descriptors) == 5
+        let_be_short()
+        with pytest.raises(FreezeFailed) as caught:
+            lane.copy_out(descriptors, [Range(0, 0, file.length)])
+        assert caught.value.details.endswith(("Too many open files", "Broken pipe"))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        lane.copy_out(descriptors, [Range(0, 0, file.length)])
+        lane.free()
+        let_be_short()
+        with pytest.raises(FreezeFailed) as caught, lane._connected() as library:
+            library.order(Order.FILL, 0, 1, descriptors=descriptors)
+        assert caught.value.details.endswith("Too many open files")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        with lane._connected() as library:
+            library.order(Order.FILL, 0, 1, descriptors=descriptors)
+    lane.open_gate()
+    told(process)
+    assert said(process) == [str(7 | 7 << 8)]

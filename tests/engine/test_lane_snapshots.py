@@ -7,6 +7,7 @@ that is not what it should be.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -244,8 +245,7 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
     """The second of three parts has no room; where there is room for parts, two of them are given back at a time."""
     let_be_free(gpu, room)
     if room == "parts":
-        monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)
-        monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
+        let_two_parts_be_given_back_at_a_time(monkeypatch)
     original = Lane._give_back
 
     def refused(self, *arguments):
@@ -260,6 +260,39 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
     recovery.recover(gpu.program.tree)
     check_running(gpu)
     gpu.program.save()
+    check_running(gpu)
+
+
+def let_two_parts_be_given_back_at_a_time(monkeypatch):
+    """Where the GPU has room for parts."""
+    monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)
+    monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
+
+
+def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch):
+    let_be_free(gpu, "parts")
+    let_two_parts_be_given_back_at_a_time(monkeypatch)
+    original, failed = Lane._hold, []
+
+    def held(self, order, *arguments, **options):
+        if order != b"g" or failed:
+            return original(self, order, *arguments, **options)
+        failed.append(order)
+        # There is room for the connection and one of the descriptors of the first two parts.
+        _, last = free = [os.dup(0) for _ in range(2)]
+        lane.close(free)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, limits[1]))
+        try:
+            return original(self, order, *arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    monkeypatch.setattr(Lane, "_hold", held)
+    with suppress(GpuCkptError):
+        gpu.program.save()
+    assert failed
+    recovery.recover(gpu.program.tree)
     check_running(gpu)
 
 

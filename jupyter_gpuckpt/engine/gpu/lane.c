@@ -404,7 +404,8 @@ static void resolve(uint64_t number) {
 /* ---- the daemon's orders ---- */
 
 enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE };
-typedef struct { uint32_t order, first, count, limit_ms; uint64_t offset; } request_t;
+/* `more`: the limit of CLOSE in milliseconds; for other orders the number of descriptors that come with the order. */
+typedef struct { uint32_t order, first, count, more; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
 typedef struct { uint64_t address, bytes, context; int32_t device, state; } listed_t;
 
@@ -446,7 +447,8 @@ static int send_with(int to, reply_t reply, const int *descriptors) {
     return sent == sizeof reply ? 0 : -1;
 }
 
-/* Receive a request and the descriptors that come with it; return how many there are, or -1. */
+/* Receive a request and the descriptors that come with it; return how many there are, or -1. Linux leaves out descriptors for which the
+ * process has no room (RLIMIT_NOFILE); then the request is refused, and what follows it is not read. */
 static int receive_with(int from, request_t *request, int *descriptors) {
     descriptors_t control;
     struct iovec part = {request, sizeof *request};
@@ -461,8 +463,10 @@ static int receive_with(int from, request_t *request, int *descriptors) {
                 count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
                 memcpy(descriptors, CMSG_DATA(at), count * sizeof(int));
             }
-    if (got == sizeof *request) return count;
+    int is_complete = !(message.msg_flags & MSG_CTRUNC) && (request->order == CLOSE || request->more == (uint32_t)count);
+    if (got == sizeof *request && is_complete) return count;
     while (count) close(descriptors[--count]);
+    if (got == sizeof *request) send_all(from, &(reply_t){.result = -EMFILE}, sizeof(reply_t));
     return -1;
 }
 
@@ -709,7 +713,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     uint32_t handed = 0;
     range_t *ranges = NULL;
     if (request->order == CLOSE) {
-        if (!lane_closed) reply.result = close_gate(request->limit_ms);
+        if (!lane_closed) reply.result = close_gate(request->more);
         return send_all(to, &reply, sizeof reply);
     }
     if (request->order == COPY_HANDED_OVER || request->order == DIGEST_HANDED_OVER)

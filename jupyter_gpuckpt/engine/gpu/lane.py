@@ -303,7 +303,9 @@ class Lane:
                 count = min(at_once, begin + number - first)
                 _, descriptors = self._hold(b"g", first, max_descriptors=count)
                 try:
-                    library.order(Order.GIVE_BACK, first=first, descriptors=descriptors)
+                    if len(descriptors) != count:
+                        raise self._failed(f"init holds {len(descriptors)} of {count} parts")
+                    library.give_back(first, descriptors)
                 finally:
                     close(descriptors)
 
@@ -330,7 +332,7 @@ class Lane:
                 close(received[max_descriptors:])
                 return _HELD.unpack(answer)[0], received[:max_descriptors]
         except (OSError, struct.error) as error:
-            raise self._failed(f"init does not answer: {error}") from error
+            raise self._failed(f"request to init: {error}") from error
 
     @contextmanager
     def _connected(self, more_seconds: float = 0.0) -> Iterator[Library]:

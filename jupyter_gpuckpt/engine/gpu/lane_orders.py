@@ -6,6 +6,7 @@ Does not cover: which orders when (`lane.py`, `lanes.py`), the messages to init 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -78,7 +79,8 @@ class Library:
         descriptors: Sequence[int] = (),
     ) -> tuple[int, int, int]:
         """Send an order; return result, count and bytes of the answer."""
-        send(self._peer, _REQUEST.pack(order, first, count, limit_ms, offset), descriptors)
+        more = limit_ms if order is Order.CLOSE else len(descriptors)
+        send(self._peer, _REQUEST.pack(order, first, count, more, offset), descriptors)
         answer, received = receive(self._peer, _REPLY.size)
         close(received)
         return _REPLY.unpack(answer)
@@ -87,6 +89,13 @@ class Library:
         """Send an order; raise OSError if it was refused."""
         result, _, _ = self.ask(order, *arguments, **options)  # type: ignore[arg-type]
         _check(order, result)
+
+    def give_back(self, first: int, memory: Sequence[int]) -> None:
+        """Let the library copy handed-over parts, from this number on, into memory of the process. `memory`: their descriptors."""
+        result, count, _ = self.ask(Order.GIVE_BACK, first, descriptors=memory)
+        _check(Order.GIVE_BACK, result)
+        if count != len(memory):
+            raise OSError(f"{count} of {len(memory)} parts were given back")
 
     def listed(self) -> list[Allocation]:
         """Return the library's table of allocations."""
@@ -130,7 +139,8 @@ class Library:
         memory: Sequence[int] = (),
     ) -> None:
         """Let the library copy ranges to files. `memory`: the descriptors of the memory that was handed over."""
-        request = _REQUEST.pack(order, len(files), len(ranges), 0, offset)
+        number = len(files) + len(memory)
+        request = _REQUEST.pack(order, len(files), len(ranges), number, offset)
         more = [_LISTED.pack(*one) for one in handed_over]
         more += [_RANGE.pack(one.part, 0, one.offset, one.bytes) for one in ranges]
         self._send_more(order, request, [*files, *memory], more)
@@ -140,7 +150,7 @@ class Library:
     ) -> None:
         """Let the library write the digests of memory that was handed over to a file; `memory`: as in `copy`."""
         order = Order.DIGEST_HANDED_OVER
-        request = _REQUEST.pack(order, 1, 0, 0, offset)
+        request = _REQUEST.pack(order, 1, 0, 1 + len(memory), offset)
         self._send_more(order, request, [file, *memory], [_LISTED.pack(*one) for one in part])
 
     def _send_more(
@@ -169,13 +179,17 @@ def send(to: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> Non
 
 
 def receive(peer: socket.socket, length: int) -> tuple[bytes, list[int]]:
-    """Receive a message of this length, and the descriptors that came with it."""
+    """Receive a message of this length, and the descriptors that came with it. Raises OSError if this process has no room for them."""
     room = socket.CMSG_SPACE((BATCH + 1) * array.array("i").itemsize)
-    data, messages, *_ = peer.recvmsg(length, room, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC)
+    asked = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+    data, messages, flags, _ = peer.recvmsg(length, room, asked)
     received = array.array("i")
     for level, kind, content in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        close(received.tolist())
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return data, received.tolist()
 
 
