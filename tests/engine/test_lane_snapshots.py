@@ -263,6 +263,35 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
     check_running(gpu)
 
 
+def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_parked(
+    gpu, monkeypatch
+):
+    refuses, close_gate = gpu.folder / "refuses", Lane.close_gate
+    original = Lane._give_back
+
+    def refused(self, *arguments):
+        refuses.write_text("0 9")
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lane, "_give_back", refused)
+        with pytest.raises(GpuCkptError):
+            gpu.program.save()
+    assert lane_of(gpu).status().handed
+    refuses.unlink()
+
+    def closing(self, limit):
+        """Close the gate after the memory, which is back, has changed."""
+        launches = switches(gpu)
+        wait_for(lambda: switches(gpu) > launches + 20)
+        close_gate(self, limit)
+
+    monkeypatch.setattr(Lane, "close_gate", closing)
+    gpu.park()
+    gpu.unpark()
+    check_running(gpu)
+
+
 def let_two_parts_be_given_back_at_a_time(monkeypatch):
     """Where the GPU has room for parts."""
     monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)

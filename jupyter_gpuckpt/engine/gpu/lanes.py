@@ -61,7 +61,9 @@ class Lanes:
         lane = Lane(self._tree, pid)
         if not lane.is_there:
             return
-        lane.reopen()  # an earlier operation may have failed
+        # An earlier operation may have failed. What init holds of it would be taken for the memory if that is parked later.
+        lane.reopen()
+        lane.drop_handed_over()
         self.waiting[pid] = lane
         lane.close_gate(limit_seconds)
 
