@@ -73,5 +73,7 @@ def unpark(tree: Tree, progress: Progress) -> None:
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
-    GpuProcesses(tree, progress).give_back_parked()
-    clear(tree.inside(DIRECTORY))
+    gpu = GpuProcesses(tree, progress)
+    gpu.give_back_parked()
+    if not gpu.lanes.waiting:
+        clear(tree.inside(DIRECTORY))

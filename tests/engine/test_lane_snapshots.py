@@ -18,10 +18,13 @@ import pytest
 
 from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.gpu import cuda, lane, lane_copies
+from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
+from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN
 from jupyter_gpuckpt.engine.tree import lane_library, launch
 from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt
 from jupyter_gpuckpt.images.unpack import read_stream
+from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_tables
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import Error, ScriptedDriver, ScriptedNvml
@@ -163,6 +166,38 @@ def test_a_parked_kernel_is_saved_and_gets_its_memory_back(gpu):
     assert lane_of(gpu).file is not None
     gpu.unpark()
     check_running(gpu)
+
+
+def test_a_parked_kernel_without_room_for_its_memory_keeps_it_until_there_is_room(gpu):
+    gpu.park()
+    # The driver restores the context, and then there is no room for the lane's memory.
+    (gpu.folder / "refuses").write_text("0 2")
+    for _ in range(2):
+        with pytest.raises(GpuCkptError):
+            gpu.unpark()
+        assert lane_of(gpu).file is not None
+    gpu.unpark()
+    check_running(gpu)
+
+
+def test_the_room_for_a_parked_kernel_includes_its_lane_where_the_driver_names_no_process(
+    gpu, monkeypatch
+):
+    monkeypatch.setattr(gpu_processes, "TOLERANCE_BYTES", 0)
+    gpu.nvml.used[ONE] = {}
+    gpu.park()
+    needed = LENGTH + lane_of(gpu).file.length
+    assert needed_by(gpu) == needed
+    # It is the same where the daemon that parked it was killed before it could note this.
+    gpu.program.tree.inside(f"{FILES}/needs.json").unlink()
+    assert needed_by(gpu) == needed
+
+
+def needed_by(gpu):
+    """Return how many bytes the process needs on GPUs that are not known."""
+    found = gpu_processes.GpuProcesses(gpu.program.tree, Progress())
+    found.parked_room()
+    return found._needs[gpu.program.tree.kernel_pid][UNKNOWN]
 
 
 @pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])

@@ -94,6 +94,14 @@ class Lane:
             raise self._failed(f"files of its GPU memory are not there or too short: {lengths}")
         return StagingFile(self.file_path, sum(lengths), len(lengths))
 
+    @property
+    def bytes_in_files(self) -> int:
+        """How many bytes of the memory are in the files only; 0 if that cannot be determined."""
+        with suppress(CheckpointError):
+            if self.is_there and (file := self.file) is not None and not self._hold(b"l")[0]:
+                return file.length
+        return 0
+
     def remove_file(self) -> None:
         """Remove the memory that was copied out."""
         for path in StagingFile(self.file_path, 0, stripes.MAX_FILES).paths:

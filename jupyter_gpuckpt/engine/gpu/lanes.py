@@ -52,6 +52,8 @@ class Lanes:
         self.files: dict[int, list[StagingFile]] = {}
         #: What must be stored of these files, by the names of their streams.
         self.copies: dict[str, LaneCopy] = {}
+        #: How many bytes of memory each lane had.
+        self._bytes: dict[int, int] = {}
         #: The memory that was handed over, by pid, and the processes of which it must still be copied.
         self._handed_over: dict[int, list[Allocation]] = {}
         self._uncopied: set[int] = set()
@@ -79,8 +81,9 @@ class Lanes:
             return
         cuda.unlock(pid)
         allocations = lane.allocations()
+        self._bytes[pid] = sum(one.bytes for one in allocations)
         room = free_room(used)
-        size = max(sum(used.values()), sum(one.bytes for one in allocations))
+        size = max(sum(used.values()), self._bytes[pid])
         if until is Until.GIVEN_BACK and room > size:
             self._uncopied.add(pid)
             self._hand_over(pid, lane, allocations, used)
@@ -97,7 +100,7 @@ class Lanes:
         self, pid: int, lane: Lane, allocations: list[Allocation], used: Mapping[str, int]
     ) -> None:
         self._handed_over[pid] = allocations
-        rest = sum(used.values()) - sum(one.bytes for one in allocations)
+        rest = sum(used.values()) - self._bytes[pid]
         lane.hand_over(rest if 0 < rest <= _MAX_RESERVED_BYTES else 0)
 
     def drop_reserved(self) -> None:
@@ -105,6 +108,10 @@ class Lanes:
         for lane in self.waiting.values():
             with suppress(CheckpointError):
                 lane.drop_reserved()
+
+    def taken_bytes(self, pid: int) -> int:
+        """Return how many bytes of memory were taken from a process by `empty`."""
+        return self._bytes.get(pid, 0)
 
     def handed_bytes(self, pid: int) -> int:
         """Return how many bytes of a process's memory init holds on the GPU."""
@@ -130,8 +137,9 @@ class Lanes:
                 if pid not in self._uncopied:
                     lane.drop_handed_over()
             except GpuCkptError as error:
-                if processes.start_time(pid) is None:
-                    continue  # it has ended
+                if processes.start_time(pid) is None:  # it has ended
+                    del self.waiting[pid]
+                    continue
                 logger.exception("GPU memory of process %d could not be given back", pid)
                 failed[pid] = error
             else:

@@ -146,7 +146,8 @@ class GpuProcesses:
         self._staged[pid], size = files, sum(file.length for file in files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
         if not any(self._needs[pid].values()):  # the driver does not report it
-            self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - TOLERANCE_BYTES)}
+            context = max(0, self._bytes[pid] - TOLERANCE_BYTES)
+            self._needs[pid] = {UNKNOWN: context + self.lanes.taken_bytes(pid)}
 
     def _note_needs(self) -> None:
         """Write the needs to a file: a later daemon that finds the processes checkpointed must not restore them without room."""
@@ -259,12 +260,21 @@ class GpuProcesses:
             self._parked.add(pid)
 
     def give_back_parked(self) -> None:
-        """Give back the memory of processes that are checkpointed without a freeze. Raises what `give_back` raises."""
-        if parked := self._checkpointed():
-            self._needs |= self._parked_needs(parked)
-            self._locked += parked
-            self.lanes.find(parked)
-            self.give_back()
+        """Give back the memory of processes that are parked, or whose memory was given back in part. Raises what `give_back` raises."""
+        self._find_taken()
+        self.give_back()
+
+    def _find_taken(self) -> list[int]:
+        """Find the processes that other freezes left locked, checkpointed, or with a closed gate; return all that use the driver."""
+        with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
+        self.lanes.find(with_driver)
+        states = {pid: cuda.state(pid) for pid in with_driver}
+        checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
+        self._needs |= self._parked_needs(checkpointed)
+        self._locked = [
+            p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
+        ]
+        return with_driver
 
     def parked_room(self) -> Placement:
         """Return the placement of the parked memory as it would be now; of several processes' the one with the largest shortage."""
@@ -291,14 +301,7 @@ class GpuProcesses:
 
         This does not wait for room. Errors are logged; the next save tries again.
         """
-        with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
-        self.lanes.find(with_driver)
-        states = {pid: cuda.state(pid) for pid in with_driver}
-        checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
-        self._needs |= self._parked_needs(checkpointed)
-        self._locked = [
-            p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
-        ]
+        with_driver = self._find_taken()
         self.give_back(later=True)
         self.lanes.drop_handed_over(with_driver)
         done = not self._locked and not self.lanes.waiting
@@ -314,7 +317,8 @@ class GpuProcesses:
     def _parked_needs(self, parked: Iterable[int]) -> dict[int, dict[str, int]]:
         noted = self._noted_needs()
         return {
-            pid: noted.get(processes.nspid(pid) or 0) or {UNKNOWN: _staged_bytes(pid)}
+            pid: noted.get(processes.nspid(pid) or 0)
+            or {UNKNOWN: _staged_bytes(pid) + Lane(self._tree, pid).bytes_in_files}
             for pid in parked
         }
 
