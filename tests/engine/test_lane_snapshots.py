@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -253,6 +254,26 @@ def test_the_next_daemon_gives_back_what_one_had_taken_that_was_killed_in_a_susp
     check_running(gpu)
 
 
+def test_a_daemon_that_was_killed_in_checkpoint_needs_no_room_for_memory_that_stayed(
+    gpu, monkeypatch
+):
+    checkpoint, kernel = cuda.checkpoint, gpu.program.tree.kernel_pid
+
+    def dying(pid):
+        if pid != kernel:
+            threading.Event().wait()  # it stays as it is
+        checkpoint(pid)
+        os._exit(9)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda, "checkpoint", dying)
+        killed_in_a_save(gpu, monkeypatch, None, before=False)
+    del gpu.nvml.used[ONE][kernel]
+    gpu.nvml.others[ONE] = 8 * GB + (20 << 20)
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+
+
 def test_room_for_what_the_driver_takes_is_held_from_checkpoint_to_restore(gpu, monkeypatch):
     seen = []
 
@@ -361,10 +382,11 @@ def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch)
 
 
 def killed_in_a_save(gpu, monkeypatch, step, *, before, **options):
-    """Let a process that saves die before or after a step."""
+    """Let a process that saves die before or after a step; None: the caller lets it die."""
     child = os.fork()
     if not child:
-        die_at(monkeypatch, step, before=before)
+        if step is not None:
+            die_at(monkeypatch, step, before=before)
         try:
             gpu.program.save(**options)
         finally:

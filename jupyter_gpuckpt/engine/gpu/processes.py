@@ -113,9 +113,9 @@ class GpuProcesses:
         refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
-            self._note_needs()
             for pid in owners:
                 self.lanes.empty(pid, lock_seconds, self._needs[pid], until)
+            self._note_needs()  # without the memory that init holds
             drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
             for pid, thread in drivers.items():
                 self.threads.hold(pid, thread)
