@@ -23,7 +23,8 @@ from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN
 from jupyter_gpuckpt.engine.tree import lane_library, launch
-from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, ObjectCorrupt
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_tables
@@ -108,6 +109,28 @@ def resumed(gpu, saved, memory):
     gpu.driver.come_back(memory)
     gpu.program.resume(saved.manifest.info.snapshot_id)
     gpu.nvml.used[ONE] = dict.fromkeys(gpu.pids(), GB)
+
+
+def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
+    saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
+    gpu.driver.come_back(memory)
+    destroy, begun, ended = launch.Namespaces.destroy, [], []
+
+    def unreadable(self):
+        begun.append(self._pid)
+        raise FreezeFailed("a chunk is damaged", hint="")
+
+    def destroying(self):
+        for pid in begun:
+            wait_for(lambda pid=pid: processes.state(pid) in ("Z", "X", None))
+            ended.append(pid)
+        destroy(self)
+
+    monkeypatch.setattr(Lane, "reopen", unreadable)
+    monkeypatch.setattr(launch.Namespaces, "destroy", destroying)
+    with pytest.raises(GpuCkptError, match="a chunk is damaged"):
+        gpu.program.resume(saved.manifest.info.snapshot_id)
+    assert len(ended) == 1
 
 
 def lane_streams(saved):

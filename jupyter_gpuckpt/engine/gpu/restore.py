@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 
 from ...errors import CheckpointError, ThawFailed
 from ...host import gpu, processes
@@ -47,8 +47,9 @@ def restore(
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
     `lanes_written`: waits until the lanes' files are complete; the driver's are already.
-    Every thread but the driver's own is held while the driver works, so if this fails, user code has not run a single
-    instruction. On return the CUDA processes' tasks run. Raises ThawFailed.
+    Every thread but the driver's own and the lane's is held meanwhile, and after an error these processes are killed before the threads
+    are released, so user code does not run without its memory (but see `_fill_lanes`). On return the CUDA processes' tasks run.
+    Raises ThawFailed, or the error of `lanes_written`.
     """
     if not records:
         return
@@ -68,13 +69,19 @@ def restore(
         progress.advance(sizes[pid])
 
     lanes = {pid: lane for pid in sizes if (lane := Lane(tree, pid)).is_there}
-    with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
+    running: list[ThreadsHeld] = []
+    with (
+        ExitStack() as held,
+        _killed_after_an_error(running),
+        progress.stage(Stage.GPU_RESTORE, sum(sizes.values())),
+    ):
         for pid in sizes:
             # If the daemon dies now, so does the process (EXITKILL): its code must not run before its GPU memory is restored.
             working = [driver_thread(pid, ThawFailed)]
             if pid in lanes and (thread := lanes[pid].thread) is not None:
                 working.append(thread)
-            held.enter_context(ThreadsHeld(pid, *working, options=ptrace.EXITKILL))
+            threads = ThreadsHeld(pid, *working, options=ptrace.EXITKILL)
+            running.append(held.enter_context(threads))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
         lanes_written()
@@ -84,8 +91,19 @@ def restore(
             tree.inside(path).unlink(missing_ok=True)
 
 
+@contextmanager
+def _killed_after_an_error(running: Iterable[ThreadsHeld]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for threads in running:
+            with suppress(OSError):
+                threads.kill()
+        raise
+
+
 def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
-    """Give the lanes their memory from their files, and open their gates.
+    """Give the lanes their memory from their files, and open their gates. Raises FreezeFailed.
 
     A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds: as long as the
     gate is closed, none of them can use the GPU.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import signal
+from contextlib import ExitStack, suppress
 from typing import Self
 
 from ...errors import CheckpointError
@@ -72,6 +74,13 @@ class ThreadsHeld:
                 _, tracee = self._held.popitem()
                 # This does not wait for state T, which never comes after a SIGCONT.
                 all_of_them.callback(tracee.detach, wait=False)
+
+    def kill(self) -> None:
+        """Kill the process by SIGKILL and reap the held threads, the main one last, as Linux does. Raises OSError if one does not end."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        for tid in sorted(self._held, key=lambda tid: tid == self.pid):
+            self._held.pop(tid).kill()
 
     def _hold_all(self) -> None:
         """Hold threads until no new one is found: a thread may create another one before it is held."""
