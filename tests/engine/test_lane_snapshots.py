@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import cuda, lane, lane_copies
+from jupyter_gpuckpt.engine.gpu import cuda, lane, lane_copies, lanes
 from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN
@@ -137,9 +137,10 @@ def lane_streams(saved):
     return [path for one in saved.manifest.gpu for path in one.staging if "lane-" in path]
 
 
-def let_be_free(gpu, room):
+def let_be_free(gpu, room, monkeypatch):
     """Let the GPU have room for the memory twice, only for parts of it, or for no part."""
     if room == "parts":
+        monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
         gpu.nvml.used[ONE] = dict.fromkeys(gpu.pids(), 2 * GB)
         gpu.nvml.used[ONE][gpu.program.tree.kernel_pid] = 4 * GB
     elif room == "none":
@@ -151,7 +152,7 @@ ROOMS = pytest.mark.parametrize("room", ["twice", "parts", "none"])
 
 @ROOMS
 def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypatch, room):
-    let_be_free(gpu, room)
+    let_be_free(gpu, room, monkeypatch)
     freed, free = [], Lane.free
     monkeypatch.setattr(Lane, "free", lambda lane: freed.append(lane) or free(lane))
     for _ in range(2):
@@ -164,6 +165,27 @@ def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypa
     resumed(gpu, saved, gpu.driver.memory())
     check_running(gpu)
     # The next save finds the memory as the process's own.
+    gpu.program.save()
+    check_running(gpu)
+
+
+@pytest.mark.parametrize("room", [GB + (20 << 20), GB + MEMORY + (20 << 20)])
+def test_saves_succeed_near_the_limit_from_which_memory_is_copied_later(gpu, monkeypatch, room):
+    """The room is that for the memory of one process and for the context, with or without what must stay free."""
+    gpu.nvml.others[ONE] = 8 * GB - room
+    monkeypatch.setattr(lanes, "_SPARE_BYTES", 0)
+    gpu.program.save()
+    check_running(gpu)
+
+
+def test_a_save_succeeds_though_another_program_takes_some_of_the_room_meanwhile(gpu, monkeypatch):
+    original = Lane.hand_over
+
+    def hand_over(self, rest):
+        original(self, rest)
+        gpu.nvml.others[ONE] = 8 * GB - MEMORY
+
+    monkeypatch.setattr(Lane, "hand_over", hand_over)
     gpu.program.save()
     check_running(gpu)
 
@@ -226,8 +248,10 @@ def needed_by(gpu):
 
 @pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])
 @ROOMS
-def test_a_step_of_the_driver_that_fails_once_costs_the_save_and_not_the_memory(gpu, step, room):
-    let_be_free(gpu, room)
+def test_a_step_of_the_driver_that_fails_once_costs_the_save_and_not_the_memory(
+    gpu, monkeypatch, step, room
+):
+    let_be_free(gpu, room, monkeypatch)
     gpu.fail(step, 0, Error.CUDA_ERROR_OPERATING_SYSTEM, once=True)
     # A refused Checkpoint is tried again at once, and a refused Restore at the end of the save.
     with pytest.raises(GpuCkptError) if step in ("Lock", "Unlock") else nullcontext():
@@ -322,15 +346,15 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
     gpu, monkeypatch, room, times
 ):
     """The second of three parts has no room; where there is room for parts, two of them are given back at a time."""
-    let_be_free(gpu, room)
+    let_be_free(gpu, room, monkeypatch)
     if room == "parts":
         let_two_parts_be_given_back_at_a_time(monkeypatch)
     original = Lane._give_back
 
-    def refused(self, *arguments):
+    def refused(self, *arguments, **options):
         monkeypatch.setattr(Lane, "_give_back", original)
         (gpu.folder / "refuses").write_text(f"1 {times}")
-        return original(self, *arguments)
+        return original(self, *arguments, **options)
 
     monkeypatch.setattr(Lane, "_give_back", refused)
     with suppress(GpuCkptError):
@@ -348,9 +372,9 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
     refuses, close_gate = gpu.folder / "refuses", Lane.close_gate
     original = Lane._give_back
 
-    def refused(self, *arguments):
+    def refused(self, *arguments, **options):
         refuses.write_text("0 9")
-        return original(self, *arguments)
+        return original(self, *arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(Lane, "_give_back", refused)
@@ -374,11 +398,10 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
 def let_two_parts_be_given_back_at_a_time(monkeypatch):
     """Where the GPU has room for parts."""
     monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)
-    monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
 
 
 def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch):
-    let_be_free(gpu, "parts")
+    let_be_free(gpu, "parts", monkeypatch)
     let_two_parts_be_given_back_at_a_time(monkeypatch)
     original, failed = Lane._hold, []
 

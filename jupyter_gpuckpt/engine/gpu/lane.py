@@ -256,11 +256,11 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def reopen(self) -> None:
+    def reopen(self, *, keep: bool = False) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
-        This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. The memory that
-        init holds stays there for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
+        This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. With `keep` the
+        memory stays in init for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(Order.STATUS)
@@ -268,19 +268,18 @@ class Lane:
                 return
             self.drop_reserved()
             if handed:
-                self._give_back(library)
+                self._give_back(library, keep=keep)
             library.order(Order.OPEN)
 
-    def _give_back(self, library: Library) -> None:
+    def _give_back(self, library: Library, *, keep: bool) -> None:
         listed = library.listed()
         held, _ = self._hold(b"l")
         if held:
-            room = free_room(gpu.used_by(self._pid))
-            frees = room <= sum(one.bytes for one in listed) + _MARGIN_BYTES
             # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
-            at_once = max(1, (room - _MARGIN_BYTES) // _PART_BYTES) if frees else BATCH
+            room = free_room(gpu.used_by(self._pid)) - _MARGIN_BYTES
+            at_once = BATCH if keep else max(1, min(BATCH, room // _PART_BYTES))
             try:
-                self._give_back_held(library, listed, min(BATCH, at_once), frees=frees)
+                self._give_back_held(library, listed, at_once, frees=not keep)
             except NoRoomError:
                 self._give_back_held(library, library.listed(), 1, frees=True)
         elif (file := self.file) is None:
@@ -367,6 +366,11 @@ def free_room(used: Collection[str]) -> int:
     """Return the least free memory of these GPUs; of all GPUs if it is not known which ones the process uses, as in containers."""
     free = gpu.free_bytes()
     return min((free.get(uuid, 0) for uuid in used or free), default=0)
+
+
+def fits_twice(length: int, room: int) -> bool:
+    """Return whether so much memory can be given back while init keeps it, too. `room`: what is free on the GPU while it is there once."""
+    return room > length + _MARGIN_BYTES
 
 
 def no_memory(pid: int, details: str) -> FreezeFailed:

@@ -16,7 +16,7 @@ from ...host import processes
 from ..tree.tree import Tree
 from . import cuda
 from .digests import EarlierMemory
-from .lane import Lane, free_room
+from .lane import Lane, fits_twice, free_room
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
 from .staging import StagingFile
@@ -54,9 +54,9 @@ class Lanes:
         self.copies: dict[str, LaneCopy] = {}
         #: How many bytes of memory each lane had.
         self._bytes: dict[int, int] = {}
-        #: The memory that was handed over, by pid, and the processes of which it must still be copied.
+        #: The memory that was handed over, by pid, and the processes of which it must still be copied, with the GPUs that they use.
         self._handed_over: dict[int, list[Allocation]] = {}
-        self._uncopied: set[int] = set()
+        self._uncopied: dict[int, set[str]] = {}
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
         """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
@@ -82,10 +82,9 @@ class Lanes:
         cuda.unlock(pid)
         allocations = lane.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
-        room = free_room(used)
-        size = max(sum(used.values()), self._bytes[pid])
-        if until is Until.GIVEN_BACK and room > size:
-            self._uncopied.add(pid)
+        room = free_room(used) - self._promised(used)
+        if until is Until.GIVEN_BACK and fits_twice(self._bytes[pid], room):
+            self._uncopied[pid] = set(used)
             self._hand_over(pid, lane, allocations, used)
         elif allocations:
             stays = until is not Until.UNPARKED and room > _SPARE_BYTES
@@ -95,6 +94,14 @@ class Lanes:
             else:
                 lane.free()
         cuda.lock(pid, lock_seconds)
+
+    def _promised(self, used: Mapping[str, int]) -> int:
+        """Return how much memory other processes of this freeze will have twice on these GPUs; on any, if it is not known which."""
+        return sum(
+            self.handed_bytes(pid)
+            for pid, gpus in self._uncopied.items()
+            if not gpus or not used or not gpus.isdisjoint(used)
+        )
 
     def _hand_over(
         self, pid: int, lane: Lane, allocations: list[Allocation], used: Mapping[str, int]
@@ -133,7 +140,7 @@ class Lanes:
             if pid in not_restored or cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
                 continue
             try:
-                lane.reopen()
+                lane.reopen(keep=pid in self._uncopied)
                 if pid not in self._uncopied:
                     lane.drop_handed_over()
             except GpuCkptError as error:
@@ -158,7 +165,7 @@ class Lanes:
                 lane = Lane(self._tree, pid)
                 self._copy(pid, lane, allocations, handed_over=True, all_of_it=False)
                 lane.drop_handed_over()
-            self._uncopied.remove(pid)
+            del self._uncopied[pid]
             del self._handed_over[pid]
 
     def drop_handed_over(self, among: Iterable[int] = ()) -> None:
