@@ -30,7 +30,17 @@ from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_tables
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import Error, ScriptedDriver, ScriptedNvml
-from tests.engine.scripted_gpu import LENGTH, ONE, Gpu, devices, executable, put_in, run, store
+from tests.engine.scripted_gpu import (
+    LENGTH,
+    ONE,
+    OTHER,
+    Gpu,
+    devices,
+    executable,
+    put_in,
+    run,
+    store,
+)
 
 __all__ = ["devices", "executable", "run", "store"]
 
@@ -190,9 +200,32 @@ def test_a_save_succeeds_though_another_program_takes_some_of_the_room_meanwhile
     check_running(gpu)
 
 
-def test_where_the_driver_lists_no_process_the_room_is_that_of_the_fullest_gpu(gpu):
+def test_where_the_driver_lists_no_process_the_room_is_that_of_the_fullest_gpu(gpu, monkeypatch):
     gpu.nvml.others[ONE] = 5 * GB
-    assert free_room({ONE}) == free_room({}) == 3 * GB
+    kernel = gpu.program.tree.kernel_pid
+    assert free_room(kernel, {ONE}) == free_room(kernel, {}) == 3 * GB
+    gpu.nvml.add(OTHER)
+    gpu.nvml.others[OTHER] = 9 * GB
+    assert free_room(kernel, {ONE}) == 3 * GB
+    assert free_room(kernel, {}) == GB
+    # It may see one of them only.
+    monkeypatch.setattr(lane.processes, "environment", lambda pid: {"CUDA_VISIBLE_DEVICES": ONE})
+    assert free_room(kernel, {}) == 3 * GB
+
+
+@pytest.mark.parametrize("taken", ["parked", "saved"])
+def test_memory_for_which_the_ram_has_no_room_stays_on_the_gpu(gpu, monkeypatch, taken):
+    if taken == "saved":
+        let_be_free(gpu, "none", monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(lane_copies, "mem_available", lambda pid: MEMORY)
+        patched.setattr(Lane, "copy_out", None)
+        with pytest.raises(GpuCkptError, match="no room in memory"):
+            gpu.park() if taken == "parked" else gpu.program.save()
+        check_running(gpu)
+    gpu.park()
+    gpu.unpark()
+    check_running(gpu)
 
 
 def test_a_save_can_be_gone_back_to_later(gpu):
@@ -318,6 +351,15 @@ def test_a_daemon_that_was_killed_in_checkpoint_needs_no_room_for_memory_that_st
     del gpu.nvml.used[ONE][kernel]
     gpu.nvml.others[ONE] = 8 * GB + (20 << 20)
     recovery.recover(gpu.program.tree)
+    check_running(gpu)
+
+
+def test_a_gate_behind_which_all_memory_is_opens_without_inits_help(gpu):
+    found, holder = lane_of(gpu), gpu.program.tree.inside("/dev/shm/.gpuckpt/hold.socket")
+    found.close_gate(30)
+    holder.rename(holder.with_suffix(".away"))
+    found.reopen()
+    holder.with_suffix(".away").rename(holder)
     check_running(gpu)
 
 

@@ -29,6 +29,7 @@ from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
 from . import digests
 from .lane_orders import BATCH, Allocation, Library, NoRoomError, Order, Range, close, receive, send
+from .placement import visible
 from .staging import StagingFile, further_path
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,10 @@ class Lane:
             closed, handed, _ = library.ask(Order.STATUS)
             if not closed:
                 return
-            self.drop_reserved()
+            try:
+                self.drop_reserved()
+            except CheckpointError as error:  # it takes room, but the process must run on
+                logger.warning("%s (%s)", error, error.details)
             if handed:
                 self._give_back(library, keep=keep)
             library.order(Order.OPEN)
@@ -276,7 +280,7 @@ class Lane:
         held, _ = self._hold(b"l")
         if held:
             # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
-            room = free_room(gpu.used_by(self._pid)) - _MARGIN_BYTES
+            room = free_room(self._pid, gpu.used_by(self._pid)) - _MARGIN_BYTES
             at_once = BATCH if keep else max(1, min(BATCH, room // _PART_BYTES))
             try:
                 self._give_back_held(library, listed, at_once, frees=not keep)
@@ -362,10 +366,12 @@ class Lane:
         )
 
 
-def free_room(used: Collection[str]) -> int:
-    """Return the least free memory of these GPUs; of all GPUs if it is not known which ones the process uses, as in containers."""
+def free_room(pid: int, used: Collection[str]) -> int:
+    """Return the least free memory of these GPUs; of all that the process may use if it is not known which it uses, as in containers."""
     free = gpu.free_bytes()
-    return min((free.get(uuid, 0) for uuid in used or free), default=0)
+    if not used:
+        used = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), gpu.gpus()) or free
+    return min((free.get(uuid, 0) for uuid in used), default=0)
 
 
 def fits_twice(length: int, room: int) -> bool:

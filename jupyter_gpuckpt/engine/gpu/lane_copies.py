@@ -19,6 +19,7 @@ import numpy as np
 
 from ... import stripes
 from ...errors import CheckpointError
+from ...host.processes import mem_available
 from ..tree.tree import Tree
 from . import digests
 from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
@@ -123,6 +124,9 @@ class LaneCopying:
     def _files(self, length: int) -> Iterator[tuple[StagingFile, list[int]]]:
         """Create files for so many bytes in place of former ones; yield their record and descriptors. Raises FreezeFailed."""
         self.lane.remove_file()
+        # The files take memory only when they are written, where Linux may end the kernel for lack of it.
+        if length > (available := mem_available(self.pid)):
+            raise no_memory(self.pid, f"{length} bytes are needed, {available} are free")
         try:
             made = striped(self.tree, self.pid, self.lane.file_path, length)
             with made as (file, descriptors):

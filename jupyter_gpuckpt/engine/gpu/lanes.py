@@ -82,7 +82,7 @@ class Lanes:
         cuda.unlock(pid)
         allocations = lane.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
-        room = free_room(used) - self._promised(used)
+        room = free_room(pid, used) - self._promised(used)
         if until is Until.GIVEN_BACK and fits_twice(self._bytes[pid], room):
             self._uncopied[pid] = set(used)
             self._hand_over(pid, lane, allocations, used)
