@@ -9,6 +9,9 @@ from typing import NamedTuple
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
+#: Fields of memory.stat whose memory Linux reclaims before it kills a process. Files that were read twice are in `active_file`.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+
 
 class MemoryGroup(NamedTuple):
     """A group that may limit memory. `modern`: of version 2."""
@@ -18,7 +21,7 @@ class MemoryGroup(NamedTuple):
 
 
 class MemoryLimit(NamedTuple):
-    """A limit of a group. Page cache that the group could reclaim counts as free, as it does in MemAvailable."""
+    """A limit of a group. Page cache and slab that Linux can reclaim count as free, as they do in MemAvailable."""
 
     folder: Path
     limit_bytes: int
@@ -84,16 +87,19 @@ def _limit(folder: Path, name: str, *, modern: bool) -> MemoryLimit | None:
     used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
     if used is None:
         return None
-    cache = _cache(folder, "inactive_file" if modern else "total_inactive_file")
-    return MemoryLimit(folder, limit, max(0, limit - used + cache))
+    free = limit - used + _reclaimable_bytes(folder, modern=modern)
+    return MemoryLimit(folder, limit, max(0, min(limit, free)))
 
 
-def _cache(folder: Path, field: str) -> int:
+def _reclaimable_bytes(folder: Path, *, modern: bool) -> int:
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [field]), 0)
+    # In version 1 the names without `total_` leave the groups below out, and slab is not there.
+    names = _RECLAIMABLE if modern else [f"total_{name}" for name in _RECLAIMABLE]
+    fields = [line.split() for line in lines]
+    return sum(int(field[1]) for field in fields if len(field) == 2 and field[0] in names)
 
 
 def _number(path: Path) -> int | None:

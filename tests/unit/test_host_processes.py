@@ -241,6 +241,28 @@ def test_the_tightest_group_above_decides(tmp_path):
     assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) is None
 
 
+def test_memory_that_linux_can_reclaim_counts_as_free(tmp_path):
+    membership = tmp_path / "cgroup"
+    membership.write_text("2:memory:/box\n0::/box\n")
+    old, new = tmp_path / "fs" / "memory" / "box", tmp_path / "fs" / "box"
+    for group, used, limit, prefix in (
+        (old, "memory.usage_in_bytes", "memory.limit_in_bytes", "total_"),
+        (new, "memory.current", "memory.max", ""),
+    ):
+        group.mkdir(parents=True)
+        (group / used).write_text("950\n")
+        (group / limit).write_text("1000\n")
+        names = {"anon": 1, "inactive_file": 200, "active_file": 400}
+        stat = [f"{prefix}{name} {size}" for name, size in names.items()]
+        if prefix:
+            stat += ["inactive_file 7", "active_file 7"]
+        else:
+            stat += ["slab_reclaimable 30", "slab_unreclaimable 7"]
+        (group / "memory.stat").write_text("\n".join(stat) + "\n")
+    limits = cgroups.memory_limits(tmp_path / "fs", membership)
+    assert [(one.folder, one.free_bytes) for one in limits] == [(old, 650), (new, 680)]
+
+
 def test_groups_of_version_1_count_too(tmp_path):
     group = tmp_path / "fs" / "memory" / "box"
     group.mkdir(parents=True)
