@@ -1,4 +1,4 @@
-"""Files that together hold one sequence of bytes, in stripes: each stripe is in the file after that of the stripe before.
+"""Files that together hold one sequence of bytes, in stripes: stripe i is in file i modulo n.
 
 Writes to one file of a tmpfs exclude each other, and new pages that are mapped are zeroed before they are written. So threads that
 write whole stripes to several files are twice as fast as with one file, mapped or not. A single file has all stripes in a row.

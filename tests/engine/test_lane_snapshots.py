@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import cuda, lane, lane_copies, lanes
+from jupyter_gpuckpt.engine.gpu import cuda, lane_copies, lane_orders, lane_room, lanes
 from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
-from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane, free_room
+from jupyter_gpuckpt.engine.gpu.lane import FILES, Lane
+from jupyter_gpuckpt.engine.gpu.lane_room import free_room
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN
 from jupyter_gpuckpt.engine.tree import lane_library, launch
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, ObjectCorrupt
@@ -150,7 +151,7 @@ def lane_streams(saved):
 def let_be_free(gpu, room, monkeypatch):
     """Let the GPU have room for the memory twice, only for parts of it, or for no part."""
     if room == "parts":
-        monkeypatch.setattr(lane, "_MARGIN_BYTES", 4 * GB - (45 << 20))
+        monkeypatch.setattr(lane_room, "_MARGIN_BYTES", 4 * GB - (45 << 20))
         gpu.nvml.used[ONE] = dict.fromkeys(gpu.pids(), 2 * GB)
         gpu.nvml.used[ONE][gpu.program.tree.kernel_pid] = 4 * GB
     elif room == "none":
@@ -209,7 +210,9 @@ def test_where_the_driver_lists_no_process_the_room_is_that_of_the_fullest_gpu(g
     assert free_room(kernel, {ONE}) == 3 * GB
     assert free_room(kernel, {}) == GB
     # It may see one of them only.
-    monkeypatch.setattr(lane.processes, "environment", lambda pid: {"CUDA_VISIBLE_DEVICES": ONE})
+    monkeypatch.setattr(
+        lane_room.processes, "environment", lambda pid: {"CUDA_VISIBLE_DEVICES": ONE}
+    )
     assert free_room(kernel, {}) == 3 * GB
 
 
@@ -439,7 +442,7 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
 
 def let_two_parts_be_given_back_at_a_time(monkeypatch):
     """Where the GPU has room for parts."""
-    monkeypatch.setattr(lane, "_PART_BYTES", 20 << 20)
+    monkeypatch.setattr(lane_room, "_PART_BYTES", 20 << 20)
 
 
 def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch):
@@ -453,7 +456,7 @@ def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch)
         failed.append(order)
         # There is room for the connection and one of the descriptors of the first two parts.
         _, last = free = [os.dup(0) for _ in range(2)]
-        lane.close(free)
+        lane_orders.close(free)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, limits[1]))
         try:
@@ -466,6 +469,28 @@ def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch)
         gpu.program.save()
     assert failed
     recovery.recover(gpu.program.tree)
+    check_running(gpu)
+
+
+def test_a_save_that_fails_in_checkpoint_leaves_no_file_of_the_lane(gpu, monkeypatch):
+    let_be_free(gpu, "none", monkeypatch)
+    gpu.fail("Checkpoint", 0, Error.CUDA_ERROR_NOT_SUPPORTED)
+    with pytest.raises(GpuCkptError):
+        gpu.program.save()
+    check_running(gpu)
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(gpu, monkeypatch):
+    def late(self, length):
+        request = lane_orders._REQUEST.pack(lane_orders.Order.RESERVE, 0, 0, 0, length)
+        lane_orders.send(self._peer, request)
+        raise TimeoutError("timed out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane_orders.Library, "reserved", late)
+        with pytest.raises(GpuCkptError) as caught:
+            gpu.program.save()
+    assert caught.value.details.endswith("timed out")
     check_running(gpu)
 
 

@@ -648,7 +648,7 @@ static result_t read_handed_over(const listed_t *listed, const int *descriptors,
 }
 
 /* Carry out an order that reads handed-over parts: what follows it are their entries, and ranges for a copy. The descriptors are those
- * of the files, of which the request has the number, and of the parts. Return -1 if the connection must be closed. */
+ * of the files, then those of the parts; request->first is the number of files. Return -1 if the connection must be closed. */
 static int answer_handed_over(int to, const request_t *request, const int *descriptors, uint32_t received) {
     listed_t listed[BATCH];
     files_t files = {descriptors, request->first};

@@ -16,20 +16,31 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ... import stripes
 from ...errors import CheckpointError, FreezeFailed, is_disk_full
-from ...host import gpu, processes
+from ...host import processes
 from ...model import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
 from . import digests
-from .lane_orders import BATCH, Allocation, Library, NoRoomError, Order, Range, close, receive, send
-from .placement import visible
+from .lane_orders import (
+    BATCH,
+    Allocation,
+    Library,
+    NoRoomError,
+    Order,
+    Range,
+    RefusedError,
+    close,
+    receive,
+    send,
+)
+from .lane_room import parts_at_once
 from .staging import StagingFile, further_path
 
 logger = logging.getLogger(__name__)
@@ -42,8 +53,6 @@ _HOLDER = f"{SCRATCH}/hold.socket"
 #: The name that the library's thread gives itself.
 THREAD_NAME = "gpuckpt-lane"
 
-#: What stays free on the GPU while memory is given back, and the bytes of the largest part (MAX_PART_BYTES in lane.h).
-_MARGIN_BYTES, _PART_BYTES = 1 << 30, 1 << 30
 #: The most ranges in one order: a fraction of MAX_RANGES in lane.c.
 _MAX_RANGES = 1 << 16
 #: Added to a process's number for the room that is reserved for it; Linux has fewer pids.
@@ -146,8 +155,8 @@ class Lane:
     def hand_over(self, rest: int) -> None:
         """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU.
 
-        `rest`: the bytes that the process has on the GPU beside it. For so much init holds room, if there is as much again: Checkpoint
-        frees it, and without it Restore would have to wait.
+        `rest`: bytes of GPU memory that the process uses in addition to the lane's. init reserves that amount, if it is free, because
+        Checkpoint frees it and Restore needs it.
         """
         self.drop_handed_over()
         with self._connected() as library:
@@ -170,7 +179,7 @@ class Lane:
             return
         try:
             descriptors = library.reserved(length)
-        except OSError as error:
+        except RefusedError as error:
             logger.info("no room is reserved for process %d: %s", self._pid, error)
             return
         try:
@@ -279,9 +288,8 @@ class Lane:
         listed = library.listed()
         held, _ = self._hold(b"l")
         if held:
-            # Memory that was given back is on the GPU twice. Freeing init's makes room; then nothing is left for `copy_handed_over`.
-            room = free_room(self._pid, gpu.used_by(self._pid)) - _MARGIN_BYTES
-            at_once = BATCH if keep else max(1, min(BATCH, room // _PART_BYTES))
+            # Freeing init's memory makes room; then nothing is left for `copy_handed_over`.
+            at_once = BATCH if keep else parts_at_once(self._pid)
             try:
                 self._give_back_held(library, listed, at_once, frees=not keep)
             except NoRoomError:
@@ -364,19 +372,6 @@ class Lane:
             hint="Save again. If it fails again, switch the option `gpu_lane` off and restart the kernel.",
             details=f"process {self._pid}: {details}",
         )
-
-
-def free_room(pid: int, used: Collection[str]) -> int:
-    """Return the least free memory of these GPUs; of all that the process may use if it is not known which it uses, as in containers."""
-    free = gpu.free_bytes()
-    if not used:
-        used = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), gpu.gpus()) or free
-    return min((free.get(uuid, 0) for uuid in used), default=0)
-
-
-def fits_twice(length: int, room: int) -> bool:
-    """Return whether so much memory can be given back while init keeps it, too. `room`: what is free on the GPU while it is there once."""
-    return room > length + _MARGIN_BYTES
 
 
 def no_memory(pid: int, details: str) -> FreezeFailed:

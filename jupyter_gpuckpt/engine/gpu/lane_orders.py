@@ -40,7 +40,11 @@ class Order(IntEnum):
     RESERVE = 13
 
 
-class NoRoomError(OSError):
+class RefusedError(OSError):
+    """The library has answered that it did not carry out an order."""
+
+
+class NoRoomError(RefusedError):
     """The GPU has no room for memory that must be given back."""
 
 
@@ -168,8 +172,8 @@ def _check(order: Order, result: int) -> None:
         raise NoRoomError(f"{order.name}: there is no room on the GPU")
     if result:
         if result < 0:
-            raise OSError(-result, f"{order.name}: {os.strerror(-result)}")
-        raise OSError(f"{order.name}: CUresult {result}")
+            raise RefusedError(-result, f"{order.name}: {os.strerror(-result)}")
+        raise RefusedError(f"{order.name}: CUresult {result}")
 
 
 def send(to: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -16,9 +16,10 @@ from ...host import processes
 from ..tree.tree import Tree
 from . import cuda
 from .digests import EarlierMemory
-from .lane import Lane, fits_twice, free_room
+from .lane import Lane
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
+from .lane_room import fits_twice, free_room
 from .staging import StagingFile
 
 logger = logging.getLogger(__name__)

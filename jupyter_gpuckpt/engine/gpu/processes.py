@@ -364,8 +364,8 @@ class GpuProcesses:
 
     def _all_files(self) -> dict[int, list[StagingFile]]:
         """Return the files of the driver and of the lane, by process."""
-        lanes = self.lanes.files
-        return {pid: files + lanes.get(pid, []) for pid, files in self._staged.items()}
+        drivers, lanes = self._staged, self.lanes.files
+        return {pid: drivers.get(pid, []) + lanes.get(pid, []) for pid in {**drivers, **lanes}}
 
 
 def _staged_bytes(pid: int) -> int:

@@ -82,7 +82,7 @@ class StagingFile(NamedTuple):
 
 
 def further_path(path: str, number: int) -> str:
-    """Return the path of a further file of those of which this is the first."""
+    """Return the path of file `number` (1 and up) of a set whose first file is `path`."""
     return f"{path}.{number}"
 
 

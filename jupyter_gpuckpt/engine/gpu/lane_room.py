@@ -1,0 +1,36 @@
+"""The room on the GPU for memory that init holds and that must be given back to its process.
+
+Memory that was given back is on the GPU twice until init frees its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...host import gpu, processes
+from .lane_orders import BATCH
+from .placement import visible
+
+#: What stays free on the GPU while memory is given back.
+_MARGIN_BYTES = 1 << 30
+#: The bytes of the largest part: MAX_PART_BYTES in lane.h.
+_PART_BYTES = 1 << 30
+
+
+def free_room(pid: int, used: Collection[str]) -> int:
+    """Return the least free memory of these GPUs; of all that the process may use if it is not known which it uses, as in containers."""
+    free = gpu.free_bytes()
+    if not used:
+        used = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), gpu.gpus()) or free
+    return min((free.get(uuid, 0) for uuid in used), default=0)
+
+
+def fits_twice(length: int, room: int) -> bool:
+    """Return whether so much memory can be given back while init keeps it, too. `room`: what is free on the GPU while it is there once."""
+    return room > length + _MARGIN_BYTES
+
+
+def parts_at_once(pid: int) -> int:
+    """Return how many parts can be given back at once to a process, whose parts before them init has freed; at least one."""
+    room = free_room(pid, gpu.used_by(pid)) - _MARGIN_BYTES
+    return max(1, min(BATCH, room // _PART_BYTES))
