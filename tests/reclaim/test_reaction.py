@@ -302,3 +302,53 @@ def test_a_store_that_fails_delays_no_suspend(caplog):
 
     assert asyncio.run(rate()) == 50e6
     assert "The disk does not answer" in caplog.text
+
+
+class Nowhere:
+    """Uploads without a remote."""
+
+    is_anywhere = False
+
+    def __init__(self):
+        self.hurries = []
+
+    def hurry(self, *, on):
+        self.hurries.append(on)
+
+    async def look(self):
+        pass
+
+
+def streams_of(told):
+    """Return streams that only keep the notices that are published."""
+    return SimpleNamespace(
+        advance=lambda: Position(1, 1), publish=lambda event: told.append(event.notice)
+    )
+
+
+def test_a_due_notice_stays_due_when_kernels_are_suspended_until_it_is_put_off():
+    async def reacted():
+        told, uploads = [], Nowhere()
+        usage = SimpleNamespace(memory_bytes=40 * 10**9, gpu_bytes=0)
+        kernel = SimpleNamespace(state=KernelState.RUNNING, usage=usage)
+        reaction = Reaction(
+            streams_of(told), [kernel], [], None, None, None, uploads, acknowledge=None
+        )
+        notice = Notice("url:1", NoticeKind.REQUESTED, now() + 700)
+        reaction.take(notice)
+        reaction._look()
+        assert told[-1].is_due
+        kernel.state = KernelState.SUSPENDED
+        reaction._look()
+        assert told[-1].is_due
+        reaction.take(msgspec.structs.replace(notice, deadline=notice.deadline + 10))
+        reaction._look()
+        assert all(one.is_due for one in told[1:])
+        assert uploads.hurries == []
+        reaction.take(msgspec.structs.replace(notice, deadline=notice.deadline + 5000))
+        reaction._look()
+        assert not told[-1].is_due
+        assert uploads.hurries == [False]
+        await reaction.close()
+
+    asyncio.run(reacted())

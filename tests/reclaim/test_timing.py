@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt import reclaim_records
@@ -64,8 +65,8 @@ def test_quick_saves_leave_half_a_minute_and_a_due_notice_stays_due(clock):
     assert due.is_due
     clock[0] = 0.0
     assert timing.applied(due, 1.0).is_due
-    # It is put off.
-    assert done(timing, Notice("n", NoticeKind.RECLAIM, 5000.0, is_due=True)) == ""
+    later = Notice("n", NoticeKind.RECLAIM, 5000.0, is_due=True)
+    assert timing.put_off(later, 1.0) == Notice("n", NoticeKind.RECLAIM, 5000.0)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,24 @@ def test_large_kernels_are_saved_earlier(clock):
     assert (
         done(Timing(), Notice("n", NoticeKind.MAINTENANCE, 900.0), need_seconds=300.0) == "saving"
     )
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_notice_stays_due_when_less_remains_to_be_suspended(clock, ends_early):
+    timing = Timing()
+    notice = Notice("n", NoticeKind.RECLAIM, 700.0, ends_early=ends_early)
+    due = timing.applied(notice, 800.0)
+    assert due.is_due
+    clock[0] = 100.0
+    assert timing.applied(due, 0.0) == due
+    # Put off by a little, the same kernels would have to be suspended at once again.
+    assert timing.put_off(msgspec.structs.replace(due, deadline=720.0), 0.0).is_due
+
+
+def test_kernels_are_saved_on_when_some_have_ended(clock):
+    timing, notice = Timing(), Notice("n", NoticeKind.RECLAIM, 1000.0)
+    clock[0] = 103.0
+    saving = timing.applied(notice, 299.0)
+    assert saving.is_saving
+    timing.begin()
+    assert timing.applied(saving, 0.0) == saving
