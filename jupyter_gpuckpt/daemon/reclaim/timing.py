@@ -17,8 +17,8 @@ from ...reclaim_records import Notice, now
 LEAD_SECONDS = 300.0
 #: Kernels are saved first if at least this time is left, and suspended at the latest when that time is left.
 FIRST_SECONDS, LAST_SECONDS = 60.0, 30.0
-#: How much longer than all suspends the time must be for saving kernels first: see above.
-_TIMES = 3.0
+#: How much longer than all suspends the time must be for saving kernels first (see above), and how much longer it is when that begins.
+_TIMES, _LEAD_TIMES = 3.0, 4.0
 
 
 class Timing:
@@ -54,7 +54,7 @@ class Timing:
         # It becomes less with every kernel that is suspended.
         need_seconds = max(need_seconds, self._need_seconds)
         saves_first = not notice.ends_early
-        lead = max(LEAD_SECONDS, need_seconds * (_TIMES if saves_first else 1.0))
+        lead = max(LEAD_SECONDS, need_seconds * (_LEAD_TIMES if saves_first else 1.0))
         if left > lead and not (notice.is_saving or notice.is_due):
             return notice
         self._need_seconds = need_seconds
