@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import time
 
-from ...errors import GpuCkptError
+from ...errors import GpuCkptError, KernelBusy
 from ...model import Cause
-from ...protocol import OperationKind, OwnerKind, SaveRequest
+from ...protocol import OperationKind, OperationState, OwnerKind, SaveRequest
 from ...states import KernelState
 from ..kernels import Kernels, ManagedKernel
-from ..operations import Operations
+from ..operations import Operations, Subject
 from ..uploads import Uploads
 from ..verbs import Verbs
 
 #: How long a server may take to begin saving or suspending its kernels, and between two of them.
 GRACE_SECONDS = 3.0
+#: The interval at which ended saves are noted during a long one: operations are dropped some minutes after their end.
+_NOTE_SECONDS = 5.0
 _RUN = frozenset({KernelState.RUNNING, KernelState.SAVING})
 
 _log = logging.getLogger(__name__)
@@ -31,8 +33,9 @@ class FirstSaves:
         self._verbs, self._uploads = verbs, uploads
         #: When they began, on the monotonic clock; None: none have begun.
         self._began: float | None = None
-        #: The kernels that could not be saved.
-        self._refused: set[str] = set()
+        #: The kernels of which a save has succeeded since, and those of which one was refused or ended with an error.
+        self._saved: set[Subject] = set()
+        self._refused: set[Subject] = set()
 
     def begin(self) -> None:
         """Note that kernels are saved from now on, unless that has begun before."""
@@ -42,10 +45,11 @@ class FirstSaves:
     def end(self) -> None:
         """Note that this machine stays."""
         self._began = None
+        self._saved.clear()
         self._refused.clear()
 
     def are_complete(self, *, disk_survives: bool) -> bool:
-        """Return whether every kernel that runs was saved and, unless the disk survives, uploaded."""
+        """Return whether every kernel that runs and can be saved was saved and, unless the disk survives, uploaded."""
         if self._unsaved():
             return False
         if disk_survives or not self._uploads.is_anywhere:
@@ -61,12 +65,21 @@ class FirstSaves:
                 not is_over or is_at_work(self._operations, OperationKind.SAVE, owner_id)
             ):
                 continue
+            if kernel not in self._unsaved():
+                continue  # it was saved, or has ended, during the save of another one
             try:
-                request = SaveRequest(cause=Cause.AUTOSAVE)
-                await self._verbs.save(kernel.kernel_id, request).until_ended()
+                operation = self._verbs.save(kernel.kernel_id, SaveRequest(cause=Cause.AUTOSAVE))
+            except KernelBusy:
+                if kernel.in_flight is None:
+                    continue  # the next call tries again
+                operation = kernel.in_flight
             except GpuCkptError as error:
                 _log.info("kernel %s is not saved first: %s", kernel.kernel_id, error)
-                self._refused.add(kernel.kernel_id)
+                self._refused.add(kernel)
+                continue
+            while not operation.ended:
+                await operation.until_ended(_NOTE_SECONDS)
+                self._note_ended()
 
     def _running(self) -> list[ManagedKernel]:
         return [
@@ -74,18 +87,24 @@ class FirstSaves:
             for kernel in self._kernels
             if kernel.state in _RUN
             and not kernel.record.ends_at
-            and kernel.kernel_id not in self._refused
+            and (kernel in self._saved or kernel not in self._refused)
         ]
 
     def _unsaved(self) -> list[ManagedKernel]:
         """List the kernels that run and of which no save has ended, even with an error, since the beginning."""
-        began = self._began or 0.0
-        ended = {
-            operation.kernel.kernel_id
-            for operation in self._operations
-            if operation.kind is OperationKind.SAVE and operation.ended_at > began
-        }
-        return [kernel for kernel in self._running() if kernel.kernel_id not in ended]
+        self._note_ended()
+        return [kernel for kernel in self._running() if kernel not in self._saved]
+
+    def _note_ended(self) -> None:
+        """Note the kernels of saves that have ended."""
+        for operation in self._operations:
+            is_save = operation.kind is OperationKind.SAVE and operation.ended
+            if not is_save or operation.ended_at <= (self._began or 0.0):
+                continue
+            if operation.state is OperationState.SUCCEEDED:
+                self._saved.add(operation.kernel)
+            elif operation.error is None or operation.error.code != KernelBusy.code:
+                self._refused.add(operation.kernel)
 
 
 def is_at_work(operations: Operations, kind: OperationKind, owner_id: str) -> bool:
