@@ -31,6 +31,7 @@ from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, NoticeRequest, n
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.server.policies.reclaim import Reclaim
 from jupyter_gpuckpt.states import KernelState
+from tests.conftest import PATIENCE
 
 NOTICE = Notice("aws-spot:1", NoticeKind.RECLAIM, 100.0)
 
@@ -349,6 +350,39 @@ def test_a_due_notice_stays_due_when_kernels_are_suspended_until_it_is_put_off()
         reaction._look()
         assert not told[-1].is_due
         assert uploads.hurries == [False]
+        await reaction.close()
+
+    asyncio.run(reacted())
+
+
+def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_next_has_its_own_grace():
+    async def reacted():
+        resumed, uploads = asyncio.Event(), Nowhere()
+        usage = SimpleNamespace(memory_bytes=10**9, gpu_bytes=0)
+        kernel = SimpleNamespace(
+            kernel_id="k",
+            state=KernelState.SUSPENDED,
+            usage=usage,
+            in_flight=None,
+            record=SimpleNamespace(ends_at=0.0),
+        )
+        kernels = type("Kernels", (list,), {"find": lambda self, kernel_id: kernel})([kernel])
+        verbs = SimpleNamespace(resume=lambda kernel_id, request: resumed.set())
+        reaction = Reaction(streams_of([]), kernels, [], verbs, None, None, uploads, None)
+        sooner = Notice("url:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
+        later = Notice("url:2", NoticeKind.REQUESTED, now() + 200, disk_survives=True)
+        for notice in (sooner, later):
+            reaction.take(notice)
+        reaction._look()
+        assert [one.is_due for one in reaction.standing()] == [True, False]
+        reaction._due_since, reaction._grace_until = time.time(), now() + 3
+        reaction._tries["k"] = 2
+        reaction._of_scripts.add("k")
+        reaction.take(msgspec.structs.replace(sooner, withdrawn=True))
+        reaction._look()
+        assert [one.is_saving for one in reaction.standing()] == [True]
+        await asyncio.wait_for(resumed.wait(), PATIENCE)
+        assert (reaction._due_since, reaction._grace_until, reaction._tries) == (0.0, 0.0, {})
         await reaction.close()
 
     asyncio.run(reacted())

@@ -150,8 +150,6 @@ class Reaction:
             if known is not None:
                 flags = {"is_due": known.is_due, "is_saving": known.is_saving}
                 notice = msgspec.structs.replace(notice, **flags)
-                if _is_later(notice.deadline, known.deadline):
-                    notice = self._timing.put_off(notice, self._need_seconds())
             if notice == known:
                 return
             self._standing[notice.id] = notice
@@ -198,9 +196,12 @@ class Reaction:
             acts_on = (first, all(one.disk_survives for one in acted_on), bool(due))
         if acts_on == self._acts_on:
             return
+        was_due = self._acts_on is not None and self._acts_on[2]
         self._acts_on = acts_on
         if self._act is not None:
             self._act.cancel()  # what has begun goes on
+        if was_due and not due:
+            self._end_suspends()
         if acts_on is None:
             self._end()
         elif due:
@@ -225,14 +226,17 @@ class Reaction:
         return count_bytes / (self._bytes_per_second or _CAREFUL_BYTES_PER_SECOND)
 
     def _end(self) -> None:
-        """Return to normal operation, because no notice is due any more."""
+        """Return to normal operation, because nothing is done for any notice."""
         self._uploads.hurry(on=False)
-        self._tries.clear()
-        self._begun.clear()
-        self._due_since = self._grace_until = 0.0
         self._timing = Timing()
         self._first_saves.end()
         self._bytes_per_second = 0.0
+
+    def _end_suspends(self) -> None:
+        """Let kernels run again, because no notice is due any more; they may still be saved for one."""
+        self._tries.clear()
+        self._begun.clear()
+        self._due_since = self._grace_until = 0.0
         self._resumes = asyncio.ensure_future(self._resume_scripts())
 
     async def _save_all(self, *, disk_survives: bool) -> None:
@@ -357,10 +361,6 @@ class Reaction:
                     self._verbs.resume(kernel_id, ResumeRequest())
                 except GpuCkptError as error:
                     _log.warning("kernel %s stays suspended: %s", kernel_id, error)
-
-
-def _is_later(deadline: float | None, known: float | None) -> bool:
-    return known is not None and (deadline is None or deadline > known)
 
 
 class _AsDaemon:
