@@ -386,3 +386,42 @@ def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_nex
         await reaction.close()
 
     asyncio.run(reacted())
+
+
+class Saved(Slow):
+    """A kernel whose save takes until it is canceled, and whose request waits for `may_begin`."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_begin = asyncio.Event()
+
+    measured = Kernels.measured
+
+    async def save(self, kernel_id, *, cause):
+        self.begun.set()
+        await self.may_begin.wait()
+        return Operation("o1", OperationKind.SAVE, kernel_id, OperationState.RUNNING)
+
+
+@pytest.mark.parametrize("request_waits", [False, True])
+def test_a_users_interrupt_does_not_wait_for_a_save_before_the_machine_goes(request_waits):
+    async def interrupted():
+        kernels = Saved()
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        await policy.before_interrupt("a")
+        policy.notice_changed(Notice("n", NoticeKind.RECLAIM, now() + 200, is_saving=True))
+        await asyncio.wait_for(kernels.begun.wait(), PATIENCE)
+        if not request_waits:
+            kernels.may_begin.set()
+            await asyncio.sleep(0)
+        interrupt = asyncio.ensure_future(policy.before_interrupt("a"))
+        await asyncio.sleep(0)
+        kernels.may_begin.set()
+        await asyncio.wait_for(interrupt, PATIENCE)
+        assert kernels.saved == ["o1"]
+        await policy._saves
+        await policy.before_interrupt("a")
+        assert kernels.saved == ["o1"], "it has ended"
+        await policy.server_stops()
+
+    asyncio.run(interrupted())

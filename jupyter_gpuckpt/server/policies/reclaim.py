@@ -58,8 +58,8 @@ class Reclaim(KernelListener):
         self._task: asyncio.Task[None] | None = None
         #: The saves before the suspends; they end when these begin.
         self._saves: asyncio.Task[None] | None = None
-        #: The last of these saves of each kernel, by its id.
-        self._saved: dict[str, Operation] = {}
+        #: The requests for these saves, of which each returns its operation, by kernel id. Those that have ended are removed.
+        self._saving: dict[str, asyncio.Future[Operation]] = {}
         self._stopped = False
 
     def notice_changed(self, notice: Notice) -> None:
@@ -87,12 +87,21 @@ class Reclaim(KernelListener):
         else:
             self._task = asyncio.ensure_future(self._suspend_all(max(0.0, deadline - now())))
 
+    async def before_interrupt(self, kernel_id: str) -> None:
+        """Cancel a running save: the daemon would deliver the interrupt only after it, which may take minutes."""
+        await self.before_freeze(kernel_id)
+
     async def before_freeze(self, kernel_id: str) -> None:
         """Cancel a running save of this policy and wait for its end; what it has stored serves the next one. Never raises."""
-        if (operation := self._saved.pop(kernel_id, None)) is not None:
-            with suppress(GpuCkptError):
-                await self._operations.cancel(operation.operation_id)
-                await self._operations.finish(operation)
+        if (begun := self._saving.get(kernel_id)) is None:
+            return
+        await asyncio.wait({begun})
+        if begun.cancelled() or begun.exception() is not None:
+            return
+        operation = begun.result()
+        with suppress(GpuCkptError):
+            await self._operations.cancel(operation.operation_id)
+            await self._operations.finish(operation)
 
     async def server_stops(self) -> None:
         """Leave all kernels to the server's stop."""
@@ -135,11 +144,17 @@ class Reclaim(KernelListener):
         for kernel_id in await self._most_at_stake_first():
             try:
                 if self._operations.served(kernel_id).state is KernelState.RUNNING:
-                    operation = await self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
-                    self._saved[kernel_id] = operation
-                    await self._operations.finish(operation)
+                    await self._save(kernel_id)
             except GpuCkptError as error:
                 self._log.warning("Kernel %s was not saved: %s", kernel_id, error)
+
+    async def _save(self, kernel_id: str) -> None:
+        request = self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
+        begun = self._saving[kernel_id] = asyncio.ensure_future(request)
+        await self._operations.finish(await begun)
+        # After a cancellation the save may still run.
+        if self._saving.get(kernel_id) is begun:
+            del self._saving[kernel_id]
 
     async def _most_at_stake_first(self) -> list[str]:
         """Return this server's kernels in the order in which to save them: any order if the daemon does not answer."""
