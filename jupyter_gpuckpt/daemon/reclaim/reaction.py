@@ -150,6 +150,8 @@ class Reaction:
             if known is not None:
                 flags = {"is_due": known.is_due, "is_saving": known.is_saving}
                 notice = msgspec.structs.replace(notice, **flags)
+                if _is_later(notice.deadline, known.deadline):
+                    notice = self._timing.put_off(notice, self._need_seconds())
             if notice == known:
                 return
             self._standing[notice.id] = notice
@@ -361,6 +363,10 @@ class Reaction:
                     self._verbs.resume(kernel_id, ResumeRequest())
                 except GpuCkptError as error:
                     _log.warning("kernel %s stays suspended: %s", kernel_id, error)
+
+
+def _is_later(deadline: float | None, known: float | None) -> bool:
+    return known is not None and (deadline is None or deadline > known)
 
 
 class _AsDaemon:
