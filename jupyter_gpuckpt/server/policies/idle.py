@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 
 
-@dataclass
+@dataclass(eq=False)
 class _Suspend:
     """A suspend of an idle kernel. `operation_id`: empty until the daemon has begun it."""
 
+    kernel_id: str
     operation_id: str = ""
     is_unwanted: bool = False
 
@@ -42,11 +43,13 @@ class IdleSuspends(KernelListener):
 
     def __init__(self, operations: ServerOperations) -> None:
         self._operations = operations
-        self._running: dict[str, _Suspend] = {}
+        #: A kernel may have several, each of another policy.
+        self._running: set[_Suspend] = set()
 
     async def suspend(self, kernel_id: str, cause: Cause, *, busy_too: bool = False) -> str:
         """Suspend a kernel; return the reason why it runs on, empty if it is suspended. `busy_too`: even while a cell runs."""
-        suspend = self._running[kernel_id] = _Suspend()
+        suspend = _Suspend(kernel_id)
+        self._running.add(suspend)
 
         def check() -> None:
             runs_cell = self._operations.served(kernel_id).output.runs_cell
@@ -62,17 +65,16 @@ class IdleSuspends(KernelListener):
         except GpuCkptError as error:
             return str(error)
         finally:
-            self._running.pop(kernel_id, None)
+            self._running.discard(suspend)
         return ended.error.message if ended.error is not None else ""
 
     def kernel_wanted(self, served: ServedKernel) -> None:
-        """Cancel the suspend of a kernel to which a cell was sent: it would be resumed right afterwards."""
-        suspend = self._running.get(served.kernel_id)
-        if suspend is None or suspend.is_unwanted:
-            return
-        suspend.is_unwanted = True
-        if suspend.operation_id:
-            self._operations.spawn(self._cancel(suspend.operation_id))
+        """Cancel the suspends of a kernel to which a cell was sent: it would be resumed right afterwards."""
+        for suspend in self._running:
+            if suspend.kernel_id == served.kernel_id and not suspend.is_unwanted:
+                suspend.is_unwanted = True
+                if suspend.operation_id:
+                    self._operations.spawn(self._cancel(suspend.operation_id))
 
     async def _cancel(self, operation_id: str) -> None:
         with suppress(GpuCkptError):  # the kernel is resumed then

@@ -1,0 +1,53 @@
+"""What a cell cancels: against kernels and operations of this file. tests/server has the real ones."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_gpuckpt.server.policies.idle import IdleSuspends
+
+
+class Operations:
+    """Suspends that end when they are told to."""
+
+    def __init__(self):
+        self.ends, self.cancelled = {}, []
+
+    def served(self, kernel_id):
+        return SimpleNamespace(output=SimpleNamespace(runs_cell=False))
+
+    async def suspend(self, kernel_id, *, cause, check):
+        self.ends[cause] = asyncio.Event()
+        return SimpleNamespace(operation_id=cause)
+
+    async def finish(self, operation):
+        await self.ends[operation.operation_id].wait()
+        return SimpleNamespace(error=None)
+
+    async def cancel(self, operation_id):
+        self.cancelled.append(operation_id)
+
+    def spawn(self, work):
+        self.spawned = asyncio.ensure_future(work)
+
+
+@pytest.mark.parametrize(("ended", "left"), [("first", "second"), ("second", "first")])
+def test_a_cell_cancels_the_suspend_that_is_left_of_two(ended, left):
+    async def main():
+        operations = Operations()
+        suspends = IdleSuspends(operations)
+        tasks = {}
+        for cause in ("first", "second"):
+            tasks[cause] = asyncio.create_task(suspends.suspend("k", cause))
+            while cause not in operations.ends:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        operations.ends[ended].set()
+        await tasks[ended]
+        suspends.kernel_wanted(SimpleNamespace(kernel_id="k"))
+        await operations.spawned
+        assert operations.cancelled == [left]
+        operations.ends[left].set()
+        await tasks[left]
+
+    asyncio.run(main())
