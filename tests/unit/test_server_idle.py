@@ -1,11 +1,35 @@
-"""What a cell cancels: against kernels and operations of this file. tests/server has the real ones."""
+"""Which kernels count as idle, and what a cell cancels: against kernels and operations of this file. tests/server has the real ones."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt.server.policies.idle import IdleSuspends
+from jupyter_gpuckpt.server.policies.idle import IdleSuspends, idle_kernels
+from jupyter_gpuckpt.states import KernelState
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_idle"),
+    [
+        ({}, True),
+        # A cell is held for it, and it waits for the GPU, or is about to.
+        ({"is_wanted": True}, False),
+        ({"waits": "It waits for its turn on the GPU."}, False),
+    ],
+)
+def test_a_parked_kernel_for_which_a_cell_is_held_is_not_idle(changes, is_idle):
+    fields = {"is_wanted": False, "waits": "", "state": KernelState.PARKED}
+    output = SimpleNamespace(runs_cell=False)
+    served = SimpleNamespace(gate_is_open=False, output=output, **fields | changes)
+    manager = SimpleNamespace(
+        last_activity=datetime.now(UTC) - timedelta(hours=1), execution_state="idle"
+    )
+    kernels = SimpleNamespace(list_kernel_ids=lambda: ["k"], get_kernel=lambda _: manager)
+    operations = SimpleNamespace(served=lambda _: served)
+    found = idle_kernels(kernels, operations, after_seconds=5, parked_too=True)
+    assert found == (["k"] if is_idle else [])
 
 
 class Operations:

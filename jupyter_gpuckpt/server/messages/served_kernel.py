@@ -127,6 +127,8 @@ class ServedKernel:
         self.peer_access_is_off = False
         #: The reason, for users, why its resume waits; empty if it does not wait.
         self.waits = ""
+        #: Whether it is being resumed or unparked for a cell that was sent to it.
+        self.is_wanted = False
         #: When it will be suspended because it is idle, in seconds since the epoch; None: not soon.
         self.suspends_at: float | None = None
         #: The snapshot with its state before its last restart; empty if there is none.

@@ -156,7 +156,7 @@ def idle_kernels(
         since = getattr(manager, "last_activity", now)
         if (
             (_is_open(served) or (parked_too and served.state is KernelState.PARKED))
-            and not served.output.runs_cell
+            and not (served.output.runs_cell or served.is_wanted or served.waits)
             and getattr(manager, "execution_state", "") == "idle"
             and (now - since).total_seconds() >= after_seconds
         ):

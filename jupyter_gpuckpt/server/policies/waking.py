@@ -30,8 +30,6 @@ class Waking(KernelListener):
         self, operations: ServerOperations, gpu_room: GpuRoom, log: logging.Logger
     ) -> None:
         self._operations, self._gpu_room, self._log = operations, gpu_room, log
-        #: Kernels that are being resumed for a cell.
-        self._kernel_ids: set[str] = set()
 
     async def before_interrupt(self, kernel_id: str) -> None:
         """Resume a kernel that was suspended in the middle of a cell. Raises GpuCkptError if it cannot be resumed."""
@@ -41,8 +39,8 @@ class Waking(KernelListener):
 
     def kernel_wanted(self, served: ServedKernel) -> None:
         """Resume a kernel for a cell; once, however many cells are sent meanwhile."""
-        if served.kernel_id not in self._kernel_ids and not self._operations.stopping:
-            self._kernel_ids.add(served.kernel_id)
+        if not served.is_wanted and not self._operations.stopping:
+            served.is_wanted = True
             self._operations.spawn(self._wake(served))
 
     async def _wake(self, served: ServedKernel) -> None:
@@ -53,7 +51,7 @@ class Waking(KernelListener):
         except GpuCkptError as error:
             served.refuse_held(record_of(error))
         finally:
-            self._kernel_ids.discard(served.kernel_id)
+            served.is_wanted = False
 
     async def _bring_back(self, served: ServedKernel) -> None:
         """Wait until the kernel is resumed, by this server or another client. Raises GpuCkptError if it cannot be resumed.
