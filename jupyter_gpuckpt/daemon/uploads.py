@@ -103,6 +103,9 @@ class Uploads:
             except StoreUnavailable as error:
                 self._known = None
                 _log.warning("remotes are used as they were: %s", error)
+            except asyncio.CancelledError:
+                self._known = None  # its caller waits no longer; what was read is not applied
+                raise
             except Exception:
                 _log.exception("remotes are used as they were")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from types import SimpleNamespace
 
@@ -12,9 +13,11 @@ import pytest
 
 from jupyter_gpuckpt import decoding
 from jupyter_gpuckpt.client.mirror import Mirror
+from jupyter_gpuckpt.daemon.reclaim import reaction as reaction_module
 from jupyter_gpuckpt.daemon.reclaim.reaction import Reaction
 from jupyter_gpuckpt.daemon.reclaim.risks import _ago
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
+from jupyter_gpuckpt.daemon.uploads import Uploads
 from jupyter_gpuckpt.errors import DaemonUnavailable, KernelBusy, StoreUnavailable
 from jupyter_gpuckpt.model import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import (
@@ -29,6 +32,7 @@ from jupyter_gpuckpt.protocol import (
 )
 from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, NoticeRequest, now
 from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.server.policies import reclaim as reclaim_module
 from jupyter_gpuckpt.server.policies.reclaim import Reclaim
 from jupyter_gpuckpt.states import KernelState
 from tests.conftest import PATIENCE
@@ -425,3 +429,93 @@ def test_a_users_interrupt_does_not_wait_for_a_save_before_the_machine_goes(requ
         await policy.server_stops()
 
     asyncio.run(interrupted())
+
+
+async def never(*_):
+    await asyncio.Event().wait()
+
+
+def test_a_daemon_that_does_not_say_how_fast_uploads_are_delays_no_suspend(monkeypatch):
+    monkeypatch.setattr(reclaim_module, "_RATE_SECONDS", 0.05)
+
+    async def suspended():
+        begun = asyncio.get_running_loop().create_future()
+
+        async def suspend_all(operations, kernel_ids, within_seconds, *_, **__):
+            begun.set_result(now() + within_seconds)
+
+        monkeypatch.setattr(reclaim_module, "suspend_all", suspend_all)
+        kernels = Kernels()
+        kernels.send = never
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        due = Notice("n", NoticeKind.RECLAIM, now() + 100, is_due=True)
+        policy.notice_changed(due)
+        assert await asyncio.wait_for(begun, PATIENCE) == pytest.approx(due.deadline, abs=0.02)
+        await policy.server_stops()
+
+    asyncio.run(suspended())
+
+
+def test_a_disk_that_does_not_answer_delays_no_suspend(monkeypatch, caplog):
+    monkeypatch.setattr(reaction_module, "_UPLOADS_SECONDS", 0.05)
+    monkeypatch.setattr(reaction_module, "_MEASURE_SECONDS", 0.05)
+    answers = threading.Event()
+    suspended = []
+
+    async def suspend_each(kernels, asked, within_seconds, snapshots):
+        suspended.append((kernels, now() + within_seconds))
+        return []
+
+    monkeypatch.setattr(reaction_module, "suspend_each", suspend_each)
+
+    async def measure(kernels, *, exactly):
+        pass
+
+    record = Kernel("a", KernelState.RUNNING, "script")
+    owner = SimpleNamespace(kind=OwnerKind.SCRIPT)
+    kernel = SimpleNamespace(
+        kernel_id="a", public=lambda: record, record=SimpleNamespace(owner=owner)
+    )
+    uploads = SimpleNamespace(views=never, look=never)
+
+    async def reacted():
+        machine = SimpleNamespace(snapshots=lambda kernel_id: answers.wait(PATIENCE))
+        measuring = SimpleNamespace(measure=measure)
+        reaction = Reaction(None, [kernel], [], None, measuring, machine, uploads, None)
+        deadline = now() + 100
+        await asyncio.wait_for(reaction._look_for_remotes(), PATIENCE / 2)
+        await asyncio.wait_for(reaction._suspend([kernel], deadline), PATIENCE / 2)
+        answers.set()
+        assert suspended == [([record], pytest.approx(deadline, abs=0.02))]
+
+    asyncio.run(reacted())
+    assert "in any order" in caplog.text
+    assert "the rate of uploads is not known" in caplog.text
+
+
+def test_a_look_for_remotes_that_is_given_up_is_made_again(tmp_path):
+    read, answers = [], threading.Event()
+
+    async def looked():
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def remotes():
+            read.append(1)
+            loop.call_soon_threadsafe(begun.set)
+            answers.wait(PATIENCE)
+            return []
+
+        path = tmp_path / "remotes.json"
+        path.touch()
+        uploads = Uploads(None, tmp_path, is_busy=None, tell=None, on_lost=None)
+        uploads._remotes = SimpleNamespace(path=path, all=remotes)
+        look = asyncio.ensure_future(uploads.look())
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        look.cancel()
+        await asyncio.wait({look})
+        answers.set()
+        await uploads.look()
+        await uploads.look()
+
+    asyncio.run(looked())
+    assert len(read) == 2

@@ -19,8 +19,8 @@ from contextlib import suppress
 import msgspec
 
 from ...errors import GpuCkptError
-from ...model import Cause, SnapshotInfo
-from ...protocol import Event, Operation, OperationKind, OwnerKind, ResumeRequest, SaveRequest
+from ...model import SnapshotInfo
+from ...protocol import Event, OperationKind, OwnerKind, ResumeRequest
 from ...reclaim_records import (
     MAX_NOTICES,
     Notice,
@@ -32,7 +32,7 @@ from ...reclaim_records import (
 from ...save_rates import measured_rates
 from ...states import ABSENT, ALIVE, KernelState
 from ...suspend_batch import suspend_each
-from ...triage import measured_upload_rate, most_at_stake_first
+from ...triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
 from ..kernels import Kernels, ManagedKernel
 from ..machine import Machine
 from ..measuring import Measuring
@@ -42,6 +42,7 @@ from ..uploads import Uploads
 from ..verbs import Verbs
 from .first_saves import GRACE_SECONDS, FirstSaves, is_at_work
 from .risks import Risks
+from .suspends import AsDaemon
 from .timing import Timing
 
 #: The rate of suspends that is expected before any was measured.
@@ -53,8 +54,8 @@ _AGAIN_SECONDS, _MAX_TRIES = 10.0, 2
 #: A machine that still runs so long after the deadline is considered to stay.
 STAYS_SECONDS = 300.0
 _LOOK_SECONDS = 0.5
-#: How long the list of snapshots may take, from which the rate of earlier saves is known.
-_MEASURE_SECONDS = 2.0
+#: How long the list of snapshots may take, from which the rate of earlier saves is known, and the list of uploads and of remotes.
+_MEASURE_SECONDS, _UPLOADS_SECONDS = 2.0, 1.0
 _BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
 
 _log = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class Reaction:
         self._first_saves.begin()
         self._uploads.hurry(on=not disk_survives)
         if not disk_survives:
-            await self._uploads.look()  # a remote may have been added just now
+            await self._look_for_remotes()
         while not self._first_saves.are_complete(disk_survives=disk_survives):
             try:
                 await self._first_saves.save_left_over()
@@ -266,14 +267,14 @@ class Reaction:
         half_time = now() + total / 2
         self._uploads.hurry(on=not disk_survives)
         if not disk_survives:
-            await self._uploads.look()  # a remote may have been added just now
+            await self._look_for_remotes()
             self._risks.begin()
-        while (left := deadline - now()) > 0:
+        while now() < deadline:
             try:
                 if kernels := self._left_over(
                     self._due_since, grace_is_over=now() >= self._grace_until
                 ):
-                    await self._suspend(kernels, left)
+                    await self._suspend(kernels, deadline)
                 await self._acknowledge_if_safe(disk_survives=disk_survives)
             except GpuCkptError as error:
                 _log.warning("kernels are suspended later: %s", error)
@@ -313,34 +314,49 @@ class Reaction:
             left.append(kernel)
         return left
 
-    async def _suspend(self, kernels: list[ManagedKernel], within_seconds: float) -> None:
+    async def _suspend(self, kernels: list[ManagedKernel], deadline: float) -> None:
         await self._measuring.measure(kernels, exactly=False)
         first_to_last, snapshots = [kernel.public() for kernel in kernels], list[SnapshotInfo]()
+        rate = await self._upload_rate()
         try:
-            snapshots = await asyncio.to_thread(self._machine.snapshots, None)
+            async with asyncio.timeout(_MEASURE_SECONDS):
+                snapshots = await asyncio.to_thread(self._machine.snapshots, None)
             is_lost = self._acts_on is not None and not self._acts_on[1]
             first_to_last = most_at_stake_first(
                 first_to_last,
                 snapshots,
-                within_seconds,
+                max(0.0, deadline - now()),
                 now=time.time(),
                 is_far=(lambda info: self._uploads.has(info.snapshot_id)) if is_lost else None,
-                upload_bytes_per_second=measured_upload_rate(await self._uploads.views()),
+                upload_bytes_per_second=rate,
             )
-        except GpuCkptError as error:
-            _log.warning("kernels are suspended in any order: %s", error)
+        except Exception:  # they must be suspended in any case
+            _log.warning("kernels are suspended in any order", exc_info=True)
         for kernel in kernels:
             self._tries[kernel.kernel_id] += 1
             if kernel.record.owner.kind is not OwnerKind.SERVER:
                 self._of_scripts.add(kernel.kernel_id)
-        asked = _AsDaemon(self._verbs, self._operations, self._begun)
-        for outcome in await suspend_each(
-            first_to_last, asked, within_seconds, snapshots=snapshots
-        ):
+        asked = AsDaemon(self._verbs, self._operations, self._begun)
+        left = max(0.0, deadline - now())
+        for outcome in await suspend_each(first_to_last, asked, left, snapshots=snapshots):
             if outcome.saved:
                 del self._tries[outcome.kernel_id]
             elif outcome.error is not None:
                 self._risks.say_not_suspended(outcome.kernel_id, outcome.error.message)
+
+    async def _upload_rate(self) -> float:
+        try:
+            async with asyncio.timeout(_UPLOADS_SECONDS):
+                return measured_upload_rate(await self._uploads.views())
+        except Exception:  # kernels must be suspended in any case
+            _log.warning("the rate of uploads is not known", exc_info=True)
+            return UPLOAD_BYTES_PER_SECOND
+
+    async def _look_for_remotes(self) -> None:
+        """Apply a remote that was added just now, unless that takes long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UPLOADS_SECONDS):
+                await self._uploads.look()
 
     async def _acknowledge_if_safe(self, *, disk_survives: bool) -> None:
         is_lost = not disk_survives and not self._uploads.is_anywhere
@@ -367,23 +383,3 @@ class Reaction:
 
 def _is_later(deadline: float | None, known: float | None) -> bool:
     return known is not None and (deadline is None or deadline > known)
-
-
-class _AsDaemon:
-    """A `Suspender` that suspends without a server."""
-
-    def __init__(self, verbs: Verbs, operations: Operations, begun: set[str]) -> None:
-        self._verbs, self._operations, self._begun = verbs, operations, begun
-
-    async def begin(self, kernel_id: str) -> Operation:
-        operation = self._verbs.suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
-        self._begun.add(operation.operation_id)
-        return operation.public()
-
-    async def finish(self, operation: Operation) -> Operation:
-        running = self._operations.get(operation.operation_id)
-        await running.until_ended()
-        return running.public()
-
-    async def cancel(self, operation: Operation) -> None:
-        self._operations.get(operation.operation_id).cancel()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..kernels.kernel_manager import GpuCkptKernels
     from ..kernels.operations import ServerOperations
 
+#: How long the daemon may take to say how fast uploads are, which the order of suspends depends on.
+_RATE_SECONDS = 1.0
 _SUSPENDED = frozenset({KernelState.SUSPENDING, KernelState.SUSPENDED})
 
 
@@ -85,7 +87,7 @@ class Reclaim(KernelListener):
         if deadline is None:
             self._resume_cells()
         else:
-            self._task = asyncio.ensure_future(self._suspend_all(max(0.0, deadline - now())))
+            self._task = asyncio.ensure_future(self._suspend_all(deadline))
 
     async def before_interrupt(self, kernel_id: str) -> None:
         """Cancel a running save: the daemon would deliver the interrupt only after it, which may take minutes."""
@@ -120,13 +122,13 @@ class Reclaim(KernelListener):
             self._log.warning("This machine will go: kernels are saved now, and run on until then.")
             self._saves = asyncio.ensure_future(self._save_all())
 
-    async def _suspend_all(self, within_seconds: float) -> None:
+    async def _suspend_all(self, deadline: float) -> None:
         kernel_ids = self._managed()
         served = self._link.served
         self._ran |= {one for one in kernel_ids if served[one].state not in _SUSPENDED}
         self._log.warning(
             "This machine goes in %.0f s: suspending %s.",
-            within_seconds,
+            max(0.0, deadline - now()),
             counted(len(kernel_ids), "kernel"),
         )
         due = [one for one in self._notices.values() if one.is_due]
@@ -134,7 +136,7 @@ class Reclaim(KernelListener):
         await suspend_all(
             self._operations,
             kernel_ids,
-            within_seconds,
+            max(0.0, deadline - now()),
             Cause.RECLAIM,
             begun=self._begun,
             order=partial(_in_order, disk_survives=all(n.disk_survives for n in due), rate=rate),
@@ -176,9 +178,10 @@ class Reclaim(KernelListener):
 
     async def _upload_rate(self) -> float:
         try:
-            remotes = await self._link.daemon.send(calls.uploads())
-        except GpuCkptError as error:
-            self._log.debug("the rate of uploads is not known: %s", error)
+            async with asyncio.timeout(_RATE_SECONDS):
+                remotes = await self._link.daemon.send(calls.uploads())
+        except (GpuCkptError, TimeoutError) as error:
+            self._log.debug("the rate of uploads is not known: %r", error)
             return UPLOAD_BYTES_PER_SECOND
         return measured_upload_rate(remotes)
 
