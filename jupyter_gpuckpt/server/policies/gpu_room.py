@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
     from ..kernels.tracked_operations import Steps
-    from .memory_room import MemoryRoom
+    from .memory_room import MemoryClaim, MemoryRoom
 
 #: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
@@ -64,14 +64,17 @@ class GpuRoom:
         operations = self._operations
         served = operations.served(kernel_id)
         needs_gpu = await self.is_needed(kernel_id, snapshot_id)
-        memory = self._memory if self._memory and await self._memory.is_needed(served) else None
-        if not (needs_gpu or memory):
-            return await operations.resume(kernel_id, snapshot_id, take_over=take_over)
+        memory = self._memory
+        claim = await memory.claim(served, snapshot_id) if memory else None
+        if not needs_gpu and (claim is None or claim.has_room):
+            return await self._resume(kernel_id, snapshot_id, claim, take_over=take_over)
 
         async def work(steps: Steps) -> Result:
             async with AsyncExitStack() as rooms:
-                if memory:
-                    await memory.make(served, steps.check)
+                if memory and claim:
+                    rooms.callback(claim.end)
+                    if not claim.has_room:
+                        await memory.make(served, claim, steps.check)
                 if needs_gpu:
                     await rooms.enter_async_context(self.made(kernel_id, snapshot_id, steps.check))
                 started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
@@ -104,6 +107,27 @@ class GpuRoom:
                 yield
         finally:
             served.wait_for("")
+
+    async def _resume(
+        self, kernel_id: str, snapshot_id: str, claim: MemoryClaim | None, *, take_over: bool
+    ) -> Operation:
+        """Start a resume that has room; its claim ends with it."""
+        operations = self._operations
+        try:
+            started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
+        except BaseException:
+            if claim:
+                claim.end()
+            raise
+        if claim:
+            operations.spawn(self._end_after(claim, started))
+        return started
+
+    async def _end_after(self, claim: MemoryClaim, started: Operation) -> None:
+        try:
+            await self._operations.finish(started)
+        finally:
+            claim.end()
 
     async def _room(self, kernel_id: str, snapshot_id: str) -> Room:
         return await self._link.daemon.send(calls.gpu_room(kernel_id, snapshot_id))
