@@ -24,7 +24,7 @@ _Record = TypeVar("_Record")
 #: The time to wait after the deadline: the server's own limit (`suspend_batch.py`) and some time for the transfer.
 _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
-#: The most seconds for the numbers of the disk, for which a stop waits.
+#: The most seconds for the numbers of the disk, for which a stop waits; those for the connection come in addition.
 _USAGE_SECONDS = 3.0
 _REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 #: The longest answer: a few hundred bytes for each kernel, for more kernels than a machine runs.
@@ -105,7 +105,8 @@ async def usage(
     server_url: str, tokens: Iterable[str], ssl_context: ssl.SSLContext | None = None
 ) -> Usage:
     """Return the numbers of a server's snapshots. Raises GpuCkptError; takes at most 8 s."""
-    request = _Request("GET", "store", _USAGE_SECONDS)
+    # It is no activity of the user, also for a server of an earlier version.
+    request = _Request("GET", "store?no_track_activity=1", _USAGE_SECONDS)
     store = await _answer(request, server_url, tokens, ssl_context, Store)
     return Usage(
         time.time(),

@@ -49,6 +49,12 @@ def server(recorded) -> Iterator[tuple[str, list[dict]]]:
             self.end_headers()
             self.wfile.write(content)
 
+        def do_GET(self):
+            heard.append({"method": self.command, "path": self.path})
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"disk_bytes": 7}')
+
         def log_message(self, *words):
             pass
 
@@ -82,3 +88,11 @@ def test_a_refusal_is_told(server):
     url, _ = server
     with pytest.raises(GpuCkptError, match="token"):
         asyncio.run(server_request.suspend_all(1.0, url, ["wrong"]))
+
+
+def test_the_numbers_are_requested_without_counting_as_activity_of_the_user(server):
+    """A server of 0.1.0 counts each request, unless the request says otherwise; a culler would then never stop it."""
+    url, heard = server
+    assert asyncio.run(server_request.usage(url, ["TOKEN"])).disk_bytes == 7
+    path = "/user/ada/api/gpuckpt/store?no_track_activity=1"
+    assert heard == [{"method": "GET", "path": path}]

@@ -132,6 +132,18 @@ def test_an_encoded_slash_never_leads_to_another_route(server):
     assert server.kernel(kernel_id)["state"] == "running"
 
 
+def test_what_pages_and_hubs_request_by_themselves_is_no_activity(server):
+    def activity():
+        return server.get("api/status")["last_activity"]
+
+    before = activity()
+    for route in ("/kernels", "/kernels/{id}", "/shut_down", "/snapshots", "/store", "/notices"):
+        server.request("GET", filled(route), ok=False)
+        assert activity() == before, route
+    server.get("api/gpuckpt/openapi.json")
+    assert activity() > before
+
+
 def test_a_body_that_makes_no_sense_is_400(server):
     for verb in ("save", "suspend", "resume"):
         for body in ("{", "[]", '{"nmae": "x"}', '{"name": 1, "snapshot_id": 1}'):

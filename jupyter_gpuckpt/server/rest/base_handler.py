@@ -54,6 +54,8 @@ class GpuCkptHandler(APIHandler):
     """A handler that answers a `GpuCkptError` with its status and a body of message, code and hint."""
 
     auth_resource = "gpuckpt"
+    #: Whether a request counts as the user's activity, after which a culler waits anew. Not where pages and hubs ask by themselves.
+    _track_activity = True
 
     def __init_subclass__(cls) -> None:
         """Refuse every request that is not authenticated and authorized."""

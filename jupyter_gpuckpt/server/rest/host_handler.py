@@ -29,6 +29,8 @@ class HostHandler(GpuCkptHandler):
 class NoticesHandler(GpuCkptHandler):
     """Handler for notices that this machine will go."""
 
+    _track_activity = False
+
     @answers(NoticesView)
     async def get(self) -> None:
         """List the standing notices; changes come as events of the schema `.../notice/v1`."""

@@ -44,6 +44,8 @@ class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class KernelsHandler(GpuCkptHandler):
     """Handler for all kernels of this server."""
 
+    _track_activity = False
+
     @answers(KernelsView)
     async def get(self) -> None:
         """List the kernels, and those that another server has not released."""
@@ -62,6 +64,8 @@ class KernelsHandler(GpuCkptHandler):
 
 class KernelHandler(GpuCkptHandler):
     """Handler for one kernel."""
+
+    _track_activity = False
 
     @answers(KernelView)
     async def get(self, kernel_id: str) -> None:
@@ -135,6 +139,8 @@ class SuspendAllHandler(GpuCkptHandler):
 
 class ShutDownsHandler(GpuCkptHandler):
     """Handler for kernels whose shutdown can be undone."""
+
+    _track_activity = False
 
     @answers(ShutDownsView)
     async def get(self) -> None:

@@ -40,6 +40,8 @@ _NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.-]+", re.ASCII), 100
 class SnapshotsHandler(GpuCkptHandler):
     """Handler for all snapshots of the user."""
 
+    _track_activity = False
+
     @answers(
         SnapshotsView,
         query={
@@ -210,6 +212,8 @@ class StoreView(StoreUsage, frozen=True):
 
 class StoreHandler(GpuCkptHandler):
     """Handler for the store."""
+
+    _track_activity = False
 
     @answers(StoreView)
     async def get(self) -> None:
