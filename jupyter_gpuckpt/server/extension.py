@@ -23,7 +23,7 @@ from .jupyter_internals import stop_on_signals
 from .kernels.kernel_list import KernelList
 from .rest.routes import tornado_routes
 from .service import Service
-from .traits import ServerTraits
+from .traits import CLEAN_START_ENV, ServerTraits
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
@@ -57,6 +57,8 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             self.log.warning("This kernel manager is not supported: kernels cannot be saved.")
         elif not serverapp.gateway_config.gateway_enabled:
             self._service = Service(serverapp, self, config, self.log)
+        # The choice is for this server alone, not for servers that its user starts in a terminal or a kernel.
+        os.environ.pop(CLEAN_START_ENV, None)
         if self._service is not None:
             kernels, parts = self._service.kernels, self._service.parts
         else:

@@ -8,6 +8,9 @@ import os
 from traitlets import Bool, Float, Int, List, Unicode, default
 from traitlets.config import Configurable
 
+#: The environment variable by which a hub tells its user's choice of a clean start.
+CLEAN_START_ENV = "JUPYTER_GPUCKPT_CLEAN_START"
+
 
 class ServerTraits(Configurable):
     """The traits of `GpuCkptServer`."""
@@ -50,7 +53,7 @@ class ServerTraits(Configurable):
 
     @default("clean_start")
     def _default_clean_start(self) -> bool:
-        return os.environ.get("JUPYTER_GPUCKPT_CLEAN_START") == "1"
+        return os.environ.get(CLEAN_START_ENV) == "1"
 
     renewed_variables = List(
         Unicode(),

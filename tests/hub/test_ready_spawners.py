@@ -152,6 +152,16 @@ def test_docker_may_remove_snapshots_with_the_container_and_the_hub_is_told(capl
     assert not caplog.text
 
 
+def test_a_clean_start_is_not_offered_for_containers_that_are_kept():
+    spawner = made("docker", offer_clean_start=True)
+    with pytest.raises(ConfigurationError) as refused:
+        spawner.check_configuration()
+    assert "offer_clean_start" in refused.value.message
+    assert "c.DockerSpawner.remove = True" in refused.value.hint
+    spawner.remove = True
+    spawner.check_configuration()
+
+
 class Sent(ready("docker")):
     """A Docker spawner that returns what it would tell docker-py; tests/engines has the real one."""
 

@@ -9,8 +9,11 @@ def test_a_clean_start_leaves_sessions_to_the_next_server(make_server):
     clean = make_server(env={"JUPYTER_GPUCKPT_CLEAN_START": "1"}).start()
     assert clean.get("api/sessions") == []
     assert clean.get("api/gpuckpt/kernels")["kernels"] == []
+    # What its user starts does not inherit the choice.
+    other = clean.open("other.ipynb")
+    assert other.run("import os; print(os.getenv('JUPYTER_GPUCKPT_CLEAN_START'))") == "None\n"
     clean.stop()
     last = make_server().start()
-    [session] = last.get("api/sessions")
-    assert session["id"] == page.session_id
+    listed = {session["id"] for session in last.get("api/sessions")}
+    assert listed == {page.session_id, other.session_id}
     assert last.page(page.kernel_id).run("print(x + 1)") == "42\n"
