@@ -36,14 +36,24 @@ class Waiting(msgspec.Struct, frozen=True):
     with_gpu: int = 0
     kernels: list[WaitingKernel] = []
 
+    def __add__(self, others: Waiting) -> Waiting:
+        """Return these kernels and others."""
+        return Waiting(
+            self.count + others.count,
+            self.size_bytes + others.size_bytes,
+            self.gpu_bytes + others.gpu_bytes,
+            self.with_gpu + others.with_gpu,
+            [*self.kernels, *others.kernels][:NAMED],
+        )
+
     def and_then(self, more: list[WaitingKernel]) -> Waiting:
         """Return these kernels and more."""
-        return Waiting(
-            self.count + len(more),
-            self.size_bytes + sum(kernel.size_bytes for kernel in more),
-            self.gpu_bytes + sum(kernel.gpu_bytes for kernel in more),
-            self.with_gpu + sum(kernel.gpu_bytes > 0 for kernel in more),
-            [*self.kernels, *more][:NAMED],
+        return self + Waiting(
+            len(more),
+            sum(kernel.size_bytes for kernel in more),
+            sum(kernel.gpu_bytes for kernel in more),
+            sum(kernel.gpu_bytes > 0 for kernel in more),
+            more,
         )
 
 

@@ -111,7 +111,7 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
     for user in users:
         for server in user.servers.values():
             state = SpawnerState.from_state(server.state or {})
-            waiting = state.waiting if state.waiting.count else state.set_aside
+            waiting = state.waiting + state.set_aside
             if not (waiting.count or state.usage.at):
                 continue
             since_stop = max(0.0, now - state.usage.at) if state.usage.at else 0.0

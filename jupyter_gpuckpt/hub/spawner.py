@@ -77,11 +77,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         of its snapshots and the GPU time that its kernels have given back. 0: only when it stops the server.""",
     ).tag(config=True)
 
-    #: What waits for the next server; it survives `clear_state`, which the hub calls in between.
+    #: What waits for the next server, or what the running server listed at its start (`_started_again`). It survives `clear_state`, which
+    #: the hub calls in between.
     _waiting = Waiting()
     _started_again = False
     #: What the running server does not list, because its user chose a clean start.
     _set_aside = Waiting()
+    #: Whether the present start, or the last one, is a clean start.
     _starts_clean = False
     #: The numbers for `hub-report`, and when they were requested, in seconds since the epoch.
     _usage = Usage()
@@ -90,7 +92,6 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
         if self.suspend_before_stop and not now:
-            self._waiting, self._started_again = self._set_aside, False
             self.suspending_message = (
                 "The notebooks' sessions are being saved; you find them again at the next start."
                 f" This takes {self.suspend_timeout:.0f} seconds at most."
@@ -104,6 +105,9 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
                 self.log.exception("%s: its kernels were not suspended", self._log_name)
             finally:
                 self.suspending_message = ""
+        # Without a report, what the server listed at its start may still wait: perhaps it did not even come so far.
+        self._waiting, self._set_aside = self._set_aside + self._waiting, Waiting()
+        self._started_again = False
         await maybe_future(super().stop(now=now))
 
     @property
@@ -126,12 +130,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     async def start(self) -> object:
         """Start the server as the base class does. Raises ConfigurationError if it could be killed while it suspends kernels."""
+        self._starts_clean = self._chooses_clean_start()
+        waiting = self._waiting = self._for_next_start()
+        self._set_aside, self._started_again = Waiting(), False
         self.check_configuration()
-        try:
-            url: object = await maybe_future(super().start())
-            self._set_aside = self._waiting if self._starts_clean else Waiting()
-        finally:
-            self._starts_clean = False
+        url: object = await maybe_future(super().start())
+        if self._starts_clean:
+            self._waiting, self._set_aside = Waiting(), waiting
         # From now on the server lists its kernels; if it crashes, it is unknown which of them still wait.
         self._started_again = True
         return url
@@ -144,13 +149,14 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def get_options_form(self) -> str:
         """Return the form before the start: what waits, if that is configured, then the base class's form."""
         others: str = await super().get_options_form() or ""
-        if self.offer_clean_start and self._waiting.count and not self._started_again:
-            return form(self._waiting, time.time()) + others
+        waiting = self._for_next_start()
+        if self.offer_clean_start and waiting.count:
+            return form(waiting, time.time()) + others
         return others
 
     async def run_options_from_form(self, form_data: dict[str, Any]) -> object:
-        """Take the choice between resume and clean start, which is for one start only; return the base class's options."""
-        self._starts_clean = form_data.pop(FIELD, []) == [CLEAN]
+        """Return the base class's options, without the choice of a clean start: the hub would keep it for later starts."""
+        form_data.pop(FIELD, None)
         if not form_data:
             return self.user_options  # the form had nothing else
         return await maybe_future(super().run_options_from_form(form_data))
@@ -188,7 +194,19 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             state[USAGE] = msgspec.to_builtins(self._usage)
         return state
 
+    def _for_next_start(self) -> Waiting:
+        """Return what waits for the next server."""
+        return self._set_aside if self._started_again else self._set_aside + self._waiting
+
+    def _chooses_clean_start(self) -> bool:
+        """Return whether the form chooses so that has led to this start; an earlier one may have led to none."""
+        request = getattr(self.handler, "request", None)
+        if not self.offer_clean_start or request is None:
+            return False
+        return bool(request.body_arguments.get(FIELD) == [CLEAN.encode()])
+
     async def _suspend_kernels(self) -> None:
+        """Request a suspend of all kernels, and record what waits then. Raises GpuCkptError if no report comes."""
         if self.server is None:
             return
         began = time.monotonic()
@@ -201,7 +219,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             for one in report.kernels
             if one.saved
         ]
-        self._waiting = self._set_aside.and_then(saved)
+        self._waiting = Waiting().and_then(saved)
         self._log_report(report, len(saved), time.monotonic() - began)
         with closing(self._tokens()) as tokens:
             await self._update_usage(tokens)

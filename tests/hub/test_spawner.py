@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
 from jupyter_gpuckpt.hub.waiting import form, message
-from jupyter_gpuckpt.hub_records import NAMED, Waiting, WaitingKernel
+from jupyter_gpuckpt.hub_records import NAMED, SpawnerState, Waiting, WaitingKernel
 
 
 def waiting_for(*names):
@@ -96,10 +98,26 @@ def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
 @pytest.fixture
 def offering():
     """Return a spawner that offers a clean start, for a user of which a session waits."""
-    spawner = with_suspend("simple")(
+
+    class Started(SimpleLocalProcessSpawner):
+        fails = False
+
+        async def start(self):
+            self.started_with = {k: v for k, v in self.get_env().items() if "CLEAN" in k}
+            if self.fails:
+                raise OSError("no such program")
+            return "http://127.0.0.1:1"
+
+        async def stop(self, now=False):
+            """There is no process."""
+
+        def get_env(self):
+            return {}
+
+    spawner = with_suspend(Started)(
         offer_clean_start=True, options_form="<input name=size>", user_options={"size": ["small"]}
     )
-    spawner.load_state({"gpuckpt_waiting": msgspec.to_builtins(waiting_for("a.ipynb"))})
+    spawner.load_state({"pid": 0, "gpuckpt_waiting": msgspec.to_builtins(waiting_for("a.ipynb"))})
     return spawner
 
 
@@ -112,14 +130,63 @@ def test_the_form_comes_before_the_spawners_own_and_only_while_something_waits(o
     assert asyncio.run(nothing.get_options_form()) == ""
 
 
-@pytest.mark.parametrize("chosen", [["resume"], ["clean"], ["clean", "resume"], ["<b>"], []])
-def test_the_choice_counts_for_one_start_and_is_no_option_of_the_spawner(offering, chosen):
-    data = {"size": ["big"], **({"gpuckpt_start": chosen} if chosen else {})}
+def test_the_choice_is_no_option_of_the_spawner(offering):
+    data = {"size": ["big"], "gpuckpt_start": ["clean"]}
     assert asyncio.run(offering.run_options_from_form(data)) == {"size": ["big"]}
-    assert offering._starts_clean is (chosen == ["clean"])
-    only_ours = {"gpuckpt_start": ["resume"]}
+    only_ours = {"gpuckpt_start": ["clean"]}
     assert asyncio.run(offering.run_options_from_form(only_ours)) == {"size": ["small"]}
-    assert not offering._starts_clean
+
+
+def start(spawner, *chosen):
+    """Start a server by a form as the hub does; return the variables of its choice."""
+    arguments = {"gpuckpt_start": [one.encode() for one in chosen]} if chosen else {}
+    spawner.handler = SimpleNamespace(request=SimpleNamespace(body_arguments=arguments))
+    asyncio.run(spawner.start())
+    return spawner.started_with
+
+
+@pytest.mark.parametrize("chosen", [["resume"], ["clean"], ["clean", "resume"], ["<b>"], []])
+def test_the_choice_counts_for_one_start(offering, chosen):
+    is_clean = chosen == ["clean"]
+    # This form led to no start: the hub was busy.
+    asyncio.run(offering.run_options_from_form({"gpuckpt_start": ["clean"]}))
+    assert start(offering, *chosen) == ({"JUPYTER_GPUCKPT_CLEAN_START": "1"} if is_clean else {})
+    asyncio.run(offering.stop())
+    assert start(offering) == {}
+    offering.offer_clean_start = False
+    asyncio.run(offering.stop())
+    assert start(offering, "clean") == {}
+
+
+def waits(spawner):
+    """Return the names of what waits by the state that the hub stores, and check that the form says the same."""
+    stored = SpawnerState.from_state(spawner.get_state())
+    names = [kernel.name for kernel in (stored.set_aside + stored.waiting).kernels]
+    shown = Cells(asyncio.run(spawner.get_options_form())).cells[::4]
+    assert shown == names
+    return names
+
+
+def test_a_server_that_never_answers_loses_nothing_of_what_waits(offering):
+    # It does not start, or starts and does not come up.
+    for chosen in ("clean", "resume", "clean", "clean", "resume"):
+        offering.fails = not offering.fails
+        with suppress(OSError):
+            start(offering, chosen)
+        asyncio.run(offering.stop())
+        assert waits(offering) == ["a.ipynb"], chosen
+
+
+def test_what_a_clean_start_sets_aside_outlives_the_servers_crash(offering):
+    start(offering, "clean")
+    assert waits(offering) == ["a.ipynb"]
+    # Nobody stops it. The hub may start anew in between.
+    again = type(offering)(offer_clean_start=True)
+    again.load_state(offering.get_state())
+    for spawner in (offering, again):
+        start(spawner, "resume")
+        asyncio.run(spawner.stop())
+        assert waits(spawner) == ["a.ipynb"]
 
 
 def test_without_jupyterhub_the_import_says_what_to_install():
