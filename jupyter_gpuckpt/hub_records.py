@@ -5,12 +5,16 @@ They come from the answers of users' servers: `hub/server_request.py` bounds the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+_Record = TypeVar("_Record")
+
 #: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers for `hub-report`.
-WAITING, SET_ASIDE, USAGE = "gpuckpt_waiting", "gpuckpt_set_aside", "gpuckpt_usage"
+WAITING, SET_ASIDE, USAGE = "gpuckpt_sessions", "gpuckpt_set_aside", "gpuckpt_usage"
+#: What waits in the form of earlier hubs, a list of names. It is only read: they take whatever this key has for names.
+_NAMES = "gpuckpt_waiting"
 #: The most kernels that are named in the hub's pages and its database.
 NAMED = 20
 
@@ -77,12 +81,18 @@ class SpawnerState(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> SpawnerState:
-        """Return the records of a spawner's state; those that another version wrote, or nobody, are empty."""
-        try:
-            return cls(
-                msgspec.convert(state.get(WAITING, {}), Waiting),
-                msgspec.convert(state.get(SET_ASIDE, {}), Waiting),
-                msgspec.convert(state.get(USAGE, {}), Usage),
-            )
-        except msgspec.ValidationError:
-            return cls()
+        """Return the records of a spawner's state; each that another version wrote, or nobody, is empty."""
+        names = _found(state, _NAMES, list[str], [])
+        earlier = Waiting().and_then([WaitingKernel(name) for name in names])
+        return cls(
+            _found(state, WAITING, Waiting, earlier),
+            _found(state, SET_ASIDE, Waiting, Waiting()),
+            _found(state, USAGE, Usage, Usage()),
+        )
+
+
+def _found(state: dict[str, Any], key: str, kind: type[_Record], otherwise: _Record) -> _Record:
+    try:
+        return msgspec.convert(state.get(key), kind)
+    except msgspec.ValidationError:
+        return otherwise

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.cli.app import main
-from jupyter_gpuckpt.hub_records import Usage, Waiting, WaitingKernel
+from jupyter_gpuckpt.hub_records import USAGE, WAITING, Usage, Waiting, WaitingKernel
 
 HOUR, GB = 3600, 10**9
 
 
 def state(*kernels, **usage):
     return {
-        "gpuckpt_waiting": msgspec.to_builtins(Waiting().and_then(list(kernels))),
-        "gpuckpt_usage": msgspec.to_builtins(Usage(**usage)),
+        WAITING: msgspec.to_builtins(Waiting().and_then(list(kernels))),
+        USAGE: msgspec.to_builtins(Usage(**usage)),
     }
 
 

@@ -1,7 +1,7 @@
 """Today's hub asks a server of 0.1.0 as that expects it, and reads its answers: hub and servers are upgraded at different times.
 
 When one of these fails, let `hub/server_request.py` ask and read as before; `hub.json` of a released version never changes.
-`tests/server/test_older_hubs.py` is the other direction.
+`tests/server/test_older_hubs.py` is the other direction. The states of spawners in a hub's database outlive an upgrade of the hub, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.hub import server_request
+from jupyter_gpuckpt.hub import server_request, with_suspend
+from jupyter_gpuckpt.hub_records import SpawnerState
 
 RECORDED = sorted(Path(__file__).parent.glob("*/hub.json"))
 
@@ -96,3 +97,14 @@ def test_the_numbers_are_requested_without_counting_as_activity_of_the_user(serv
     assert asyncio.run(server_request.usage(url, ["TOKEN"])).disk_bytes == 7
     path = "/user/ada/api/gpuckpt/store?no_track_activity=1"
     assert heard == [{"method": "GET", "path": path}]
+
+
+def test_the_names_that_a_hub_of_0_1_0_has_stored_are_read_and_its_key_is_not_written():
+    spawner = with_suspend("simple")()
+    spawner.load_state({"gpuckpt_waiting": ["a.ipynb", "b.ipynb"]})
+    state = spawner.get_state()
+    waiting = SpawnerState.from_state(state).waiting
+    assert waiting.count == 2
+    assert [kernel.name for kernel in waiting.kernels] == ["a.ipynb", "b.ipynb"]
+    # As names that hub would show the keys of a record.
+    assert "gpuckpt_waiting" not in state

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
-from jupyter_gpuckpt.hub_records import NAMED
+from jupyter_gpuckpt.hub_records import NAMED, USAGE, WAITING
 
 MB = 1 << 20
 
@@ -150,7 +150,7 @@ def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
 
     with caplog.at_level(logging.INFO, "hub"):
         asyncio.run(served(answered({"kernels": kernels}), stop))
-    waiting = spawner.get_state()["gpuckpt_waiting"]
+    waiting = spawner.get_state()[WAITING]
     assert waiting["count"] == 5000
     names = [kernel["name"] for kernel in waiting["kernels"]]
     assert names == [f"{2 * number}.ipynb" for number in range(NAMED)]
@@ -160,7 +160,9 @@ def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
 
 
 def test_a_state_of_another_version_keeps_no_hub_from_starting():
+    usage = {"at": 1.5, "disk_bytes": 7, "gpu_seconds": 0.0}
     spawner = with_suspend("simple")()
-    for state in (["a.ipynb"], {"count": "many"}, None):
-        spawner.load_state({"gpuckpt_waiting": state})
-        assert "gpuckpt_waiting" not in spawner.get_state()
+    for waiting in ({"count": "many"}, ["a.ipynb"], None):
+        spawner.load_state({WAITING: waiting, USAGE: usage})
+        # What is not affected by it stays.
+        assert spawner.get_state() == {USAGE: usage}

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
 from jupyter_gpuckpt.hub.waiting import form, message
-from jupyter_gpuckpt.hub_records import NAMED, SpawnerState, Waiting, WaitingKernel
+from jupyter_gpuckpt.hub_records import NAMED, WAITING, SpawnerState, Waiting, WaitingKernel
 
 
 def waiting_for(*names):
@@ -52,12 +52,12 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
 
     spawner = with_suspend(Started)()
     waiting = msgspec.to_builtins(Waiting().and_then([WaitingKernel("a.ipynb", 10, 5, 1.5)]))
-    spawner.load_state({"pid": 0, "gpuckpt_waiting": waiting})
+    spawner.load_state({"pid": 0, WAITING: waiting})
     # The hub clears the state of a spawner before it starts it.
     spawner.clear_state()
-    assert spawner.get_state()["gpuckpt_waiting"] == waiting
+    assert spawner.get_state()[WAITING] == waiting
     assert asyncio.run(spawner.start()) == "http://127.0.0.1:1"
-    assert "gpuckpt_waiting" not in spawner.get_state()
+    assert WAITING not in spawner.get_state()
 
 
 def test_what_waits_is_said_in_a_sentence():
@@ -117,7 +117,7 @@ def offering():
     spawner = with_suspend(Started)(
         offer_clean_start=True, options_form="<input name=size>", user_options={"size": ["small"]}
     )
-    spawner.load_state({"pid": 0, "gpuckpt_waiting": msgspec.to_builtins(waiting_for("a.ipynb"))})
+    spawner.load_state({"pid": 0, WAITING: msgspec.to_builtins(waiting_for("a.ipynb"))})
     return spawner
 
 
