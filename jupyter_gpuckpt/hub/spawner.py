@@ -8,6 +8,7 @@ cover: resuming the kernels; the next server lists them by itself.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import ssl
 import time
@@ -88,6 +89,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     #: The numbers for `hub-report`, and when they were requested, in seconds since the epoch.
     _usage = Usage()
     _usage_asked_at = 0.0
+    _usage_update: asyncio.Task[None] | None = None
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
@@ -174,7 +176,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         is_due = time.time() - self._usage_asked_at >= self.report_interval > 0
         # Without the server's own token, after a restart of the hub, each request would need a new one.
         if status is None and is_due and self.server is not None and self.api_token:
-            await self._update_usage(iter([self.api_token]))
+            # Not awaited: the hub also polls a server that it is about to stop.
+            update = self._update_usage(self.server.url, iter([self.api_token]))
+            self._usage_update = asyncio.ensure_future(update)
+            self._usage_asked_at = time.time()
         return status
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -222,15 +227,16 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         self._waiting = Waiting().and_then(saved)
         self._log_report(report, len(saved), time.monotonic() - began)
         with closing(self._tokens()) as tokens:
-            await self._update_usage(tokens)
+            await self._update_usage(self.server.url, tokens)
 
-    async def _update_usage(self, tokens: Iterator[str]) -> None:
-        """Request the server's numbers; those of an earlier request stay if that fails."""
-        self._usage_asked_at = time.time()
+    async def _update_usage(self, server_url: str, tokens: Iterator[str]) -> None:
+        """Request the server's numbers; those of an earlier request stay if that fails. Never raises."""
         try:
-            self._usage = await server_request.usage(self.server.url, tokens, self._ssl_context())
+            self._usage = await server_request.usage(server_url, tokens, self._ssl_context())
         except GpuCkptError as error:
             self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
+        except Exception:
+            self.log.exception("%s: no numbers for hub-report", self._log_name)
 
     def _tokens(self) -> Generator[str]:
         """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""

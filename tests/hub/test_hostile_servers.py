@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from jupyterhub.spawner import SimpleLocalProcessSpawner
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
@@ -157,6 +158,49 @@ def test_the_hub_remembers_and_logs_a_few_of_very_many_kernels(caplog):
     assert "5000 of 10000 kernels suspended" in caplog.text
     assert caplog.text.count("was not suspended: ") == 20
     assert caplog.records[-1].getMessage().endswith("4980 more were not.")
+
+
+def polled(**settings):
+    """Return the spawner of a server that runs."""
+
+    class Running(SimpleLocalProcessSpawner):
+        async def poll(self):
+            return None
+
+    user = SimpleNamespace(name="eve", settings=settings)
+    return with_suspend(Running)(api_token="token", user=user)
+
+
+def test_a_poll_does_not_wait_for_the_numbers():
+    async def poll(url):
+        spawner.server = SimpleNamespace(url=url)
+        assert await spawner.poll_and_notify() is None
+        was_polled.set()
+        await spawner._usage_update
+        return spawner.get_state()[USAGE]["disk_bytes"]
+
+    async def answer(writer):
+        await was_polled.wait()
+        writer.write(b'{"disk_bytes": 7}')
+
+    spawner, was_polled = polled(), asyncio.Event()
+    assert asyncio.run(served(answer, poll)) == 7
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://[/", "http://127.0.0.1:99999999/"])
+@pytest.mark.parametrize("tls", [{}, {"internal_ssl": True, "internal_ssl_key": "/none"}])
+def test_a_poll_never_fails_for_lack_of_numbers(url, tls, caplog):
+    spawner = polled(internal_ssl_cert="/none", internal_ssl_ca="/none", **tls)
+    spawner.log = logging.getLogger("hub")
+    spawner.server = SimpleNamespace(url=url)
+
+    async def poll():
+        assert await spawner.poll_and_notify() is None
+        await spawner._usage_update
+
+    with caplog.at_level(logging.DEBUG, "hub"):
+        asyncio.run(poll())
+    assert "no numbers for hub-report" in caplog.text
 
 
 def test_a_state_of_another_version_keeps_no_hub_from_starting():
