@@ -166,7 +166,7 @@ async def _decoded(response: httpx.Response, kind: type[_Record]) -> _Record:
         reason = _text(decoding.from_json(content, Reason).message)
     except msgspec.DecodeError:
         reason = f"status {response.status_code}"
-    raise GpuCkptError(f"The server cannot suspend its kernels: {reason}")
+    raise GpuCkptError(f"The server's answer was: {reason}")
 
 
 async def _content(response: httpx.Response) -> bytes:

@@ -30,13 +30,12 @@ def form(waiting: Waiting, now: float) -> str:
         '<fieldset><legend>Suspended sessions</legend><table class="table"><thead><tr><th>Notebook</th><th>Memory</th>'
         f"<th>GPU memory</th><th>Suspended</th></tr></thead><tbody>{rows}</tbody></table>{rest}"
         + _choice(
-            "resume",
-            "Resume",
-            "The sessions are listed again. A cell resumes its kernel.",
-            checked=True,
+            "list", "List them", "Run a cell in a notebook to resume its kernel.", checked=True
         )
         + _choice(
-            CLEAN, "Clean start", "The sessions stay suspended until a start that resumes them."
+            CLEAN,
+            "Clean start",
+            "They stay suspended until you start the server with <b>List them</b>.",
         )
         + "</fieldset>"
     )

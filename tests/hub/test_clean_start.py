@@ -50,7 +50,7 @@ def test_a_clean_start_sets_sessions_aside_until_the_next_start(browser):
     user.open("second.ipynb").run("y = 1")
     user.stop()
 
-    form = start(user, browser, "resume")
+    form = start(user, browser, "list")
     assert "first.ipynb" in form
     assert "second.ipynb" in form
     paths = {session["path"] for session in user.get("api/sessions")}

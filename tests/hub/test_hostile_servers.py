@@ -99,6 +99,12 @@ def test_what_is_no_report_is_refused():
             asyncio.run(asked(answered(report)))
 
 
+def test_a_refusal_of_the_numbers_says_nothing_of_suspends():
+    with pytest.raises(GpuCkptError) as refused:
+        asyncio.run(served(answered([]), lambda url: server_request.usage(url, ["token"])))
+    assert refused.value.message == "The server's answer was: status 200"
+
+
 def test_names_and_reasons_are_short_lines():
     long = "x" * 10_000
     report = {

@@ -92,6 +92,9 @@ def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
     shown = Cells(form(Waiting().and_then(kernels), now=1000.0 + 7300))
     assert shown.cells[:7] == [name, "3.2 GB", "2.0 GB", "2 h ago", "b.ipynb", "", ""]
     assert "script" not in shown.elements
+    offered = form(waiting_for("a.ipynb"), now=0.0)
+    assert "<b>List them.</b> Run a cell in a notebook to resume its kernel." in offered
+    assert "until you start the server with <b>List them</b>" in offered
     assert "And 5 more." in form(waiting_for(*map(str, range(NAMED + 5))), now=0.0)
 
 
@@ -145,7 +148,7 @@ def start(spawner, *chosen):
     return spawner.started_with
 
 
-@pytest.mark.parametrize("chosen", [["resume"], ["clean"], ["clean", "resume"], ["<b>"], []])
+@pytest.mark.parametrize("chosen", [["list"], ["clean"], ["clean", "list"], ["<b>"], []])
 def test_the_choice_counts_for_one_start(offering, chosen):
     is_clean = chosen == ["clean"]
     # This form led to no start: the hub was busy.
@@ -169,7 +172,7 @@ def waits(spawner):
 
 def test_a_server_that_never_answers_loses_nothing_of_what_waits(offering):
     # It does not start, or starts and does not come up.
-    for chosen in ("clean", "resume", "clean", "clean", "resume"):
+    for chosen in ("clean", "list", "clean", "clean", "list"):
         offering.fails = not offering.fails
         with suppress(OSError):
             start(offering, chosen)
@@ -184,7 +187,7 @@ def test_what_a_clean_start_sets_aside_outlives_the_servers_crash(offering):
     again = type(offering)(offer_clean_start=True)
     again.load_state(offering.get_state())
     for spawner in (offering, again):
-        start(spawner, "resume")
+        start(spawner, "list")
         asyncio.run(spawner.stop())
         assert waits(spawner) == ["a.ipynb"]
 
