@@ -48,8 +48,9 @@ class Traffic(msgspec.Struct, frozen=True):
     reads: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
-    #: How long the uploads took, pauses included.
+    #: How long the uploads took, pauses included, and what those sent of which the time is known: earlier versions did not measure it.
     seconds: float = 0.0
+    timed_bytes: int = 0
 
     def and_then(self, more: Traffic) -> Traffic:
         """Return the sum of both."""
@@ -61,6 +62,7 @@ class Traffic(msgspec.Struct, frozen=True):
             self.sent_bytes + more.sent_bytes,
             self.received_bytes + more.received_bytes,
             self.seconds + more.seconds,
+            self.timed_bytes + more.timed_bytes,
         )
 
 

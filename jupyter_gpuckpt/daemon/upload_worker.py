@@ -202,7 +202,8 @@ def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
         ).sent
         counted = opened.bucket.counter.traffic
         seconds = time.monotonic() - began
-        traffic = Traffic(1, [task.info.kernel_id], seconds=seconds).and_then(counted)
+        timed = Traffic(1, [task.info.kernel_id], seconds=seconds, timed_bytes=counted.sent_bytes)
+        traffic = timed.and_then(counted)
         return sent._replace(traffic=traffic)
 
 

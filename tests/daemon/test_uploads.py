@@ -58,6 +58,7 @@ def test_a_save_is_uploaded_and_another_store_gets_it_back(
     [remote] = client.send(calls.uploads())
     assert (remote.uploaded, remote.waiting, remote.failed) == (1, 0, [])
     assert remote.last_uploaded_at
+    assert remote.traffic.timed_bytes == remote.traffic.sent_bytes > 0
 
 
 def test_nothing_is_uploaded_twice_and_other_remotes_are_taken_without_a_restart(

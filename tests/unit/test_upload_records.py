@@ -85,11 +85,12 @@ def test_what_was_erased_there_goes_up_only_if_somebody_asks_for_it():
 
 def test_what_an_autosave_costs_is_computed_from_what_was_counted(queue):
     more = Traffic(1, ["kernel"], writes=7, reads=20, sent_bytes=10**9, received_bytes=10**5)
+    more = msgspec.structs.replace(more, seconds=5.0, timed_bytes=10**9)
     for one in "ab":
         queue.succeeded(one, HERE, more)
     queue.ask(["c"])
     counted = queue.view(HERE, "", None)
-    assert counted.traffic == Traffic(2, ["kernel"], 14, 40, 2 * 10**9, 2 * 10**5)
+    assert counted.traffic == Traffic(2, ["kernel"], 14, 40, 2 * 10**9, 2 * 10**5, 10.0, 2 * 10**9)
     # A folder costs nothing that is known here.
     counts, why = prices.as_lines(counted, None)
     assert (
