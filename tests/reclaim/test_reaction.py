@@ -296,9 +296,10 @@ def test_what_is_left_to_the_daemon():
     assert asyncio.run(left(grace_is_over=True)) == scripts + servers
 
 
-def test_a_store_that_fails_delays_no_suspend(caplog):
+@pytest.mark.parametrize("kind", [StoreUnavailable, OSError])
+def test_a_store_that_fails_delays_no_suspend(caplog, kind):
     def snapshots(kernel_id):
-        raise StoreUnavailable("The disk does not answer.")
+        raise kind("The disk does not answer.")
 
     async def rate():
         machine = SimpleNamespace(snapshots=snapshots)

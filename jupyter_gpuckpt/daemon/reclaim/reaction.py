@@ -217,8 +217,8 @@ class Reaction:
         try:
             async with asyncio.timeout(_MEASURE_SECONDS):
                 snapshots = await asyncio.to_thread(self._machine.snapshots, None)
-        except (GpuCkptError, TimeoutError) as error:
-            _log.warning("the rate of earlier saves is not known: %s", error)
+        except Exception:  # kernels must be suspended in any case
+            _log.warning("the rate of earlier saves is not known", exc_info=True)
             return _CAREFUL_BYTES_PER_SECOND
         return min(measured_rates(snapshots), default=_CAREFUL_BYTES_PER_SECOND)
 
