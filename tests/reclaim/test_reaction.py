@@ -136,18 +136,23 @@ def test_the_age_of_an_upload_is_said_in_words(seconds, words):
 
 
 class Kernels:
-    """What the policy asks of a server: kernels that are saved, of which one refuses."""
+    """What the policy asks of a server: kernels that are saved, of which some refuse."""
 
     def __init__(self):
         self.states = {
             "a": KernelState.RUNNING,
             "refusing": KernelState.RUNNING,
+            "failing": KernelState.RUNNING,
             "b": KernelState.SUSPENDED,
             "c": KernelState.RUNNING,
         }
         served = {one: self.served(one) for one in self.states}
         self.link = SimpleNamespace(served=served, daemon=self)
-        self.saved, self.tasks = [], []
+        self.saved = []
+        self.refused = {
+            "refusing": KernelBusy("It is being saved."),
+            "failing": ValueError("a defect"),
+        }
 
     def list_kernel_ids(self):
         return list(self.states)
@@ -156,8 +161,8 @@ class Kernels:
         return SimpleNamespace(kernel=object(), state=self.states[kernel_id])
 
     async def save(self, kernel_id, *, cause):
-        if kernel_id == "refusing":
-            raise KernelBusy("It is being saved.")
+        if kernel_id in self.refused:
+            raise self.refused[kernel_id]
         self.saved.append((kernel_id, cause))
 
     async def finish(self, operation):
@@ -169,9 +174,6 @@ class Kernels:
     async def measured(self):
         raise DaemonUnavailable("It does not answer.")
 
-    def spawn(self, work):
-        self.tasks.append(asyncio.ensure_future(work))
-
 
 def test_for_a_machine_that_may_go_kernels_are_saved_once_and_run_on():
     kernels = Kernels()
@@ -181,7 +183,7 @@ def test_for_a_machine_that_may_go_kernels_are_saved_once_and_run_on():
         notice = Notice("aws-rebalance:1", NoticeKind.REBALANCE)
         policy.notice_changed(notice)
         policy.notice_changed(notice)
-        await asyncio.gather(*kernels.tasks)
+        await policy._saves_in_case
         policy.notice_changed(msgspec.structs.replace(notice, withdrawn=True))
 
     asyncio.run(told())
@@ -520,3 +522,40 @@ def test_a_look_for_remotes_that_is_given_up_is_made_again(tmp_path):
 
     asyncio.run(looked())
     assert len(read) == 2
+
+
+def test_saves_for_a_machine_that_may_go_end_with_the_server_and_when_it_goes():
+    async def told(end):
+        kernels = Saved()
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        policy.notice_changed(Notice("aws-rebalance:1", NoticeKind.REBALANCE))
+        await asyncio.wait_for(kernels.begun.wait(), PATIENCE)
+        saves = policy._saves_in_case
+        end(policy)
+        await asyncio.wait({saves}, timeout=PATIENCE)
+        assert saves.cancelled()
+        await policy.server_stops()
+        policy.notice_changed(Notice("aws-rebalance:2", NoticeKind.REBALANCE))
+        assert policy._saves_in_case is saves
+
+    asyncio.run(told(lambda policy: asyncio.ensure_future(policy.server_stops())))
+    due = Notice("n", NoticeKind.RECLAIM, now() + 100, is_due=True)
+    asyncio.run(told(lambda policy: policy.notice_changed(due)))
+
+
+def test_saves_give_way_to_a_due_notice_and_go_on_when_it_is_withdrawn():
+    async def told():
+        kernels = Saved()
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        policy.notice_changed(Notice("later", NoticeKind.RECLAIM, now() + 200, is_saving=True))
+        await asyncio.wait_for(kernels.begun.wait(), PATIENCE)
+        first = policy._saves
+        due = Notice("sooner", NoticeKind.RECLAIM, now() + 100, is_due=True)
+        policy.notice_changed(due)
+        await asyncio.wait({first}, timeout=PATIENCE)
+        assert first.cancelled()
+        policy.notice_changed(msgspec.structs.replace(due, withdrawn=True))
+        assert not policy._saves.done()
+        await policy.server_stops()
+
+    asyncio.run(told())

@@ -58,8 +58,9 @@ class Reclaim(KernelListener):
         #: The ids of suspends that were begun for due notices. A new, nearer deadline applies to them, too.
         self._begun: set[str] = set()
         self._task: asyncio.Task[None] | None = None
-        #: The saves before the suspends; they end when these begin.
+        #: The saves for a machine that will go, and for one that may go; they end when the suspends begin.
         self._saves: asyncio.Task[None] | None = None
+        self._saves_in_case: asyncio.Task[None] | None = None
         #: The requests for these saves, of which each returns its operation, by kernel id. Those that have ended are removed.
         self._saving: dict[str, asyncio.Future[Operation]] = {}
         self._stopped = False
@@ -71,13 +72,16 @@ class Reclaim(KernelListener):
         if notice.withdrawn:
             del self._notices[notice.id]
         elif known is None and notice.kind is NoticeKind.REBALANCE:
-            self._log.warning("This machine may be taken back soon: kernels are saved, and run on.")
-            self._operations.spawn(self._save_all())
+            self._save_in_case()
         elif notice.is_saving and not (known is not None and known.is_saving):
             self._save_first()
-        if self._saves is not None and not any(one.is_saving for one in self._notices.values()):
-            self._saves.cancel()  # the daemon cancels a running save for a suspend
         due = [one for one in self._notices.values() if one.is_due]
+        saving = [one for one in self._notices.values() if one.is_saving]
+        # The daemon cancels a running save for a suspend.
+        if self._saves is not None and (due or not saving):
+            self._saves.cancel()
+        if self._saves_in_case is not None and due:
+            self._saves_in_case.cancel()
         deadline = min((one.deadline for one in due if one.deadline is not None), default=None)
         if deadline == self._deadline or self._stopped:
             return
@@ -86,6 +90,8 @@ class Reclaim(KernelListener):
             self._task.cancel()  # suspends that have begun go on
         if deadline is None:
             self._resume_cells()
+            if saving:
+                self._save_first()
         else:
             self._task = asyncio.ensure_future(self._suspend_all(deadline))
 
@@ -108,7 +114,7 @@ class Reclaim(KernelListener):
     async def server_stops(self) -> None:
         """Leave all kernels to the server's stop."""
         self._stopped = True
-        tasks = {task for task in (self._task, self._saves) if task is not None}
+        tasks = {one for one in (self._task, self._saves, self._saves_in_case) if one is not None}
         for task in tasks:
             task.cancel()
         if tasks:
@@ -118,9 +124,17 @@ class Reclaim(KernelListener):
         """Save all kernels while there is time, unless that is being done."""
         if self._stopped or self._deadline is not None:
             return
-        if self._saves is None or self._saves.done():
+        if self._saves is None or self._saves.done() or self._saves.cancelling():
             self._log.warning("This machine will go: kernels are saved now, and run on until then.")
             self._saves = asyncio.ensure_future(self._save_all())
+
+    def _save_in_case(self) -> None:
+        """Save all kernels once, because this machine may go, unless that is being done."""
+        if self._stopped or self._deadline is not None:
+            return
+        if self._saves_in_case is None or self._saves_in_case.done():
+            self._log.warning("This machine may be taken back soon: kernels are saved, and run on.")
+            self._saves_in_case = asyncio.ensure_future(self._save_all())
 
     async def _suspend_all(self, deadline: float) -> None:
         kernel_ids = self._managed()
@@ -149,6 +163,8 @@ class Reclaim(KernelListener):
                     await self._save(kernel_id)
             except GpuCkptError as error:
                 self._log.warning("Kernel %s was not saved: %s", kernel_id, error)
+            except Exception:  # the others must be saved in any case
+                self._log.exception("Kernel %s was not saved.", kernel_id)
 
     async def _save(self, kernel_id: str) -> None:
         request = self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
@@ -159,14 +175,19 @@ class Reclaim(KernelListener):
             del self._saving[kernel_id]
 
     async def _most_at_stake_first(self) -> list[str]:
-        """Return this server's kernels in the order in which to save them: any order if the daemon does not answer."""
+        """Return this server's kernels in the order in which to save them: any order if it cannot be found out."""
         managed = self._managed()
         try:
-            measured = await self._operations.measured()
-            snapshots = await self._operations.snapshots()
+            return await self._sorted(managed)
         except GpuCkptError as error:
             self._log.debug("kernels are saved in any order: %s", error)
-            return managed
+        except Exception:  # they must be saved in any case
+            self._log.exception("Kernels are saved in any order.")
+        return managed
+
+    async def _sorted(self, managed: list[str]) -> list[str]:
+        measured = await self._operations.measured()
+        snapshots = await self._operations.snapshots()
         notices = [one for one in self._notices.values() if one.is_saving]
         survives = bool(notices) and all(one.disk_survives for one in notices)
         rate = await self._upload_rate()
