@@ -35,10 +35,21 @@ def test_another_host_with_this_home_has_notes_of_its_own(tmp_path, monkeypatch)
     assert LostNotebooks(tmp_path).of(record("first")) == ""
 
 
+def test_two_daemons_of_this_host_lose_no_notes_of_each_other(tmp_path):
+    one, other = LostNotebooks(tmp_path), LostNotebooks(tmp_path)
+    one.note(record("first"), "Taken over by desk.")
+    other.note(record("second", "b.ipynb"), "Taken over by lab.")
+    one.note(record("third", "c.ipynb"), "Taken over by den.")
+    other.forget(record("third", "c.ipynb"))
+    found = LostNotebooks(tmp_path)
+    notes = [found.of(record("new", f"{name}.ipynb")) for name in "abc"]
+    assert notes == ["Taken over by desk.", "Taken over by lab.", ""]
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b"\xff"])
 def test_a_damaged_file_is_logged_and_replaced(tmp_path, caplog, content):
     LostNotebooks(tmp_path).note(record("first"), "Taken over.")
-    [path] = tmp_path.iterdir()
+    [path] = tmp_path.glob("*.json")
     path.write_bytes(content)
     found = LostNotebooks(tmp_path)
     assert found.of(record("first")) == ""
