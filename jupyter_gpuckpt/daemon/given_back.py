@@ -1,7 +1,7 @@
 """The memory and GPUs that suspended and parked kernels have given back on this machine, in bytes times seconds.
 
 A kernel's period is added when it ends, by a resume or otherwise; a period that has not ended counts until now. A small file in the
-data directory keeps the sums.
+data directory keeps the sums; several daemons of this host, for instance in containers, may add to it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
+from ..file_locks import alone
 from ..snapshot_records import GivenBack
 from ..states import KernelState
 from .records import KernelRecord
@@ -33,34 +34,43 @@ class GivenBackSums:
         # A data directory may be shared by machines.
         self._path = data_dir / "given-back" / f"{platform.node() or 'machine'}.json"
         self._lock, self._file_lock = threading.Lock(), threading.Lock()
-        self._sums = self._written = _read(self._path)
+        #: The sums in the file, and what was not added to them yet.
+        self._stored, self._added = _read(self._path) or GivenBack(), GivenBack()
 
     def total(self, records: Iterable[KernelRecord]) -> GivenBack:
         """Return the sums, with the periods of these kernels until now."""
-        total = self._sums
+        with self._lock:
+            total = _sum(self._stored, self._added)
         for record in records:
             total = _sum(total, _period(record))
         return total
 
     def end_period(self, record: KernelRecord) -> float:
         """Add the period of a kernel that is about to leave its state; return its seconds, 0 if it is neither suspended nor parked."""
+        if record.state not in _AWAY:
+            return 0.0
+        seconds = _seconds(record)
         with self._lock:
-            self._sums = _sum(self._sums, _period(record))
-        return _seconds(record) if record.state in _AWAY else 0.0
+            self._added = _sum(self._added, _period(record))
+        record.since = time.time()  # the period is not added again
+        return seconds
 
     def write(self) -> None:
-        """Write the sums to the file if they have changed; never raises."""
+        """Add to the sums in the file what is not in them yet; never raises."""
         with self._file_lock:
-            sums = self._sums
-            if sums == self._written:
+            added = self._added
+            if added == GivenBack():
                 return
             try:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_file(self._path, msgspec.json.encode(sums))
+                with alone(self._path.with_suffix(".lock")):
+                    found = _read(self._path)
+                    stored = _sum(self._stored if found is None else found, added)
+                    write_file(self._path, msgspec.json.encode(stored))
             except OSError as error:
                 _log.warning("%s could not be written: %s", self._path, error)
             else:
-                self._written = sums
+                with self._lock:
+                    self._stored, self._added = stored, _sum(self._added, added, sign=-1)
 
 
 def _period(record: KernelRecord) -> GivenBack:
@@ -83,20 +93,20 @@ def _seconds(record: KernelRecord) -> float:
     return max(0.0, time.time() - record.since)
 
 
-def _sum(one: GivenBack, other: GivenBack) -> GivenBack:
+def _sum(one: GivenBack, other: GivenBack, *, sign: int = 1) -> GivenBack:
     return GivenBack(
-        one.memory_byte_seconds + other.memory_byte_seconds,
-        one.gpu_byte_seconds + other.gpu_byte_seconds,
-        one.gpu_seconds + other.gpu_seconds,
+        one.memory_byte_seconds + sign * other.memory_byte_seconds,
+        one.gpu_byte_seconds + sign * other.gpu_byte_seconds,
+        one.gpu_seconds + sign * other.gpu_seconds,
     )
 
 
-def _read(path: Path) -> GivenBack:
-    """Read the file; an unreadable one is ignored and replaced later."""
+def _read(path: Path) -> GivenBack | None:
+    """Return the sums in the file; None if it cannot be read, and then it is replaced later."""
     try:
         return decoding.from_json(path.read_bytes(), GivenBack)
     except FileNotFoundError:
-        pass
+        return GivenBack()
     except (OSError, msgspec.DecodeError) as error:
         _log.warning("%s is not used: %s", path, error)
-    return GivenBack()
+        return None

@@ -180,6 +180,7 @@ class Kernels:
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
+        self._end_period(kernel)
         record.previous, record.state, record.since = record.state, state, time.time()
         if state is KernelState.SUSPENDED:
             kernel.ports.hold()  # a recovered kernel listened on them itself until now
@@ -204,10 +205,16 @@ class Kernels:
         kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
             return False
+        self._end_period(kernel)
         del self._kernels[kernel.kernel_id]
         event = Event(self._streams.advance(), gone=kernel.kernel_id)
         self._streams.publish(event, kernel.owner_id)
         return True
+
+    def _end_period(self, kernel: ManagedKernel) -> None:
+        """Count what a suspended or parked kernel has given back, because it leaves that state or this daemon."""
+        if self._machine.given_back.end_period(kernel.record):
+            self._writer.submit(self._machine.given_back.write)
 
     async def drop_moved(self) -> None:
         """Remove from the table the suspended kernels that another daemon has taken over."""

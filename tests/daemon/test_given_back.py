@@ -1,5 +1,6 @@
 """What suspended and parked kernels have given back is counted, also over the death of the daemon."""
 
+import asyncio
 import os
 import signal
 
@@ -8,7 +9,11 @@ import pytest
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.daemon.given_back import GivenBackSums
-from jupyter_gpuckpt.daemon.records import KernelRecord
+from jupyter_gpuckpt.daemon.kernels import Kernels
+from jupyter_gpuckpt.daemon.machine import Machine
+from jupyter_gpuckpt.daemon.records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.streams import Streams
+from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.model import LaunchSpec, Sizes
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import GivenBack
@@ -55,8 +60,8 @@ def record(monkeypatch, tmp_path):
     owner, here = this_owner(OwnerKind.SCRIPT), place.this_place(tmp_path)
     monkeypatch.setattr("time.time", lambda: NOW)
 
-    def make(state, sizes=NOTHING):
-        spec = LaunchSpec("k", [], {}, "/", "/dev/null")
+    def make(state, sizes=NOTHING, kernel_id="k"):
+        spec = LaunchSpec(kernel_id, [], {}, "/", "/dev/null")
         return KernelRecord(spec, owner, here, state, since=NOW - HOUR, sizes=sizes)
 
     return make
@@ -75,12 +80,52 @@ def test_gpus_count_while_a_kernel_that_used_one_is_suspended_or_parked(record, 
     assert sums.total(now) == GivenBack(2 * GB * HOUR, 2 * GB * HOUR, 2 * HOUR)
 
 
+def test_two_daemons_of_this_host_add_to_the_same_sums(record, tmp_path):
+    one, other = GivenBackSums(tmp_path), GivenBackSums(tmp_path)
+    for sums, count in ((one, 1), (other, 2), (one, 3)):
+        sums.end_period(record(KernelState.PARKED))
+        sums.write()
+        assert GivenBackSums(tmp_path).total([]).gpu_seconds == count * HOUR
+    assert one.total([]).gpu_seconds == 3 * HOUR
+
+
+def test_a_period_is_added_once(record, tmp_path):
+    sums, parked = GivenBackSums(tmp_path), record(KernelState.PARKED)
+    assert [sums.end_period(parked) for _ in range(2)] == [HOUR, 0]
+    assert sums.total([parked]).gpu_seconds == HOUR
+
+
+@pytest.mark.parametrize("leaves", ["goes to another machine", "is forgotten", "is lost"])
+def test_the_period_of_a_kernel_that_leaves_in_any_way_is_kept(
+    record, tmp_path, monkeypatch, leaves
+):
+    async def main():
+        here = place.this_place(tmp_path)
+        machine = Machine(Settings(str(tmp_path)), here)
+        records = Records(tmp_path / "state", here)
+        kernels = Kernels(records, machine, Streams())
+        parked = kernels.add(record(KernelState.PARKED))
+        suspended = kernels.add(record(KernelState.SUSPENDED, Sizes(gpu_bytes=GB), kernel_id="s"))
+        if leaves == "goes to another machine":
+            monkeypatch.setattr(records, "moved", lambda: ["s"])
+            await kernels.drop_moved()
+        elif leaves == "is forgotten":
+            kernels.forget(suspended)
+        else:
+            kernels.move(parked, KernelState.LOST)
+        assert machine.given_back.total(one.record for one in kernels).gpu_seconds == 2 * HOUR
+        await kernels.close()
+        machine.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("garbage", [b"", b"[]", b"\xff", b'{"gpu_seconds": -1}'])
 def test_a_file_that_makes_no_sense_is_replaced(record, tmp_path, garbage):
     sums = GivenBackSums(tmp_path)
     sums.end_period(record(KernelState.PARKED))
     sums.write()
-    (path,) = (tmp_path / "given-back").iterdir()
+    (path,) = (tmp_path / "given-back").glob("*.json")
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(garbage)
     again = GivenBackSums(tmp_path)
