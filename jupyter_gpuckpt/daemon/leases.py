@@ -27,6 +27,7 @@ from ..remote_records import Remote
 from ..states import ALIVE
 from ..store.far.leases import LIFE_SECONDS
 from ..store.far.remotes import Remotes
+from . import taken_over
 from .kernels import Kernels
 from .lease_file import KernelLease, LeaseFile
 from .leases_at_remote import LeasesAtRemote, Waiting
@@ -147,6 +148,9 @@ class DaemonLeases:
                     f"Remote {remote.name} could not be asked whether another machine runs this session: {why}"
                     " If one does, what is saved here becomes a branch of it there."
                 )
+        if self._kernels.lost_notebooks.is_about(kernel_id) and self._has_back(kernel_id, remotes):
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._forget_lost, kernel_id)
         return warnings
 
     def resumed(self, kernel_id: str) -> None:
@@ -185,6 +189,19 @@ class DaemonLeases:
         except FarObjectMissing:
             file.note(kernel_id, msgspec.structs.replace(known, is_held=False))
             return []
+
+    def _has_back(self, kernel_id: str, remotes: list[Remote]) -> bool:
+        """Return whether this daemon has the leases of a kernel's own far sessions, and not those of branches."""
+        known = [LeaseFile(state_dir(self._data_dir, one.name)).of(kernel_id) for one in remotes]
+        return bool(known) and all(
+            one.is_held and (one.daemon_id, one.session_id) == (self.daemon_id, kernel_id)
+            for one in known
+        )
+
+    def _forget_lost(self, kernel_id: str) -> None:
+        kernel = self._kernels.find(kernel_id)
+        if kernel is not None and not kernel.doomed:
+            taken_over.forget(self._kernels, kernel)
 
     def _is_sure(self, remote: Remote, known: KernelLease, session_id: str) -> bool:
         """Return whether this daemon surely has the lease, so that the remote need not be asked."""

@@ -126,7 +126,7 @@ class Owners:
             raise ConfigurationError("Only a server or a batch run can claim kernels.")
         wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
         found = await asyncio.to_thread(self._records.take_over, wanted, self._machine.bring)
-        await self._kernels.recover(found)
+        await self._receive(found)
         taken = {record.kernel_id for record in found}
         claimed = []
         for kernel in list(self._kernels):
@@ -146,7 +146,13 @@ class Owners:
         await self._kernels.drop_moved()
         if self._kernels.find(kernel_id) is None:
             found = await asyncio.to_thread(self._records.take, kernel_id, self._machine.bring)
-            await self._kernels.recover([found] if found else [])
+            await self._receive([found] if found else [])
+
+    async def _receive(self, found: list[KernelRecord]) -> None:
+        """Manage kernels that this place has just got, perhaps back from a machine that had taken them over."""
+        for record in found:
+            self._kernels.lost_notebooks.forget(record)
+        await self._kernels.recover(found)
 
     async def _handed_over(self, kernel: ManagedKernel) -> SuspendedKernel:
         record = kernel.record

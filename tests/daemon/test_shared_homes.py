@@ -5,6 +5,7 @@ A machine here is a set of namespaces with a host name, a boot id, processes and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -100,6 +101,21 @@ def test_a_kernel_moves_between_machines_and_loses_nothing(
     # Everything that was saved is on the machine where the kernel is, in a store of its own.
     assert set(here.do("snapshots")) == set(saved)
     assert {path.name for path in (short_dir / "data").glob("store*")} == {"store", "store-2"}
+
+
+def test_a_machine_that_gets_a_kernel_back_no_longer_says_that_another_has_it(
+    machine, short_dir, counts, eventually
+):
+    host = hashlib.blake2b(b"first", digest_size=8).hexdigest()
+    notes = short_dir / "data/state" / f"lost-notebooks.{host}.json"
+    notes.parent.mkdir(parents=True)
+    notes.write_text('{"k": "Taken over by second.", "other": "Taken over by third."}')
+    here, there = machine("first"), machine("second")
+    launch(there, short_dir)
+    eventually(lambda: counts("k"))
+    there.do("suspend", "k")
+    here.do("resume", "k")
+    assert json.loads(notes.read_text()) == {"other": "Taken over by third."}
 
 
 def test_what_a_machine_leaves_is_found_by_the_next(machine, short_dir, counts, eventually):

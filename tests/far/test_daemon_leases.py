@@ -242,6 +242,33 @@ def test_a_session_that_is_taken_over_becomes_a_branch_where_it_was(two):
     two(test, life_seconds=2.0)
 
 
+def test_who_gets_a_session_back_that_was_taken_over_is_no_longer_told_of_it(two):
+    async def test(a, b):
+        kernel = a.run()
+        a.save("s1")
+        await a.start()
+        await until(lambda: held_by(a))
+        await b.fetched("share", "s1", take_over=True)
+        await until(lambda: kernel.record.taken_over)
+        a.save("s2", created=6.0)
+        await a.until_uploaded("s2")
+        a.suspend(kernel, "s2")
+        # In its branch it goes on beside the other machine.
+        await a.require("s2")
+        assert a.kernels.lost_notebooks.is_about("k1")
+        b.save("s3", created=7.0)
+        await b.uploads.start()
+        await b.until_uploaded("s3")
+        await b.close_leases()
+        await a.fetched("share", "s3", session_id="k1")
+        await a.require("s3")
+        assert a.leased_to() == a.leases.daemon_id
+        await until(lambda: not kernel.record.taken_over)
+        assert a.kernels.lost_notebooks.of(kernel.record) == ""
+
+    two(test, life_seconds=2.0)
+
+
 def test_who_is_taken_over_learns_it_without_an_upload(two):
     async def test(a, b):
         kernel = a.run()
