@@ -118,8 +118,9 @@ class ServerTraits(Configurable):
         min=0.0,
         max=1.0,
         help="""The share of the memory of this machine, and of each limit of the control groups of this server, from which idle
-        kernels are suspended, the least recently used first, until less is in use; 0.9 is a good value. Where processes already wait
-        for memory (PSI), twice as much is kept free. A kernel that runs a cell is never suspended. 0: never.""",
+        kernels are suspended, the least recently used first, until less is in use; 0.9 is a good value. Where Linux
+        already makes processes wait until memory is free, twice as much is kept free. A kernel that runs a cell is never suspended.
+        0: never.""",
     ).tag(config=True)
 
     gpu_wait = Float(
