@@ -23,3 +23,8 @@ def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_
 
     found = wait_for(held, said=hub.log)
     assert (found["user"], found["running"], found["sessions"]) == ("eve", True, 0)
+    # The requests are nobody's activity, after which a culler would wait anew.
+    user.close_pages()
+    before = user.get("api/status")["last_activity"]
+    wait_for(lambda: held()["at"] > found["at"] + 1, said=hub.log)
+    assert user.get("api/status")["last_activity"] == before
