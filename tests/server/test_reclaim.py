@@ -126,3 +126,22 @@ def test_a_save_that_runs_when_the_machine_goes_sooner_gives_way_to_the_suspend(
     assert page.run("print(x + 1)") == "42\n"
     page.close()
     server.stop()
+
+
+@pytest.mark.slow
+def test_an_interrupt_does_not_wait_for_a_save_before_the_machine_goes(tell, make_server):
+    server = make_server()
+    server.start()
+    page = server.open("a.ipynb")
+    page.run("import numpy, time; held = numpy.random.default_rng(1).bytes(800_000_000)")
+    cell = page.execute("try: time.sleep(600)\nexcept KeyboardInterrupt: print('interrupted')")
+    page.wait_for(lambda message: message["msg_type"] == "execute_input")
+    tell(200)
+    wait_for(lambda: states(server) == {"a.ipynb": "saving"})
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
+    assert page.output(cell) == "interrupted\n"
+    assert server.get("api/gpuckpt/snapshots")["snapshots"] == []
+    tell(25)
+    wait_for(lambda: states(server) == {"a.ipynb": "suspended"})
+    page.close()
+    server.stop()
