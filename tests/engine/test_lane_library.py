@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Order, Range
-from jupyter_gpuckpt.engine.gpu.staging import striped
+from jupyter_gpuckpt.engine.gpu.staging import StagingFile, striped
 from jupyter_gpuckpt.engine.tree import lane_library
 from jupyter_gpuckpt.errors import FreezeFailed
 from tests.conftest import wait_for
@@ -310,8 +310,8 @@ def test_files_for_which_the_process_has_no_descriptors_are_refused(run, short_d
         free = [number for number in range(256) if number not in used]
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free[2] + 1, limits[1]))
 
-    with striped(lane._tree, process.pid, lane.file_path, 20 << 20) as (file, descriptors):
-        assert len(descriptors) == 5
+    file = StagingFile(lane.file_path, 20 << 20, 5)
+    with striped(lane._tree, process.pid, file) as descriptors:
         let_be_short()
         with pytest.raises(FreezeFailed) as caught:
             lane.copy_out(descriptors, [Range(0, 0, file.length)])

@@ -14,6 +14,7 @@ import subprocess
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -280,6 +281,19 @@ def needed_by(gpu):
     found = gpu_processes.GpuProcesses(gpu.program.tree, Progress())
     found.parked_room()
     return found._needs[gpu.program.tree.kernel_pid][UNKNOWN]
+
+
+def test_a_kernel_with_an_older_library_gets_one_file(gpu, monkeypatch):
+    """The library answers as one that does not know the question."""
+    orders = SimpleNamespace(**{**lane_orders.Order.__members__, "FILES": 99})
+    monkeypatch.setattr(lane_orders, "Order", orders)
+    gpu.park()
+    assert lane_of(gpu).file.number == 1
+    gpu.unpark()
+    check_running(gpu)
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
 
 
 @pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])
@@ -563,9 +577,9 @@ class Read:
         self.gpu, self.lengths = gpu, []
         original = lane_copies.striped
 
-        def striped(tree, pid, path, length):
-            self.lengths.append(length)
-            return original(tree, pid, path, length)
+        def striped(tree, pid, file):
+            self.lengths.append(file.length)
+            return original(tree, pid, file)
 
         monkeypatch.setattr(lane_copies, "striped", striped)
 

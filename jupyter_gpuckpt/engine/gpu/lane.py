@@ -196,6 +196,11 @@ class Lane:
         """Let init free the room that it holds for what Checkpoint takes from the GPU; call it before Restore."""
         self._hold(b"d", owner=self._owner | _RESERVED)
 
+    def max_files(self) -> int:
+        """Return in how many files the copied memory may be; an older library in the process takes one only."""
+        with self._connected() as library:
+            return library.max_files()
+
     def copy_out(self, files: Sequence[int], ranges: Sequence[Range]) -> None:
         """Copy ranges of the memory, which is still the process's, to files, one after the other."""
         offset = 0

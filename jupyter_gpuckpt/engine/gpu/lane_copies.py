@@ -128,8 +128,9 @@ class LaneCopying:
         if length > (available := mem_available(self.pid)):
             raise no_memory(self.pid, f"{length} bytes are needed, {available} are free")
         try:
-            made = striped(self.tree, self.pid, self.lane.file_path, length)
-            with made as (file, descriptors):
+            number = min(stripes.files_for(length), self.lane.max_files())
+            file = StagingFile(self.lane.file_path, length, number)
+            with striped(self.tree, self.pid, file) as descriptors:
                 yield file, descriptors
         except OSError as error:
             raise no_memory(self.pid, str(error)) from error

@@ -38,6 +38,7 @@ class Order(IntEnum):
     DIGEST = 11
     DIGEST_HANDED_OVER = 12
     RESERVE = 13
+    FILES = 14
 
 
 class RefusedError(OSError):
@@ -100,6 +101,11 @@ class Library:
         _check(Order.GIVE_BACK, result)
         if count != len(memory):
             raise OSError(f"{count} of {len(memory)} parts were given back")
+
+    def max_files(self) -> int:
+        """Return in how many files the library can read and write memory."""
+        result, count, _ = self.ask(Order.FILES)
+        return count if result != -errno.ENOSYS else 1
 
     def listed(self) -> list[Allocation]:
         """Return the library's table of allocations."""

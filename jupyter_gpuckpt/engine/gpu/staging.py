@@ -286,16 +286,13 @@ class FileStaging:
 
 
 @contextmanager
-def striped(
-    tree: Tree, pid: int, path: str, length: int
-) -> Iterator[tuple[StagingFile, list[int]]]:
-    """Create files into which the lane library writes a process's GPU memory; yield their record and their descriptors.
+def striped(tree: Tree, pid: int, file: StagingFile) -> Iterator[list[int]]:
+    """Create files into which the lane library writes a process's GPU memory; yield their descriptors.
 
     They have no pages yet: the library writes whole stripes, so that Linux need not zero them. An exception in the block removes the
     files. Raises OSError.
     """
-    file = StagingFile(path, length, stripes.files_for(length))
-    lengths = stripes.file_lengths(length, file.number)
+    lengths = stripes.file_lengths(file.length, file.number)
     with ExitStack() as closing, ExitStack() as undo:
         descriptors = []
         for each, size in zip(file.paths, lengths, strict=True):
@@ -303,7 +300,7 @@ def striped(
             closing.callback(os.close, fd)
             undo.callback(tree.inside(each).unlink, missing_ok=True)
             descriptors.append(fd)
-        yield file, descriptors
+        yield descriptors
         undo.pop_all()
 
 
