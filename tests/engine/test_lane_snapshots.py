@@ -217,6 +217,30 @@ def test_where_the_driver_lists_no_process_the_room_is_that_of_the_fullest_gpu(g
     assert free_room(kernel, {}) == 3 * GB
 
 
+@pytest.mark.parametrize(
+    ("other", "is_copied_first"), [(ONE, True), (OTHER, False)], ids=["same", "other"]
+)
+def test_room_that_is_promised_to_another_process_is_not_counted_twice(
+    gpu, monkeypatch, other, is_copied_first
+):
+    """There is room for the memory of one process twice; another one's was handed over before in the same save."""
+    gpu.nvml.others[ONE] = 7 * GB - 2 * MEMORY
+    original, copied = lanes.Lanes.empty, []
+
+    def empty(self, pid, lock_seconds, used, until):
+        if pid == gpu.program.tree.kernel_pid:
+            self._uncopied[0] = {other}
+            self._handed_over[0] = [lane_orders.Allocation(0, 2 * MEMORY, 0, 0, 1)]
+            original(self, pid, lock_seconds, used, until)
+            del self._uncopied[0], self._handed_over[0]
+            copied.append(bool(self.files))
+
+    monkeypatch.setattr(lanes.Lanes, "empty", empty)
+    gpu.program.save()
+    check_running(gpu)
+    assert copied == [is_copied_first]
+
+
 @pytest.mark.parametrize("taken", ["parked", "saved"])
 def test_memory_for_which_the_ram_has_no_room_stays_on_the_gpu(gpu, monkeypatch, taken):
     if taken == "saved":
