@@ -71,7 +71,7 @@ lab: setup
 # of them fail the run (MOST_RERUNS in tests/conftest.py).
 RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, where pip takes other versions; PYTEST_ARGS names other tests than these.
 MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
