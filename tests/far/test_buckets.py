@@ -310,6 +310,22 @@ def test_a_folder_whose_locks_reach_not_everybody_is_for_one_machine(tmp_path, m
     assert any("only this machine may write" in one for one in verdict(found).warnings)
 
 
+def test_a_file_that_is_deleted_while_it_is_written_is_written_again(tmp_path, monkeypatch):
+    bucket = open_bucket(Remote("one", f"file://{tmp_path}"), retries=quick())
+    to_disk, deleted = buckets._bring_to_disk, []
+
+    def deleting(root, name):
+        if not deleted:
+            (root / name).unlink()
+            deleted.append(name)
+        to_disk(root, name)
+
+    monkeypatch.setattr(buckets, "_bring_to_disk", deleting)
+    written = content()
+    assert bucket.create("packs/a", written)
+    assert (deleted, bucket.get("packs/a").data) == (["packs/a"], written)
+
+
 def test_the_file_system_of_a_folder_is_known(tmp_path):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(

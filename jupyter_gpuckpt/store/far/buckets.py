@@ -170,6 +170,9 @@ class Bucket:
                 self._once(lambda: self._put(name, data, "create"), name)
             except _Lost:
                 return self._is_ours(name, data)
+            except FarObjectMissing as error:
+                # In a folder another machine may collect the file before it is on the disk. The next attempt writes it again.
+                raise refusals.failed(self.name, name, "the file was deleted") from error
             except StoreUnavailable:
                 # The write may have succeeded although its response was lost.
                 if self._is_ours(name, data):
