@@ -20,11 +20,11 @@ from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...protocol import MemoryUse
+    from ...protocol import Kernel, MemoryUse
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
@@ -149,12 +149,13 @@ class MemoryRoom(KernelListener):
                 continue
             if before is not None and use.free_bytes <= before.free_bytes:
                 return  # the last suspend did not help
-            idle = await self._idle(0.0)
+            measured = await self._operations.measured()
+            idle = self._idle(measured, 0.0)
             # It must also be possible to suspend enough of them.
             if claim.needed_bytes > use.total_bytes or sum(idle.values()) < lacking_bytes:
                 return
             served.wait_for("It waits for memory: other kernels are suspended first.")
-            chosen = next(iter(await self._idle(_IDLE_SECONDS)), "")
+            chosen = next(iter(self._idle(measured, _IDLE_SECONDS)), "")
             if not chosen and is_patient:
                 # A kernel that was used a moment ago is likely to be used again.
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -183,7 +184,8 @@ class MemoryRoom(KernelListener):
             if not (use := await self._shortage()):
                 break
             text = shortage(use, self._high)
-            if not (kernel_id := next(iter(await self._idle(_IDLE_SECONDS)), "")):
+            measured = await self._operations.measured()
+            if not (kernel_id := next(iter(self._idle(measured, _IDLE_SECONDS)), "")):
                 if not self._has_warned:
                     self._log.warning("%s No idle kernel can be suspended.", text)
                 self._has_warned = True
@@ -221,14 +223,14 @@ class MemoryRoom(KernelListener):
             return None
         return tightest, lacking_bytes
 
-    async def _idle(self, after_seconds: float) -> dict[str, int]:
+    def _idle(self, measured: Iterable[Kernel], after_seconds: float) -> dict[str, int]:
         """Return the memory of the kernels that can be suspended, by id, the least recently used first.
 
-        `after_seconds`: how long ago their last cell must have ended, or their resume.
+        `measured`: all kernels. `after_seconds`: how long ago their last cell must have ended, or their resume.
         """
         now = asyncio.get_running_loop().time()
         self._rests_until = {one: at for one, at in self._rests_until.items() if at > now}
-        measured = {kernel.kernel_id: kernel for kernel in await self._operations.measured()}
+        known = {kernel.kernel_id: kernel for kernel in measured}
         idle = idle_kernels(
             self._kernels, self._operations, after_seconds=after_seconds, parked_too=True
         )
@@ -236,7 +238,7 @@ class MemoryRoom(KernelListener):
         return {
             each: kernel.memory_bytes
             for each in idle
-            if (kernel := measured.get(each))
+            if (kernel := known.get(each))
             and kernel.since <= begun_before
             # A thread of the user's may use the GPU although no cell runs.
             and not kernel.gpu_utilization
