@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,22 +35,13 @@ def memory_limits(
 
     `throttling_too`: also memory.high of version 2, beyond which Linux slows the processes down instead of killing one.
     """
-    return [
-        limit
-        for folder, modern in memory_groups(root, membership)
-        for name in _limit_files(modern=modern, throttling_too=throttling_too)
-        if (limit := _limit(folder, name, modern=modern)) is not None
-    ]
+    return list(_limits(memory_groups(root, membership), throttling_too=throttling_too))
 
 
 def memory_headroom(groups: Iterable[MemoryGroup]) -> int | None:
     """Return the bytes left below the tightest memory limit of these groups; None: no limit."""
-    limits = (
-        _limit(folder, name, modern=modern)
-        for folder, modern in groups
-        for name in _limit_files(modern=modern, throttling_too=False)
-    )
-    return min((limit.free_bytes for limit in limits if limit is not None), default=None)
+    limits = _limits(groups, throttling_too=False)
+    return min((limit.free_bytes for limit in limits), default=None)
 
 
 def memory_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[MemoryGroup]:
@@ -71,6 +62,13 @@ def memory_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Memo
         chain = [inner, *inner.parents] if inner.is_dir() else [top]
         found += [MemoryGroup(folder, modern) for folder in chain if folder.is_relative_to(top)]
     return found
+
+
+def _limits(groups: Iterable[MemoryGroup], *, throttling_too: bool) -> Iterator[MemoryLimit]:
+    for folder, modern in groups:
+        for name in _limit_files(modern=modern, throttling_too=throttling_too):
+            if (limit := _limit(folder, name, modern=modern)) is not None:
+                yield limit
 
 
 def _limit_files(*, modern: bool, throttling_too: bool) -> list[str]:
