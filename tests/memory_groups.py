@@ -39,7 +39,7 @@ class Group:
 
 @contextmanager
 def memory_group() -> Iterator[Group]:
-    """Yield a group; whoever put processes into it has ended them before the end of the block."""
+    """Yield a control group. The caller must end all processes in it before the block ends."""
     root, modern = Path("/sys/fs/cgroup/memory"), False
     if not root.is_dir():
         root, modern = Path("/sys/fs/cgroup"), True

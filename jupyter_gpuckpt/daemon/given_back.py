@@ -56,7 +56,7 @@ class GivenBackSums:
         return seconds
 
     def write(self) -> None:
-        """Add to the sums in the file what is not in them yet; never raises."""
+        """Add the periods that the file does not contain yet to the sums in the file; never raises."""
         with self._file_lock:
             added = self._added
             if added == GivenBack():

@@ -279,7 +279,7 @@ def mem_available(pid: int | None = None) -> int:
 
 
 class AvailableMemory:
-    """A reader of `mem_available(pid)` that finds the groups once: which is most of the work."""
+    """A reader of the available memory that looks up the control groups only once, because that takes most of the time."""
 
     def __init__(self, pid: int | None = None) -> None:
         memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]

@@ -145,7 +145,7 @@ class LocalStore:
             return self._catalog.recent.locate(digests).undamaged()
 
     def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
-        """Return the stored lengths of the chunks that `find` finds, by digest; others may be among them."""
+        """Return the stored lengths of the chunks that `find` finds, by digest. The result may contain further chunks."""
         with store_errors(self.root):
             return self._catalog.recent.stored_lengths(digests)
 

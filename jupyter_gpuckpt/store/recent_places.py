@@ -57,7 +57,7 @@ class RecentPlaces:
         return found
 
     def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
-        """Return the stored lengths of those of `digests` that the store has undamaged, by digest; others may be among them."""
+        """Return the stored lengths of the undamaged chunks among `digests`, by digest. The result may contain further chunks."""
         moves = self._catalog.moves
         with self._lock:
             kept = self._kept

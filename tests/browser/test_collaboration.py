@@ -23,7 +23,7 @@ def needs(module):
 
 @pytest.fixture(scope="module")
 def lab_server(tmp_path_factory):
-    """JupyterLab as for the other tests. jupyter-collaboration would write its changes into the current folder."""
+    """Yield a JupyterLab server whose jupyter-collaboration writes its database into a temporary folder."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "config").mkdir()
     settings = {"SQLiteYStore": {"db_path": str(folder / "ystore.db")}}

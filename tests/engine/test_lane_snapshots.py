@@ -467,7 +467,7 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
     refuses.unlink()
 
     def closing(self, limit):
-        """Close the gate after the memory, which is back, has changed."""
+        """Let the process change its memory, which it has again, and then close the gate."""
         launches = switches(gpu)
         wait_for(lambda: switches(gpu) > launches + 20)
         close_gate(self, limit)
@@ -479,7 +479,7 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
 
 
 def let_two_parts_be_given_back_at_a_time(monkeypatch):
-    """Where the GPU has room for parts."""
+    """Let the GPU have room for two parts at a time when memory is given back."""
     monkeypatch.setattr(lane_room, "_PART_BYTES", 20 << 20)
 
 

@@ -396,7 +396,7 @@ def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_nex
 
 
 class Saved(Slow):
-    """A kernel whose save takes until it is canceled, and whose request waits for `may_begin`."""
+    """A stand-in for a kernel: its save begins when `may_begin` is set, and ends when it is canceled."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files that others may have created are opened only if they are files, and without waiting."""
+"""Files that others may have created: the opening of regular files, and the refusal of everything else without waiting."""
 
 import os
 

@@ -13,7 +13,7 @@ PAGE = 4096
 
 
 def written(folder, data, number):
-    """Write bytes in stripes to so many files; return their paths."""
+    """Write bytes in stripes to this number of files; return the paths of the files."""
     paths = [folder / str(file) for file in range(number)]
     for path, length in zip(paths, stripes.file_lengths(len(data), number), strict=True):
         path.write_bytes(bytes(length))

@@ -91,7 +91,7 @@ class FirstSaves:
         ]
 
     def _unsaved(self) -> list[ManagedKernel]:
-        """List the kernels that run and of which no save has ended, even with an error, since the beginning."""
+        """Return the running kernels of which no save has ended, with or without an error, since the first saves began."""
         self._note_ended()
         return [kernel for kernel in self._running() if kernel not in self._saved]
 

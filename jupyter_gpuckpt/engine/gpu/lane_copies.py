@@ -122,7 +122,7 @@ class LaneCopying:
 
     @contextmanager
     def _files(self, length: int) -> Iterator[tuple[StagingFile, list[int]]]:
-        """Create files for so many bytes in place of former ones; yield their record and descriptors. Raises FreezeFailed."""
+        """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors. Raises FreezeFailed."""
         self.lane.remove_file()
         # The files take memory only when they are written, where Linux may end the kernel for lack of it.
         if length > (available := mem_available(self.pid)):

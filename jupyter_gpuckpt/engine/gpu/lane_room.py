@@ -26,7 +26,7 @@ def free_room(pid: int, used: Collection[str]) -> int:
 
 
 def fits_twice(length: int, room: int) -> bool:
-    """Return whether so much memory can be given back while init keeps it, too. `room`: what is free on the GPU while it is there once."""
+    """Return whether the GPU has room for a second copy of `length` bytes. `room`: its free bytes while they are there once."""
     return room > length + _MARGIN_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Idle kernels: they are suspended instead of culled, after a notice to open pages, and listed for the policies that choose some."""
+"""Suspends of idle kernels where Jupyter would cull them, after a notice to open pages, and the list of kernels that are idle."""
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
 
