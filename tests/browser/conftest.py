@@ -107,7 +107,7 @@ def context(browser_profile, request, tmp_path):
             "/static/notebook/" not in (error.error.stack or "")
             and error.error.message not in ERRORS_OF_THE_DEBUGGER
         ):
-            errors.append(str(error.error))
+            errors.append(error.error.stack or str(error.error))
 
     # The browser ends with its last page.
     blank = context.new_page()

@@ -93,10 +93,13 @@ class LabServer:
 
     def get(self, path):
         """Return the JSON that `path` answers."""
-        headers = {"Authorization": f"token {self.token}"}
-        request = urllib.request.Request(f"{self.url}/{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with self._request(path) as response:
             return json.load(response)
+
+    def _request(self, path, method="GET"):
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/{path}", headers=headers, method=method)
+        return urllib.request.urlopen(request, timeout=120)
 
     def log_tail(self):
         return self.log.read_text(errors="replace")[-4000:]
@@ -133,7 +136,11 @@ class LabServer:
         self.wait_until_up()
 
     def write_notebook(self, name, *cells, kernel="python3"):
-        """Write a notebook with these code cells."""
+        """Write a notebook with these code cells, which has no kernel."""
+        # A test that failed and is run once more has left one.
+        for session in self.get("api/sessions"):
+            if session["path"] == name:
+                self._request(f"api/sessions/{session['id']}", "DELETE").close()
         notebook = {
             "cells": [
                 {

@@ -92,6 +92,8 @@ def check(axe, notebook, looks, selectors):
     for theme, size in looks:
         notebook.execute("apputils:change-theme", theme=theme)
         notebook.expect(body).to_have_attribute("data-jp-theme-name", theme)
+        # It covers the page, and another theme within its last 200 ms would have JupyterLab remove it twice.
+        notebook.page.wait_for_selector("#jupyterlab-splash", state="detached")
         notebook.page.set_viewport_size(size)
         context = {"include": [[selector] for selector in selectors]}
         told = [

@@ -139,7 +139,9 @@ def test_pruning_says_what_goes_and_why_and_does_it(kernel, gpuckpt, gpuckpt_jso
     assert "0 deleted, 3 stay." in said
     rules = ["--keep-last", "2", "--manual-too"]
     said = gpuckpt("prune", *rules, "--dry-run").stdout
-    assert re.search(r"1 would be deleted, 2 stay. About 4\.\d+ MB would become free.", said)
+    # Most of the 4 MB, and what else of the kernel's memory no neighbor has.
+    about = re.search(r"1 would be deleted, 2 stay. About (\d+\.\d+) MB would become free.", said)
+    assert 2 < float(about[1]) < 10
     (line,) = (line for line in said.splitlines() if first[:8] in line)
     assert "delete" in line
     assert "no rule keeps it" in line

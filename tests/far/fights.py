@@ -109,8 +109,9 @@ class Terms:
 
     def __init__(self, seal: Seal) -> None:
         self._seal, self._lock = seal, threading.Lock()
-        #: By term.
+        #: By term: who has it, and when the remote had written so.
         self.daemons: dict[int, str] = {}
+        self.times: dict[int, float] = {}
         self.doubles: list[str] = []
 
     def note(self, asked: Asked, status: int) -> None:
@@ -119,6 +120,7 @@ class Terms:
         if written is None or written.lease is None or status >= 300:
             return
         with self._lock:
+            self.times.setdefault(written.term, time.monotonic())
             daemon_id = self.daemons.setdefault(written.term, written.lease.daemon_id)
             if daemon_id != written.lease.daemon_id:
                 self.doubles.append(f"{written.term}: {daemon_id} and {written.lease.daemon_id}")
@@ -271,8 +273,8 @@ def _check(
             for each in pauses
         )
         assert late < _LATE or stood, f"{one} had the lease {late:.2f} s after it could be over"
-    # Never two at one time, but where somebody wanted it.
-    beliefs = sorted(_beliefs(said))
+    # Never two at one time, but where somebody wanted it. Who is granted a lease and who had it before need not say so at one time.
+    beliefs = sorted([*_beliefs(said), *_leases(terms)])
     for number, one in enumerate(beliefs):
         for other in beliefs[number + 1 :]:
             if other.begin >= one.end:
@@ -310,6 +312,13 @@ def _beliefs(said: list[dict[str, Any]]) -> Iterator[_Belief]:
             end = min(one["until"], ended.get(one["daemon"], one["until"]))
             if end > one["at"]:
                 yield _Belief(one["at"], end, one["daemon"], one["term"])
+
+
+def _leases(terms: Terms) -> Iterator[_Belief]:
+    """Yield each lease from its grant to the next one, or for the life of a heartbeat: until then nobody else may believe."""
+    for term, begin in terms.times.items():
+        end = min(begin + LIFE, terms.times.get(term + 1, begin + LIFE))
+        yield _Belief(begin, end, terms.daemons[term], term)
 
 
 def main() -> None:
