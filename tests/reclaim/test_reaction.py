@@ -34,6 +34,7 @@ from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, NoticeRequest, n
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.server.policies import reclaim as reclaim_module
 from jupyter_gpuckpt.server.policies.reclaim import Reclaim
+from jupyter_gpuckpt.server.policies.suspend_all import suspend_all
 from jupyter_gpuckpt.states import KernelState
 from tests.conftest import PATIENCE
 
@@ -395,6 +396,50 @@ def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_nex
     asyncio.run(reacted())
 
 
+def test_a_notice_that_becomes_due_while_scripts_are_resumed_leaves_the_others_suspended():
+    async def reacted():
+        asked, ended = asyncio.Event(), asyncio.Event()
+
+        async def until_ended():
+            asked.set()
+            await ended.wait()
+
+        usage = SimpleNamespace(memory_bytes=10**9, gpu_bytes=0)
+        kernel = SimpleNamespace(
+            kernel_id="k",
+            state=KernelState.SUSPENDED,
+            usage=usage,
+            in_flight=SimpleNamespace(until_ended=until_ended),
+            record=SimpleNamespace(ends_at=0.0),
+        )
+        kernels = type("Kernels", (list,), {"find": lambda self, kernel_id: kernel})([kernel])
+        resumed = asyncio.Event()
+        verbs = SimpleNamespace(resume=lambda kernel_id, request: resumed.set())
+        reaction = Reaction(streams_of([]), kernels, [], verbs, None, None, Nowhere(), None)
+        reaction._of_scripts.add("k")
+        notice = Notice("url:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
+        again = Notice("url:2", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
+
+        def change(notice, **changes):
+            reaction.take(msgspec.structs.replace(notice, **changes))
+            reaction._look()
+
+        change(notice)
+        change(notice, withdrawn=True)
+        await asyncio.wait_for(asked.wait(), PATIENCE)
+        resumes = reaction._resumes
+        change(again)
+        ended.set()
+        await asyncio.wait({resumes})
+        assert (resumed.is_set(), reaction._of_scripts) == (False, {"k"})
+        change(again, withdrawn=True)
+        await asyncio.wait_for(resumed.wait(), PATIENCE)
+        assert reaction._of_scripts == set()
+        await reaction.close()
+
+    asyncio.run(reacted())
+
+
 class Saved(Slow):
     """A stand-in for a kernel: its save begins when `may_begin` is set, and ends when it is canceled."""
 
@@ -436,6 +481,33 @@ def test_a_users_interrupt_does_not_wait_for_a_save_before_the_machine_goes(requ
 
 async def never(*_):
     await asyncio.Event().wait()
+
+
+def test_kernels_are_saved_first_though_the_daemon_does_not_measure_them(monkeypatch):
+    monkeypatch.setattr(reclaim_module, "_MEASURING_SECONDS", 0.05)
+
+    async def told():
+        kernels = Kernels()
+        kernels.measured = never
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        policy.notice_changed(Notice("aws-rebalance:1", NoticeKind.REBALANCE))
+        await asyncio.wait_for(policy._saves_in_case, PATIENCE)
+        return kernels.saved
+
+    assert asyncio.run(told()) == [("a", Cause.AUTOSAVE), ("c", Cause.AUTOSAVE)]
+
+
+def test_an_order_that_fails_keeps_no_kernel_from_its_suspend(caplog):
+    def order(*_):
+        raise ValueError("a defect")
+
+    async def suspended():
+        kernels = Slow()
+        report = await suspend_all(kernels, ["a"], 0.2, order=order)
+        return kernels.saved, [one.saved for one in report.kernels]
+
+    assert asyncio.run(suspended()) == (["o1"], [False])
+    assert "kernels are suspended in any order" in caplog.text
 
 
 def test_a_daemon_that_does_not_say_how_fast_uploads_are_delays_no_suspend(monkeypatch):

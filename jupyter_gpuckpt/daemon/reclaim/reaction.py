@@ -208,6 +208,8 @@ class Reaction:
         if acts_on is None:
             self._end()
         elif due:
+            if self._resumes is not None:
+                self._resumes.cancel()
             self._act = asyncio.ensure_future(self._suspend_all(*acts_on[:2]))
         else:
             self._act = asyncio.ensure_future(self._save_all(disk_survives=acts_on[1]))
@@ -368,12 +370,15 @@ class Reaction:
                 await self._acknowledge(notice)
 
     async def _resume_scripts(self) -> None:
-        """Resume the kernels of scripts, because the scripts would wait for ever."""
-        suspended, self._of_scripts = self._of_scripts, set()
-        for kernel_id in suspended:
+        """Resume the kernels of scripts, because the scripts would wait for ever.
+
+        A cancelled call leaves the others suspended, until again no notice is due.
+        """
+        for kernel_id in list(self._of_scripts):
             kernel = self._kernels.find(kernel_id)
             if kernel is not None and kernel.in_flight:
                 await kernel.in_flight.until_ended()
+            self._of_scripts.discard(kernel_id)
             if kernel is not None and kernel.state is KernelState.SUSPENDED:
                 try:
                     self._verbs.resume(kernel_id, ResumeRequest())

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: How long the daemon may take to say how fast uploads are, which the order of suspends depends on.
 _RATE_SECONDS = 1.0
+#: How long the daemon may take to measure the kernels before saves, whose order depends on it.
+_MEASURING_SECONDS = 10.0
 _SUSPENDED = frozenset({KernelState.SUSPENDING, KernelState.SUSPENDED})
 
 
@@ -179,15 +181,16 @@ class Reclaim(KernelListener):
         managed = self._managed()
         try:
             return await self._sorted(managed)
-        except GpuCkptError as error:
-            self._log.debug("kernels are saved in any order: %s", error)
+        except (GpuCkptError, TimeoutError) as error:
+            self._log.debug("kernels are saved in any order: %r", error)
         except Exception:  # they must be saved in any case
             self._log.exception("Kernels are saved in any order.")
         return managed
 
     async def _sorted(self, managed: list[str]) -> list[str]:
-        measured = await self._operations.measured()
-        snapshots = await self._operations.snapshots()
+        async with asyncio.timeout(_MEASURING_SECONDS):
+            measured = await self._operations.measured()
+            snapshots = await self._operations.snapshots()
         notices = [one for one in self._notices.values() if one.is_saving]
         survives = bool(notices) and all(one.disk_survives for one in notices)
         rate = await self._upload_rate()

@@ -65,10 +65,12 @@ async def suspend_all(
         decided, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
+        try:
+            to_do = order(to_do, snapshots, left)
+        except Exception:  # they must be suspended in any case
+            _log.exception("kernels are suspended in any order")
         asked = _AsServer(operations, cause, begun)
-        done = await suspend_each(
-            order(to_do, snapshots, left), asked, left, snapshots=snapshots, own=frozenset(begun)
-        )
+        done = await suspend_each(to_do, asked, left, snapshots=snapshots, own=frozenset(begun))
         report = SuspendReport([*done, *decided], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:
