@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from .. import calls, moving
-from ..errors import KernelStateConflict
+from ..errors import GpuCkptError, KernelStateConflict
 from ..protocol import Operation, Result
 from ..remote_records import chosen
 from ..states import ALIVE, KernelState
@@ -88,15 +88,19 @@ class _AskedOfTheDaemon:
 
     async def _done(self, call: calls.Call[Operation], title: str) -> Result:
         """Start an operation, show its progress, and return its result; cancel it on an interrupt."""
-        operation = await self._daemon.send(call)
+        request = asyncio.ensure_future(self._daemon.send(call))
         try:
+            operation = await asyncio.shield(request)
             with output.ProgressBar(title) as bar:
                 async with aclosing(self._daemon.follow(operation.operation_id)) as changes:
                     async for operation in changes:
                         bar.show(operation.progress)
         except asyncio.CancelledError:
-            await self._daemon.send(calls.cancel(operation.operation_id))
-            await self._daemon.finish(operation.operation_id)
+            with suppress(GpuCkptError):
+                # The daemon may have begun, though its answer is not here yet.
+                operation = await request
+                await self._daemon.send(calls.cancel(operation.operation_id))
+                await self._daemon.finish(operation.operation_id)
             raise
         return operation.outcome()
 

@@ -1,5 +1,6 @@
 """A kernel goes by a remote to another machine, with the commands that people type."""
 
+import asyncio
 import json
 import shutil
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.cli.moving import _AskedOfTheDaemon
+from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState
 from tests.cli.test_resume import end, worth
 from tests.conftest import wait_for
 
@@ -142,6 +146,41 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = other
     end(gpuckpt_json, back["pid"])
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = first
+
+
+class SlowToAnswer:
+    """A stand-in for a daemon that begins an operation and answers later."""
+
+    def __init__(self):
+        self.begun, self.answers, self.sent = asyncio.Event(), asyncio.Event(), []
+
+    async def send(self, call):
+        self.sent.append(call.path)
+        self.begun.set()
+        await self.answers.wait()
+        return Operation("o1", OperationKind.SUSPEND, "k", OperationState.RUNNING)
+
+    async def finish(self, operation_id):
+        self.sent.append(f"the end of {operation_id}")
+
+
+def test_an_interrupt_before_the_daemons_answer_cancels_the_operation_that_it_began():
+    async def interrupted():
+        daemon = SlowToAnswer()
+        suspending = asyncio.ensure_future(_AskedOfTheDaemon(daemon, "k", "far").suspend())
+        await daemon.begun.wait()
+        suspending.cancel()
+        await asyncio.sleep(0)
+        daemon.answers.set()
+        with pytest.raises(asyncio.CancelledError):
+            await suspending
+        return daemon.sent
+
+    assert asyncio.run(interrupted()) == [
+        calls.suspend("k").path,
+        calls.cancel("o1").path,
+        "the end of o1",
+    ]
 
 
 def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir):
