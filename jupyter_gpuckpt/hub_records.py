@@ -11,6 +11,8 @@ import msgspec
 
 _Record = TypeVar("_Record")
 
+#: The time that a server's stop may take besides the suspends: to undo those that are incomplete at the deadline, and to exit.
+STOP_MARGIN_SECONDS = 15
 #: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers for `hub-report`.
 WAITING, SET_ASIDE, USAGE = "gpuckpt_sessions", "gpuckpt_set_aside", "gpuckpt_usage"
 #: What waits in the form of earlier hubs, a list of names. It is only read: they take whatever this key has for names.

@@ -9,7 +9,7 @@ from typing import NoReturn
 from ..errors import ConfigurationError
 from ..protocol import package_version
 from ..statuses import SOME_NOT_SAVED
-from . import executing, hub_report, moving, notice, prune, remotes, snapshots
+from . import executing, hub_report, kubernetes, moving, notice, prune, remotes, snapshots
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -165,6 +165,9 @@ def parser() -> argparse.ArgumentParser:
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
     executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION), _seconds)
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
+    kubernetes.add_arguments(
+        command("kubernetes", kubernetes.SUMMARY, kubernetes.DESCRIPTION), _seconds
+    )
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remotes.add_arguments(command("remote", remotes.SUMMARY, remotes.DESCRIPTION))

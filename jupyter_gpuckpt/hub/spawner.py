@@ -25,7 +25,16 @@ from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
 from ..errors import ConfigurationError, GpuCkptError
-from ..hub_records import SET_ASIDE, USAGE, WAITING, SpawnerState, Usage, Waiting, WaitingKernel
+from ..hub_records import (
+    SET_ASIDE,
+    STOP_MARGIN_SECONDS,
+    USAGE,
+    WAITING,
+    SpawnerState,
+    Usage,
+    Waiting,
+    WaitingKernel,
+)
 from ..plurals import counted
 from . import server_request
 from .server_request import Report
@@ -41,8 +50,6 @@ else:
 _CLEAN_START = "JUPYTER_GPUCKPT_CLEAN_START"
 #: The lifetime of a token for one request, beyond the longest duration of the request.
 _TOKEN_SECONDS = 60
-#: The time that a server's stop may take besides the suspends: to undo those that are incomplete at the deadline, and to exit.
-_STOP_MARGIN_SECONDS = 15
 #: The most failures of one stop in the hub's log.
 _LOGGED = 20
 
@@ -115,7 +122,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     @property
     def stop_seconds(self) -> int:
         """Return the seconds that a server may take to end after a stop signal."""
-        return math.ceil(self.suspend_timeout) + _STOP_MARGIN_SECONDS
+        return math.ceil(self.suspend_timeout) + STOP_MARGIN_SECONDS
 
     def check_configuration(self) -> None:
         """Raise ConfigurationError if the engine would kill a server while it suspends kernels. Here nothing is known of the engine."""
@@ -125,7 +132,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         if seconds < self.stop_seconds:
             raise ConfigurationError(
                 f"With {setting} = {seconds:g} s a server would be killed while its kernels are being suspended, which may take"
-                f" {self.suspend_timeout:g} s (c.GpuCkptSpawnerMixin.suspend_timeout) and {_STOP_MARGIN_SECONDS} s for its end.",
+                f" {self.suspend_timeout:g} s (c.GpuCkptSpawnerMixin.suspend_timeout) and {STOP_MARGIN_SECONDS} s for its end.",
                 hint=f"Leave the setting out, so that this spawner chooses the time; or set it to {self.stop_seconds} s or more;"
                 " or lower suspend_timeout.",
             )

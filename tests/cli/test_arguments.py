@@ -29,6 +29,7 @@ COMMANDS = [
     "move",
     "execute",
     "hub-report",
+    "kubernetes",
     "notice",
     "prune",
     "remote",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jupyter_gpuckpt.hub.spawner import _STOP_MARGIN_SECONDS
+from jupyter_gpuckpt.hub_records import STOP_MARGIN_SECONDS
 from tests.conftest import wait_for
 from tests.hub.test_stops import Two
 from tests.server.test_time_travel import branch
@@ -46,7 +46,7 @@ def check_container(hub, user):
     (found,) = json.loads(hub.podman("inspect", hub.container(user)))
     assert found["EffectiveCaps"] in (None, [])
     assert found["Config"]["User"] == "1000"
-    assert found["Config"]["StopTimeout"] == 60 + _STOP_MARGIN_SECONDS
+    assert found["Config"]["StopTimeout"] == 60 + STOP_MARGIN_SECONDS
     options = found["HostConfig"]["SecurityOpt"]
     assert any("profiles/seccomp.json" in option for option in options), options
 

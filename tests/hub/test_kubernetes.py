@@ -1,0 +1,277 @@
+"""The spawner for Kubernetes: the pod that it makes, what it refuses, and the files that `jupyter gpuckpt kubernetes` prints.
+
+tests/engines starts such pods.
+"""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from jupyterhub.app import JupyterHub
+from kubernetes_asyncio.client import ApiClient
+from kubespawner import KubeSpawner
+from kubespawner import spawner as kubespawner_module
+from traitlets.config import Config
+
+from jupyter_gpuckpt import pods
+from jupyter_gpuckpt.cli.app import main
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.host import remedies
+from tests.ports import free_port
+from tests.programs import python_module
+
+ROOT = Path(__file__).parent.parent.parent
+#: 60 s for the suspends and 15 s for the server's end.
+NEEDED = 75
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    """No cluster is asked for by these tests."""
+    monkeypatch.setattr(kubespawner_module, "load_config", lambda **_: None)
+
+
+def in_loop(function):
+    """Call it as a hub does: kubespawner wants an event loop."""
+
+    async def call():
+        return function()
+
+    return asyncio.run(call())
+
+
+def made(settings=None, **others):
+    """Return a spawner with settings of KubeSpawner; `others`: those of the mixin and of ours."""
+    config = Config({"KubeSpawner": settings or {}, "GpuCkptKubeSpawner": others})
+    spawner_class = JupyterHub(spawner_class="gpuckpt-kubernetes").spawner_class
+    return in_loop(lambda: spawner_class(_mock=True, config=config))
+
+
+def pod_of(spawner):
+    """Return the pod as the API server receives it."""
+
+    async def manifest():
+        async with ApiClient() as api:
+            return api.sanitize_for_serialization(await spawner.get_pod_manifest())
+
+    return asyncio.run(manifest())
+
+
+def test_the_defaults_leave_time_and_kubespawner_itself_would_not():
+    spawner = made()
+    assert isinstance(spawner, KubeSpawner)
+    spawner.check_configuration()
+    assert spawner.delete_grace_period == spawner.stop_seconds == NEEDED
+    assert spawner.start_timeout > NEEDED
+    # What this class is for: the hub's stop would leave a pod one second.
+    assert KubeSpawner.delete_grace_period.default_value == 1
+
+
+TOO_SHORT = [
+    {"delete_grace_period": 1},
+    {"delete_grace_period": 74},
+    {"start_timeout": 60},
+    {"extra_pod_config": {"terminationGracePeriodSeconds": 30}},
+    {"extra_pod_config": {"termination_grace_period_seconds": 30}},
+]
+
+
+@pytest.mark.parametrize("settings", TOO_SHORT)
+def test_a_grace_period_that_would_cut_a_suspend_short_is_refused_with_cause_and_hint(settings):
+    spawner = made(settings)
+    with pytest.raises(ConfigurationError) as refused:
+        spawner.check_configuration()
+    assert "would be killed while its kernels are being suspended" in refused.value.message
+    assert f"c.KubeSpawner.{next(iter(settings))}" in refused.value.message
+    assert f"{NEEDED} s or more" in refused.value.hint
+    # A profile that a user chooses is only known at the start of the pod.
+    with pytest.raises(ConfigurationError):
+        pod_of(spawner)
+
+
+def test_a_hook_that_shortens_the_grace_period_is_refused_at_the_start_of_the_pod():
+    spawner = made()
+
+    async def create():
+        pod = await spawner.get_pod_manifest()
+        pod.spec.termination_grace_period_seconds = 10
+        await spawner._make_create_pod_request(pod, 3)
+
+    with pytest.raises(ConfigurationError, match="modify_pod_hook"):
+        asyncio.run(create())
+    assert hasattr(KubeSpawner, "_make_create_pod_request"), "the check is never called"
+
+
+def test_a_pod_gets_the_least_that_kernels_need_and_time_to_suspend():
+    pod = pod_of(made({"uid": 1000}))
+    spec = pod["spec"]
+    assert spec["terminationGracePeriodSeconds"] == NEEDED
+    assert spec["hostUsers"] is False
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "runAsUser": 1000,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "procMount": "Unmasked",
+        "seccompProfile": {"type": "Localhost", "localhostProfile": "gpuckpt-seccomp.json"},
+        "appArmorProfile": {"type": "Unconfined"},
+    }
+    command = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["jupyter", "gpuckpt", "notice", "--within=60s"]
+
+
+def test_uploads_are_not_awaited_where_a_volume_keeps_the_snapshots(caplog):
+    made().check_configuration()
+    assert "the snapshots of a user are removed with the pod" in caplog.text
+    caplog.clear()
+    spawner = made({"storage_pvc_ensure": True})
+    spawner.check_configuration()
+    assert not caplog.text
+    hook = pod_of(spawner)["spec"]["containers"][0]["lifecycle"]["preStop"]
+    assert hook["exec"]["command"][-1] == "--disk-survives"
+
+
+def test_capabilities_are_an_alternative_for_older_clusters():
+    spec = pod_of(made({"uid": 1000}, privileges="capabilities"))["spec"]
+    assert "hostUsers" not in spec
+    context = spec["containers"][0]["securityContext"]
+    assert context["capabilities"] == {"add": ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]}
+    assert context["allowPrivilegeEscalation"] is True
+    assert "procMount" not in context
+
+
+def test_settings_of_the_configuration_stay_as_they_are():
+    settings = {
+        "delete_grace_period": 300,
+        "extra_pod_config": {"terminationGracePeriodSeconds": 300, "hostUsers": True},
+        "container_security_context": {"seccompProfile": {"type": "Unconfined"}},
+        "lifecycle_hooks": {"preStop": {"exec": {"command": ["mine"]}}},
+    }
+    spawner = made(settings)
+    spawner.check_configuration()
+    assert spawner.delete_grace_period == 300
+    spec = pod_of(spawner)["spec"]
+    assert (spec["terminationGracePeriodSeconds"], spec["hostUsers"]) == (300, True)
+    (container,) = spec["containers"]
+    assert container["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    assert container["securityContext"]["procMount"] == "Unmasked"
+    assert container["lifecycle"] == {"preStop": {"exec": {"command": ["mine"]}}}
+    hooks = {"postStart": {"exec": {"command": ["mine"]}}}
+    lifecycle = pod_of(made({"lifecycle_hooks": hooks}))["spec"]["containers"][0]["lifecycle"]
+    assert set(lifecycle) == {"postStart", "preStop"}
+    privileged = pod_of(made({"privileged": True}))["spec"]["containers"][0]["securityContext"]
+    assert privileged["privileged"] is True
+    assert "procMount" not in privileged
+
+
+def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, monkeypatch):
+    cluster = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "none",
+        "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
+        "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "none", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(cluster))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    config = tmp_path / "jupyterhub_config.py"
+    config.write_text(
+        'c.JupyterHub.spawner_class = "gpuckpt-kubernetes"\n'
+        "c.KubeSpawner.delete_grace_period = 1\n"
+        'c.JupyterHub.authenticator_class = "dummy"\n'
+        "c.Authenticator.allow_all = True\n"
+        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+    )
+    done = subprocess.run(
+        [*python_module("jupyterhub"), "-f", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "With c.KubeSpawner.delete_grace_period = 1 s a server would be killed" in done.stderr
+
+
+def printed(capsys, *words):
+    """Return the documents that the command prints as YAML."""
+    assert main(["kubernetes", *words]) == 0
+    return list(yaml.safe_load_all(capsys.readouterr().out))
+
+
+def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys):
+    """The chart hands `hub.config` to the hub as it is, and each value of `singleuser` to the setting of KubeSpawner below."""
+    (values,) = printed(capsys, "hub-values", "--suspend-timeout=2m", "--gpus=1", "--image=r/i:7")
+    user = values["singleuser"]
+    config = Config(values["hub"]["config"])
+    config.KubeSpawner.update(
+        image=f"{user['image']['name']}:{user['image']['tag']}",
+        cmd=user["cmd"],
+        uid=user["uid"],
+        fs_gid=user["fsGid"],
+        start_timeout=user["startTimeout"],
+        storage_pvc_ensure=user["storage"]["type"] == "dynamic",
+        extra_resource_limits=user["extraResource"]["limits"],
+    )
+    hub = JupyterHub(config=config)
+    assert hub.spawner_class.__name__ == "GpuCkptKubeSpawner"
+    spawner = in_loop(lambda: hub.spawner_class(_mock=True, config=config))
+    spawner.check_configuration()
+    spawned = pod_of(spawner)["spec"]
+    words = ("pod", "--suspend-timeout=2m", "--gpus=1", "--image=r/i:7", "--claim=home")
+    (alone,) = printed(capsys, *words)
+    for name in ("terminationGracePeriodSeconds", "hostUsers", "securityContext"):
+        assert spawned[name] == alone["spec"][name], name
+    (theirs,), (ours,) = spawned["containers"], alone["spec"]["containers"]
+    for name in ("image", "lifecycle", "securityContext"):
+        assert theirs[name] == ours[name], name
+    assert theirs["resources"]["limits"] == ours["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert spawned["terminationGracePeriodSeconds"] == 135
+
+
+def test_the_filter_for_nodes_is_the_one_that_pods_name(capsys):
+    config_map, daemon_set = printed(capsys, "node-filter")
+    (name,) = config_map["data"]
+    assert name == pods.SECCOMP_FILE == remedies.SECCOMP_FILE
+    ours = json.loads((ROOT / "jupyter_gpuckpt/profiles/seccomp.json").read_text())
+    assert json.loads(config_map["data"][name]) == ours
+    spec = daemon_set["spec"]["template"]["spec"]
+    (copy,) = spec["initContainers"]
+    assert name in copy["command"][-1]
+
+
+def test_the_command_of_the_filter_for_nodes_copies_it(tmp_path):
+    """Run it with other folders in place of the container's."""
+    _, daemon_set = pods.node_filter('{"defaultAction": "SCMP_ACT_ERRNO"}')
+    (copy,) = daemon_set["spec"]["template"]["spec"]["initContainers"]
+    script = copy["command"][-1]
+    for mount in copy["volumeMounts"]:
+        folder = tmp_path / mount["name"]
+        folder.mkdir()
+        script = script.replace(mount["mountPath"] + "/", f"{folder}/")
+    (tmp_path / "filter" / pods.SECCOMP_FILE).write_text("{}")
+    subprocess.run(["sh", "-c", script], check=True, timeout=60)
+    assert [path.name for path in (tmp_path / "kubelet").iterdir()] == [pods.SECCOMP_FILE]
+
+
+def test_documents_are_also_printed_as_json(capsys):
+    assert main(["kubernetes", "pod", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [pods.pod()]
+
+
+def test_an_image_with_a_port_in_its_registry_has_no_tag():
+    image = pods.hub_values(image="localhost:5000/lab")["singleuser"]["image"]
+    assert image == {"name": "localhost:5000/lab", "tag": "latest"}
+
+
+def test_user_of_the_check_at_start_is_enough_for_the_class():
+    """hub/start_check.py knows no user yet."""
+    user = SimpleNamespace(name="", id=0)
+    spawner_class = JupyterHub(spawner_class="gpuckpt-kubernetes").spawner_class
+    in_loop(lambda: spawner_class(user=user).check_configuration())
