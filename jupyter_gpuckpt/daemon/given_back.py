@@ -1,7 +1,8 @@
 """The memory and GPUs that suspended and parked kernels have given back on this machine, in bytes times seconds.
 
-A kernel's period is added when it ends, by a resume or otherwise; a period that has not ended counts until now. A small file in the
-data directory keeps the sums; several daemons of this host, for instance in containers, may add to it.
+A kernel's period is added when it ends, by a resume or otherwise; a period that has not ended counts until now. A machine that takes a
+suspended kernel over counts its whole period. A small file in the data directory keeps the sums; several daemons of this host, for
+instance in containers, may add to it.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Kernels:
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
-        self._end_period(kernel)
+        self.end_period(kernel)
         record.previous, record.state, record.since = record.state, state, time.time()
         if state is KernelState.SUSPENDED:
             kernel.ports.hold()  # a recovered kernel listened on them itself until now
@@ -198,6 +198,7 @@ class Kernels:
 
     def forget(self, kernel: ManagedKernel) -> None:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
+        self.end_period(kernel)
         if self._drop(kernel):
             self._writer.submit(self._records.forget, kernel.kernel_id)
 
@@ -205,19 +206,20 @@ class Kernels:
         kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
             return False
-        self._end_period(kernel)
         del self._kernels[kernel.kernel_id]
         event = Event(self._streams.advance(), gone=kernel.kernel_id)
         self._streams.publish(event, kernel.owner_id)
         return True
 
-    def _end_period(self, kernel: ManagedKernel) -> None:
-        """Count what a suspended or parked kernel has given back, because it leaves that state or this daemon."""
-        if self._machine.given_back.end_period(kernel.record):
+    def end_period(self, kernel: ManagedKernel) -> float:
+        """Count what a suspended or parked kernel has given back, because it leaves that state or ends; return the seconds."""
+        seconds = self._machine.given_back.end_period(kernel.record)
+        if seconds:
             self._writer.submit(self._machine.given_back.write)
+        return seconds
 
     async def drop_moved(self) -> None:
-        """Remove from the table the suspended kernels that another daemon has taken over."""
+        """Remove from the table the suspended kernels that another daemon has taken over, which counts their whole periods."""
         for kernel_id in await asyncio.to_thread(self._records.moved):
             if (kernel := self._kernels.get(kernel_id)) is not None and kernel.state in ABSENT:
                 _log.info("kernel %s went to another machine", kernel_id)

@@ -198,7 +198,6 @@ class Verbs:
         if kernel.doomed or self._kernels.find(kernel_id) is not kernel:
             return  # it ended meanwhile, or another request is killing it
         kernel.doomed = True
-        self._end_period(kernel.record)
         await asyncio.to_thread(self._kill, kernel.record)
         _log.info("killed kernel %s", kernel_id)
         self._kernels.forget(kernel)
@@ -254,7 +253,7 @@ class Verbs:
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation
     ) -> Awaitable[None]:
         kernel.operation = operation
-        operation.away_seconds = self._end_period(kernel.record)
+        operation.away_seconds = self._kernels.end_period(kernel)
         return self._kernels.move(kernel, job.state, **job.entering)
 
     async def _carry_out(
@@ -335,13 +334,6 @@ class Verbs:
         if answer(kernel.state, Verb.INTERRUPT) is Answer.DO:
             with suppress(KernelNotFound):
                 _send(kernel, signum)
-
-    def _end_period(self, record: KernelRecord) -> float:
-        """Count what a suspended or parked kernel has given back, because it will leave that state; return the seconds."""
-        seconds = self._machine.given_back.end_period(record)
-        if seconds:
-            self._spawn(asyncio.to_thread(self._machine.given_back.write))
-        return seconds
 
     def _kill(self, record: KernelRecord) -> None:
         if record.tree:

@@ -95,9 +95,11 @@ def test_a_period_is_added_once(record, tmp_path):
     assert sums.total([parked]).gpu_seconds == HOUR
 
 
-@pytest.mark.parametrize("leaves", ["goes to another machine", "is forgotten", "is lost"])
-def test_the_period_of_a_kernel_that_leaves_in_any_way_is_kept(
-    record, tmp_path, monkeypatch, leaves
+@pytest.mark.parametrize(
+    ("leaves", "hours"), [("goes to another machine", 1), ("is forgotten", 2), ("is lost", 2)]
+)
+def test_the_period_of_a_kernel_that_ends_is_kept_and_another_machine_counts_what_it_takes_over(
+    record, tmp_path, monkeypatch, leaves, hours
 ):
     async def main():
         here = place.this_place(tmp_path)
@@ -113,7 +115,7 @@ def test_the_period_of_a_kernel_that_leaves_in_any_way_is_kept(
             kernels.forget(suspended)
         else:
             kernels.move(parked, KernelState.LOST)
-        assert machine.given_back.total(one.record for one in kernels).gpu_seconds == 2 * HOUR
+        assert machine.given_back.total(one.record for one in kernels).gpu_seconds == hours * HOUR
         await kernels.close()
         machine.close()
 
