@@ -497,6 +497,24 @@ def test_kernels_are_saved_first_though_the_daemon_does_not_measure_them(monkeyp
     assert asyncio.run(told()) == [("a", Cause.AUTOSAVE), ("c", Cause.AUTOSAVE)]
 
 
+@pytest.mark.parametrize("measured", [never, Kernels().measured])
+def test_kernels_that_cannot_be_measured_are_named_and_suspended_ones_are_saved(measured):
+    kernels = Kernels()
+    names = {"a": KernelState.RUNNING, "b": KernelState.SUSPENDED}
+    known = {
+        kernel_id: Kernel(kernel_id, state, "server", name=f"{kernel_id}.ipynb")
+        for kernel_id, state in names.items()
+    }
+    kernels.served = lambda kernel_id: SimpleNamespace(kernel=known[kernel_id])
+    kernels.measured = measured
+    report = asyncio.run(suspend_all(kernels, known, 0.05))
+    assert [(one.name, one.saved) for one in report.kernels] == [
+        ("a.ipynb", False),
+        ("b.ipynb", True),
+    ]
+    assert report.kernels[0].error.message
+
+
 def test_an_order_that_fails_keeps_no_kernel_from_its_suspend(caplog):
     def order(*_):
         raise ValueError("a defect")

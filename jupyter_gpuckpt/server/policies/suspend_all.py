@@ -55,12 +55,14 @@ async def suspend_all(
             # Earlier snapshots show how fast suspends are, which matters only with a deadline.
             snapshots = await operations.snapshots() if within_seconds and len(wanted) > 1 else []
     except TimeoutError:
-        report = _none_saved(wanted, no_time("There was no time left to measure the kernels."))
+        report = _none_begun(
+            operations, wanted, no_time("There was no time left to measure the kernels.")
+        )
     except GpuCkptError as error:
-        report = _none_saved(wanted, record_of(error))
+        report = _none_begun(operations, wanted, record_of(error))
     except Exception as error:  # the server's stop must continue in any case
         _log.exception("the kernels' use of memory is not known")
-        report = _none_saved(wanted, record_of(error))
+        report = _none_begun(operations, wanted, record_of(error))
     else:
         decided, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
@@ -82,8 +84,12 @@ async def suspend_all(
     return report
 
 
-def _none_saved(kernel_ids: Iterable[str], why: ErrorRecord) -> SuspendReport:
-    return SuspendReport([SuspendOutcome(kernel_id, error=why) for kernel_id in kernel_ids])
+def _none_begun(
+    operations: ServerOperations, wanted: Iterable[str], why: ErrorRecord
+) -> SuspendReport:
+    """Return the report of a suspend that could not begin: only kernels that were suspended before are saved."""
+    decided, left = _sorted_out(operations, wanted, {})
+    return SuspendReport([*(not_saved(kernel, why) for kernel in left), *decided])
 
 
 def _sorted_out(
