@@ -312,6 +312,9 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     parked: bool = False
     #: Whether the agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
     peer_access_off: bool = False
+    #: As in `SnapshotInfo`.
+    cell: int = 0
+    in_cell: bool = False
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
@@ -334,6 +337,16 @@ class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
     note: str = ""
     #: The kernel's biggest variables; empty if they are not known.
     variables: list[Variable] = []
+    #: The execution count of the last cell that had begun, 0 if none is known, and whether it ran.
+    cell: int = 0
+    in_cell: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Return the user's title, else "After [5]" or "During [5]", else ''. No source of cells: only remotes are encrypted."""
+        if self.title or not self.cell:
+            return self.title
+        return f"During [{self.cell}]" if self.in_cell else f"After [{self.cell}]"
 
 
 class Manifest(msgspec.Struct, frozen=True):

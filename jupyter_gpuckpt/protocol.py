@@ -316,6 +316,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     An idle kernel (`Cause.spares_connections`) is not suspended if that would cut its connections, because no user requested it.
     `title`: the user's. `variables`: the kernel's; None: not known. Without `peer_access_off` the kernel must not use several GPUs.
+    `cell`, `in_cell`: as in `SnapshotInfo`.
     """
 
     name: str = ""
@@ -328,6 +329,8 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     title: Annotated[str, msgspec.Meta(max_length=300)] = ""
     variables: Variables | None = None
     peer_access_off: bool = False
+    cell: Annotated[int, msgspec.Meta(ge=0)] = 0
+    in_cell: bool = False
 
     def options(self, *, stop: bool, name: str, parked: bool) -> SaveOptions:
         """Return the engine's options; `name` is used if the request has none."""
@@ -340,6 +343,8 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             variables=self.variables,
             parked=parked,
             peer_access_off=self.peer_access_off,
+            cell=self.cell,
+            in_cell=self.in_cell,
         )
 
 

@@ -42,7 +42,7 @@ def of_operation(operation: Operation) -> str:
 def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
     """Summarize a snapshot in one line."""
     name = f" of {output.printable(info.name)}" if info.name else ""
-    title = f", {output.printable(repr(info.title))}" if info.title else ""
+    title = f", {output.printable(repr(info.heading))}" if info.heading else ""
     made = output.age(now - info.created)
     size = f"{output.size(info.sizes.raw_bytes)} of memory"
     pinned = ", pinned" if info.pinned else ""

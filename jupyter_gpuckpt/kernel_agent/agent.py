@@ -11,7 +11,8 @@ so that no IPython event is triggered.
                                         open comms; its buffers are the states of all widgets, if they can be read
     gpuckpt_request {"op": "probe"}     send a message on iopub, ahead of the kept ones
     gpuckpt_request {"op": "thaw"}      send the kept messages, in order
-    gpuckpt_request {"op": "count"}     count the functions for on_save and on_resume, and report whether a GPU may be in use
+    gpuckpt_request {"op": "count"}     count the functions for on_save and on_resume; report whether a GPU may be in use, and the
+                                        execution count of the last cell that has begun
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
@@ -50,7 +51,7 @@ from jupyter_client.jsonutil import json_clean, json_default
 from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
-from .history import History
+from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
 from .sent_messages import SentMessages, copied
@@ -192,6 +193,7 @@ class Agent:
             callbacks = self._kernel.shell.events.callbacks
             content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
             content["uses_gpu"] = driver_is_loaded()
+            content["cell"] = last_cell(self._kernel.shell)
         elif op == "answer":
             self.user_requests.answer(parent["content"])
         elif op in _EVENTS:

@@ -64,3 +64,11 @@ class History:
             found = self._manager.db.execute(question, (self._manager.session_number,)).fetchone()
             return found[0] if found else None
         return None
+
+
+def last_cell(shell: Any) -> int:
+    """Return the execution count of the last cell that has begun; 0 if none has."""
+    # IPython 9 counts a cell when it begins, older versions when it has ended. Its source is in the list from its beginning.
+    count = int(shell.execution_count)
+    begun = getattr(getattr(shell, "history_manager", None), "input_hist_raw", ())
+    return count if len(begun) > count else count - 1

@@ -196,6 +196,11 @@ class SnapshotView(View, frozen=True):
     cause: Annotated[Cause, Meta(description="Why it was taken.")]
     name: Annotated[str, Meta(description="The notebook's path, or the kernelspec's name.")]
     title: Annotated[str, Meta(description="The title that its user gave; may be empty.")]
+    cell: Annotated[
+        int,
+        Meta(description="The execution count of the last cell that had begun; 0: not known."),
+    ]
+    in_cell: Annotated[bool, Meta(description="That cell ran.")]
     note: str
     pinned: Annotated[bool, Meta(description="Retention never removes it.")]
     needed: Annotated[

@@ -349,4 +349,6 @@ def _info(
         pinned=options.pinned,
         title=options.title,
         variables=options.variables.listed[:SHOWN_VARIABLES] if options.variables else [],
+        cell=options.cell,
+        in_cell=options.in_cell,
     )

@@ -36,6 +36,7 @@ export class SuspendedBanner extends FittedBanner {
     if (kernel?.state !== 'suspended') {
       return null;
     }
+    const inFlight = this._states.inFlight(kernel.kernel_id) !== null;
     return (
       <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <suspendIcon.react tag="span" stylesheet="menuItem" aria-hidden />
@@ -51,8 +52,9 @@ export class SuspendedBanner extends FittedBanner {
         <button
           type="button"
           className="jp-mod-styled jp-mod-accept"
-          disabled={this._states.inFlight(kernel.kernel_id) !== null}
-          onClick={this._resume}
+          // With `disabled` it would lose the focus.
+          aria-disabled={inFlight}
+          onClick={() => inFlight || this._resume()}
         >
           {trans.__('Resume')}
         </button>
@@ -73,7 +75,12 @@ export class SuspendedBanner extends FittedBanner {
     const isSuspended =
       kernel?.state === 'suspended' &&
       this._states.inFlight(kernel.kernel_id) !== 'roll_back';
-    this.setHidden(!isSuspended || !this._settings.choices.showBanner);
+    const hides = !isSuspended || !this._settings.choices.showBanner;
+    if (hides && this.node.contains(document.activeElement)) {
+      // The focus returns to the cells.
+      this._panel.activate();
+    }
+    this.setHidden(hides);
     this.update();
   }
 

@@ -169,8 +169,8 @@ function Effect(props: {
       <ul className="jp-GpuCkptDialog-files">
         {gone.map(({ snapshot }) => (
           <li key={snapshot.snapshot_id}>
-            {nameOfPath(snapshot.name, trans)}: {snapshotTitle(snapshot)} ·{' '}
-            {causeLabel(snapshot, trans)}
+            {nameOfPath(snapshot.name, trans)}: {snapshotTitle(snapshot, trans)}{' '}
+            · {causeLabel(snapshot, trans)}
           </li>
         ))}
       </ul>

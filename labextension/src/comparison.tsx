@@ -15,7 +15,7 @@ export async function showComparison(
   trans: TranslationBundle
 ): Promise<void> {
   await showDialog({
-    title: trans.__('Variables: %1 and now', snapshotTitle(snapshot)),
+    title: trans.__('Variables: %1 and now', snapshotTitle(snapshot, trans)),
     body: <Comparison comparison={comparison} trans={trans} />,
     buttons: [Dialog.okButton({ label: trans.__('Close') })]
   });

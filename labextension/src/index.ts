@@ -25,7 +25,7 @@ import { followState } from './kernel-indicator';
 import { KeptOutput } from './kept-output';
 import { LostSessionBanner } from './lost-session';
 import { MachineNotices } from './machine-notices';
-import { hasSession } from './notebooks';
+import { hasSession, saveDocument } from './notebooks';
 import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
 import { running, status, welcome } from './overviews';
@@ -74,12 +74,8 @@ const commands: JupyterFrontEndPlugin<void> = {
     const panelAt = (path: string) =>
       tracker?.find(({ context }) => context.path === path);
     const saveNotebook = async (path: string) => {
-      const context = panelAt(path)?.context;
-      if (context?.model.dirty) {
-        // JupyterLab itself reports the error.
-        await context.save().catch(() => undefined);
-      }
-      return !context?.model.dirty;
+      const panel = panelAt(path);
+      return panel ? saveDocument(panel.context) : true;
     };
     const reconnect = (path: string, id: string) => {
       const panel = panelAt(path);
@@ -275,6 +271,7 @@ const panel: JupyterFrontEndPlugin<void> = {
       commands,
       openNotebook,
       currentPath: () => tracker?.currentWidget?.context.path ?? '',
+      leave: () => shell.currentWidget?.activate(),
       trans
     });
     tracker?.currentChanged.connect(() => panel.update());

@@ -110,7 +110,7 @@ export function KernelCard(props: IProps): JSX.Element {
       ) : null}
       {parent ? (
         <div className="jp-GpuCkptKernel-usage">
-          {trans.__('Branch of %1', snapshotTitle(parent))}
+          {trans.__('Branch of %1', snapshotTitle(parent, trans))}
         </div>
       ) : null}
       {risk ? (

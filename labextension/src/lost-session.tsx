@@ -127,10 +127,27 @@ export class LostSessionBanner extends FittedBanner {
     const path = await this._newPath();
     const { session } = context.sessionContext;
     const save = this._save;
-    if (path === null || session === null || save === null) {
+    if (path === null || save === null) {
       return;
     }
     try {
+      if (session === null) {
+        // Without a session nothing leads the document to another path.
+        await this._contents.save(this._withDrive(path), {
+          type: 'notebook',
+          format: 'json',
+          content: context.model.toJSON()
+        });
+        Notification.emit(
+          this._trans.__(
+            'Saved the copy %1. This notebook has no kernel: open the copy to go on there.',
+            path
+          ),
+          'success',
+          { autoClose: SHOWN }
+        );
+        return;
+      }
       await session.setPath(path);
       await session.setName(PathExt.basename(path));
       await save.call(context);
@@ -147,7 +164,6 @@ export class LostSessionBanner extends FittedBanner {
   /** Ask for the path of a copy until there is no such file; return null if the user cancels. */
   private async _newPath(): Promise<string | null> {
     const { path } = this._panel.context;
-    const drive = this._contents.driveName(path);
     const ending = PathExt.extname(path);
     let wanted = this._contents
       .localPath(path)
@@ -163,7 +179,7 @@ export class LostSessionBanner extends FittedBanner {
         return null;
       }
       wanted = value.endsWith(ending) ? value : `${value}${ending}`;
-      if (!(await this._exists(drive ? `${drive}:${wanted}` : wanted))) {
+      if (!(await this._exists(this._withDrive(wanted)))) {
         return wanted;
       }
       await showErrorMessage(
@@ -171,6 +187,12 @@ export class LostSessionBanner extends FittedBanner {
         this._trans.__('Choose another name.')
       );
     }
+  }
+
+  /** Return a path on the drive of the document. */
+  private _withDrive(path: string): string {
+    const drive = this._contents.driveName(this._panel.context.path);
+    return drive ? `${drive}:${path}` : path;
   }
 
   private async _exists(path: string): Promise<boolean> {

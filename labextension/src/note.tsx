@@ -14,7 +14,7 @@ export async function editNote(
   trans: TranslationBundle
 ): Promise<string | null> {
   const { button, value } = await showDialog({
-    title: trans.__('Note on %1', snapshotTitle(snapshot)),
+    title: trans.__('Note on %1', snapshotTitle(snapshot, trans)),
     body: new NoteEditor(snapshot.note, trans.__('Note')),
     focusNodeSelector: 'textarea',
     buttons: [

@@ -1,15 +1,21 @@
 // Queries of open notebooks and consoles for the plugins.
 
 import type { ISessionContext } from '@jupyterlab/apputils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { ISignal } from '@lumino/signaling';
 import type { Widget } from '@lumino/widgets';
 
 import type { IKernelStates } from './tokens';
 
+/** How long a server that holds documents may take to save one, in milliseconds. */
+const SERVER_SAVES = 5000;
+
 /** A panel with a kernel: a notebook or a console. */
 export interface ISessionPanel {
   readonly sessionContext: ISessionContext;
   readonly disposed: ISignal<this, void>;
+  /** Give it the focus. */
+  activate(): void;
 }
 
 /** Return the id of the kernel to which a notebook or a console is connected. */
@@ -45,4 +51,36 @@ export function watchKernel(
     signals.forEach(signal => signal.disconnect(react));
   });
   react();
+}
+
+/** Save a document that has changes; return false if that failed, which JupyterLab itself reports. */
+export async function saveDocument(
+  context: Pick<NotebookPanel['context'], 'model' | 'save'>
+): Promise<boolean> {
+  const { model } = context;
+  if (model.collaborative) {
+    // The server that holds it saves it by itself soon. If the page did so at that moment, JupyterLab would ask which of both files to keep.
+    await isClean(model);
+  }
+  if (model.dirty) {
+    await context.save().catch(() => undefined);
+  }
+  return !model.dirty;
+}
+
+/** Wait until a document has no changes that are not saved, or for `SERVER_SAVES`. */
+async function isClean(model: NotebookPanel['context']['model']) {
+  if (!model.dirty) {
+    return;
+  }
+  await new Promise<void>(resolve => {
+    const end = () => {
+      clearTimeout(timer);
+      model.stateChanged.disconnect(look);
+      resolve();
+    };
+    const look = () => model.dirty || end();
+    const timer = setTimeout(end, SERVER_SAVES);
+    model.stateChanged.connect(look);
+  });
 }

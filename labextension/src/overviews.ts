@@ -4,19 +4,19 @@ import type {
   JupyterFrontEnd,
   JupyterFrontEndPlugin
 } from '@jupyterlab/application';
+import { IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
 
 import { commandIds } from './commands';
-import type { IKernel } from './protocol';
 import { listOnce, SuspendedKernels } from './running';
 import { showSessionsId } from './sessions-panel';
 import { OperationStatus } from './status';
 import { IKernelStates } from './tokens';
 import { textsOf } from './translation';
-import { addWelcomeCard } from './welcome';
+import { SuspendedSessions } from './welcome';
 
 export const running: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:running',
@@ -49,25 +49,37 @@ export const running: JupyterFrontEndPlugin<void> = {
 
 export const welcome: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:welcome',
-  description: 'Leads from the launcher back to suspended kernels.',
+  description:
+    'Leads from the launcher and from lists of files back to suspended kernels.',
   autoStart: true,
   requires: [IKernelStates],
-  optional: [ILauncher, ITranslator],
+  optional: [ILauncher, IFileBrowserFactory, ITranslator],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     launcher: ILauncher | null,
+    files: IFileBrowserFactory | null,
     translator: ITranslator | null
   ) => {
-    const trans = textsOf(translator);
     const { commands } = app;
-    if (launcher) {
-      const open = (kernel: IKernel | null) =>
+    const sessions = new SuspendedSessions(
+      commands,
+      states,
+      textsOf(translator)
+    );
+    sessions.addCommand(
+      kernel =>
         void (kernel?.path.endsWith('.ipynb')
           ? commands.execute('docmanager:open', { path: kernel.path })
-          : commands.execute(showSessionsId, {}));
-      addWelcomeCard(launcher, commands, states, open, trans);
+          : commands.execute(showSessionsId, {}))
+    );
+    if (launcher) {
+      sessions.addCard(launcher);
     }
+    files?.tracker.forEach(browser => sessions.addButton(browser));
+    files?.tracker.widgetAdded.connect((_, browser) =>
+      sessions.addButton(browser)
+    );
   }
 };
 

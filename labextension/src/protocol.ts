@@ -167,6 +167,9 @@ export interface ISnapshot {
   name: string;
   /** The title that its user chose. */
   title: string;
+  /** The execution count of the last cell that had begun, 0 if it is not known, and whether that cell ran. */
+  cell: number;
+  in_cell: boolean;
   note: string;
   /** Whether retention never removes it. */
   pinned: boolean;
@@ -300,7 +303,14 @@ export interface IPruneReport {
   verdicts: {
     snapshot: Pick<
       ISnapshot,
-      'snapshot_id' | 'created' | 'name' | 'title' | 'cause' | 'reason'
+      | 'snapshot_id'
+      | 'created'
+      | 'name'
+      | 'title'
+      | 'cell'
+      | 'in_cell'
+      | 'cause'
+      | 'reason'
     >;
     removed: boolean;
   }[];
@@ -384,6 +394,8 @@ const UNKNOWN_SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   cause: 'manual',
   name: '',
   title: '',
+  cell: 0,
+  in_cell: false,
   note: '',
   pinned: false,
   needed: false,

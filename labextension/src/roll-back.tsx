@@ -21,7 +21,7 @@ export async function mayGoBack(
   trans: TranslationBundle
 ): Promise<{ goBack: boolean; withCells: boolean }> {
   const { button, isChecked } = await showDialog({
-    title: trans.__('Restore %1?', snapshotTitle(snapshot)),
+    title: trans.__('Restore %1?', snapshotTitle(snapshot, trans)),
     body: (
       <div className="jp-GpuCkptDialog">
         {obstacles.length > 0 ? (

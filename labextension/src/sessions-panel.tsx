@@ -26,6 +26,11 @@ export class SessionsPanel extends ReactWidget {
     this.title.caption = trans.__('Sessions');
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', trans.__('Sessions'));
+    this.node.addEventListener('keydown', event => {
+      if (event.key === 'Escape' && !event.defaultPrevented) {
+        _context.leave();
+      }
+    });
     states.changed.connect(this._follow, this);
     snapshots.changed.connect(this._follow, this);
     _context.remotes.changed.connect(this._follow, this);
@@ -100,6 +105,8 @@ export namespace SessionsPanel {
     openNotebook: (path: string) => void;
     /** Returns the path of the current notebook, or ''. */
     currentPath: () => string;
+    /** Give the focus back to the notebook. */
+    leave: () => void;
     trans: TranslationBundle;
   }
 

@@ -49,7 +49,10 @@ export class SnapshotActions {
       if (error.code === GpuCkptError.NO_EXTENSION) {
         (this.missing as Set<SnapshotAction>).add(action);
       }
-      const headline = this._failed(action, snapshotTitle(snapshot));
+      const headline = this._failed(
+        action,
+        snapshotTitle(snapshot, this._trans)
+      );
       tellFailure('', headline, error, this._trans);
     }
   }
@@ -120,12 +123,16 @@ export class SnapshotActions {
 
   private async _goBack(snapshot: ISnapshot): Promise<void> {
     const { snapshot_id, kernel_id } = snapshot;
+    const kernel = this._states.get(kernel_id);
+    const path = kernel?.path || snapshot.name;
+    const open = this._cellsAt(path);
+    if (kernel && open?.isShared) {
+      return this._restoreInCopy(snapshot);
+    }
+    const cells = open?.isShared ? null : open;
     const changes = await this._snapshots.api.changes(snapshot_id);
     const isPlain =
       changes.files.length === 0 && changes.obstacles.length === 0;
-    const kernel = this._states.get(kernel_id);
-    const path = kernel?.path || snapshot.name;
-    const cells = this._cellsAt(path);
     const stored = cells ? await this._stored(snapshot_id) : null;
     const then = stored?.notebook?.cells ?? null;
     const differences =
@@ -154,7 +161,7 @@ export class SnapshotActions {
     const name = this._trans.__(
       '%1 to %2',
       this._notebook(snapshot),
-      snapshotTitle(snapshot)
+      snapshotTitle(snapshot, this._trans)
     );
     const before = cells?.read() ?? [];
     // The state of a kernel without a process is in a snapshot already.
@@ -176,6 +183,28 @@ export class SnapshotActions {
       : await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
     if (restored && wanted) {
       cells?.put(wanted);
+    }
+  }
+
+  /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
+  private async _restoreInCopy(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const { button } = await showDialog({
+      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot, trans)),
+      body: trans.__(
+        'Others have this notebook open. It and its kernel stay as they are. The copy gets the snapshot’s cells and a kernel of its own.'
+      ),
+      buttons: [
+        Dialog.cancelButton(),
+        Dialog.okButton({ label: trans.__('Restore') })
+      ]
+    });
+    if (button.accept) {
+      await this._kernelActions.branchFrom(
+        snapshot.snapshot_id,
+        this._notebook(snapshot),
+        snapshot.name
+      );
     }
   }
 
@@ -215,7 +244,7 @@ export class SnapshotActions {
 
   private async _verify(snapshot: ISnapshot): Promise<void> {
     const trans = this._trans;
-    const name = snapshotTitle(snapshot);
+    const name = snapshotTitle(snapshot, trans);
     const id = Notification.emit(
       trans.__('Verifying %1…', name),
       'in-progress',
@@ -238,7 +267,7 @@ export class SnapshotActions {
   /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
   private async _export(snapshot: ISnapshot): Promise<void> {
     const link = document.createElement('a');
-    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;
+    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot, this._trans)}`;
     link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
     link.download = '';
     document.body.appendChild(link);
@@ -247,7 +276,7 @@ export class SnapshotActions {
     Notification.info(
       this._trans.__(
         'Exporting %1: your browser downloads it. The file contains everything that is in the kernel’s memory.',
-        snapshotTitle(snapshot)
+        snapshotTitle(snapshot, this._trans)
       ),
       { autoClose: SHOW_UNDO }
     );
@@ -255,7 +284,7 @@ export class SnapshotActions {
 
   private async _delete(snapshot: ISnapshot): Promise<void> {
     const trans = this._trans;
-    const name = snapshotTitle(snapshot);
+    const name = snapshotTitle(snapshot, trans);
     if (this._settings.choices.confirmDelete) {
       const { button } = await showDialog({
         title: trans.__('Delete the snapshot %1?', name),

@@ -38,7 +38,7 @@ export async function showSnapshot(
     [trans.__('Id'), snapshot.snapshot_id]
   ];
   await showDialog({
-    title: snapshotTitle(snapshot),
+    title: snapshotTitle(snapshot, trans),
     body: (
       <div className="jp-GpuCkptDialog">
         <dl className="jp-GpuCkptFacts">

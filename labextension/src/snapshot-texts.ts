@@ -19,11 +19,20 @@ import type {
   IVerification
 } from './protocol';
 
-/** Return the name of a snapshot: its title, else the time at which it was taken. */
+type SnapshotNames = Pick<ISnapshot, 'title' | 'created' | 'cell' | 'in_cell'>;
+
+/** Return the name of a snapshot: its title, else the last cell that had begun and the time: "After [5], 9:56:12 AM". */
 export function snapshotTitle(
-  snapshot: Pick<ISnapshot, 'title' | 'created'>
+  { title, created, cell, in_cell }: SnapshotNames,
+  trans: TranslationBundle
 ): string {
-  return snapshot.title || formatInstant(snapshot.created);
+  const time = formatInstant(created);
+  if (title || !cell) {
+    return title || time;
+  }
+  return in_cell
+    ? trans.__('During [%1], %2', cell, time)
+    : trans.__('After [%1], %2', cell, time);
 }
 
 /** Return the reason for taking a snapshot, in a word. */

@@ -13,6 +13,8 @@ export type ICell = NotebookContent['cells'][number];
 
 /** The cells of an open notebook. */
 export interface IOpenCells {
+  /** Whether others edit the notebook, too; they keep it as it is. */
+  readonly isShared: boolean;
   read(): ICell[];
   /** Replace the cells that differ, in place, as one undo step. */
   put(cells: ICell[]): void;
@@ -27,13 +29,18 @@ export interface ICellChanges {
   reordered: boolean;
 }
 
-/** Return the cells of a notebook; null for one that is not open, cannot be edited, or is edited by several users. */
+/** Return the cells of a notebook; null for one that is not open or cannot be edited. */
 export function cellsOf(panel: NotebookPanel | undefined): IOpenCells | null {
   const model = panel?.content.model;
-  if (!model || model.readOnly || model.collaborative) {
+  if (!model || model.readOnly) {
     return null;
   }
   return {
+    get isShared() {
+      // This page is one of those that are aware of each other.
+      const pages = model.sharedModel.awareness.getStates().size;
+      return model.collaborative === true && pages > 1;
+    },
     read: () => cellsIn(model.sharedModel),
     put: cells => putCells(model.sharedModel, cells)
   };

@@ -74,7 +74,7 @@ function SnapshotCard(props: {
 }): JSX.Element {
   const { context, snapshot } = props;
   const { states, commands, trans } = context;
-  const title = snapshotTitle(snapshot);
+  const title = snapshotTitle(snapshot, trans);
   const args = { snapshotId: snapshot.snapshot_id };
   const kernel = states.get(snapshot.kernel_id);
   const isHere = kernel?.snapshot_id === snapshot.snapshot_id;

@@ -133,7 +133,7 @@ export class Undo {
       this._trans.__(
         '%1 to %2',
         nameOfPath(name, this._trans),
-        snapshotTitle(to)
+        snapshotTitle(to, this._trans)
       ),
       { body: { snapshot_id } }
     );

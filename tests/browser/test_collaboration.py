@@ -16,6 +16,10 @@ from tests.browser.notebook_page import NotebookPage, complaints_in
 pytestmark = pytest.mark.browser
 
 
+#: The number of pages that have the current notebook open.
+PAGES = "window.jupyterapp.shell.currentWidget.content.model.sharedModel.awareness.getStates().size"
+
+
 def needs(module):
     is_there = importlib.util.find_spec(module) is not None
     return pytest.mark.skipif(not is_there, reason=f"{module} is not installed")
@@ -93,16 +97,38 @@ def test_two_users_see_the_same_kernel_and_undo_and_branch_for_both(
     branch = other.show("both-branch-1.ipynb")
     expect(branch.cell(1)).to_contain_text("42")
     branch.run_cell(1, "42")
-    assert branch.kernel_id() != one.kernel_id()
+    branch_id = branch.kernel_id()
+    assert branch_id != one.kernel_id()
 
-    # Cells of a notebook with several users are not replaced.
+    # While others have the notebook open, a snapshot is restored in a copy.
+    other.show("both.ipynb")
+    one.page.bring_to_front()
     one.execute("gpuckpt:show-history")
-    snapshots = one.snapshots()
-    snapshots.first.get_by_role("button", name="Restore This Snapshot").click()
+    restore = one.snapshots().first.get_by_role("button", name="Restore This Snapshot")
+    one.page.wait_for_function(f"() => {PAGES} > 1")
+    restore.click()
     dialog = one.page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("Cells and outputs do not change.")
+    expect(dialog).to_contain_text("Others have this notebook open.")
     dialog.get_by_role("button", name="Restore", exact=True).click()
-    expect(one.toasts.filter(has_text="Restored both.ipynb")).to_be_visible()
+    expect(one.toasts.filter(has_text="into both-branch-2.ipynb")).to_be_visible()
+    copy = one.show("both-branch-2.ipynb")
+    copy.run_cell(1, "42")
+    assert copy.kernel_id() not in (other.kernel_id(), branch_id)
+
+    # A user who is alone gets the cells back in place, as one undo step.
+    one.show("both.ipynb")
+    other.page.close()
+    one.page.wait_for_function(f"() => {PAGES} === 1")
+    one.cell(1).locator(".cm-content").click()
+    one.page.keyboard.press("Control+a")
+    one.page.keyboard.type("print('changed')")
+    one.run_cell(1, "changed")
+    one.execute("gpuckpt:show-history")
+    restore.click()
+    expect(dialog).to_contain_text("1 cell changes.")
+    dialog.get_by_role("button", name="Restore", exact=True).click()
+    expect(one.toasts.filter(has_text="Restored both.ipynb to")).to_be_visible()
+    expect(one.cell(1).locator(".cm-content")).to_have_text("print(x + 1)")
     one.run_cell(1, "42")
     assert heard_by_one == heard_by_other == []
 
@@ -115,8 +141,6 @@ def test_a_cell_that_cannot_resume_its_kernel_waits_for_the_button(
     notebook, complaints = open_for_another("waits.ipynb")
     notebook.require_engine().run_cell(0, "41")
     # The server saves the file by itself. JupyterLab would ask about a save of the page's at the same moment.
-    dirty = "window.jupyterapp.shell.currentWidget.context.model.dirty"
-    notebook.page.wait_for_function(f"() => !{dirty}")
     notebook.press("suspend")
     expect(notebook.banner).to_contain_text("Press Resume before you run a cell.")
     notebook.start_cell(1)
@@ -125,4 +149,5 @@ def test_a_cell_that_cannot_resume_its_kernel_waits_for_the_button(
     notebook.banner.get_by_role("button", name="Resume").click()
     expect(notebook.cell(1).locator(".jp-OutputArea-output")).to_have_text("42")
     expect(notebook.chip).to_have_text("Running")
+    expect(notebook.page.locator(".jp-Dialog")).to_have_count(0)
     assert complaints == []

@@ -210,6 +210,68 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
     notebook.run_cell(1, "42")
 
 
+def test_the_main_job_is_done_by_the_keyboard_alone_and_the_focus_returns(open_notebook, expect):
+    cells = ["x = 41; print(x)", "x = 0; print(x)", "print(x)"]
+    notebook = open_notebook("keys.ipynb", *cells).require_engine()
+    page = notebook.page
+    outputs = [notebook.cell(index).locator(".jp-OutputArea-output") for index in range(3)]
+
+    def press_until(key, element):
+        """Press a key until this element has the focus, a hundred times at most."""
+        for _ in range(100):
+            if element.evaluate("element => element === document.activeElement"):
+                return
+            page.keyboard.press(key)
+        pytest.fail(f"{key} never reaches {element}")
+
+    def expect_focus_in_cells():
+        expect(page.locator(f"{IN_FRONT} .jp-Notebook:focus-within")).to_have_count(1)
+
+    expect_focus_in_cells()
+    page.keyboard.press("Shift+Enter")
+    expect(outputs[0]).to_have_text("41")
+    notebook.expect_enabled("save", "suspend")
+    page.keyboard.press("Alt+Shift+S")
+    expect(notebook.toasts.filter(has_text="Saved keys.ipynb")).to_be_visible()
+    page.keyboard.press("Shift+Enter")
+    expect(outputs[1]).to_have_text("0")
+    notebook.expect_enabled("save", "suspend")
+    page.keyboard.press("Alt+Shift+U")
+    expect(notebook.chip).to_have_text("Suspended")
+    expect_focus_in_cells()
+
+    resume = notebook.banner.get_by_role("button", name="Resume")
+    press_until("Shift+Tab", resume)
+    page.keyboard.press("Enter")
+    expect(notebook.chip).to_have_text("Running")
+    expect_focus_in_cells()
+
+    page.keyboard.press("Alt+Shift+H")
+    expect(notebook.sessions.get_by_role("button", name="keys.ipynb", exact=True)).to_be_focused()
+    saved = notebook.snapshots().filter(has_text="After [1]")
+    restore = saved.get_by_role("button", name="Restore This Snapshot")
+    press_until("Tab", restore)
+    page.keyboard.press("Enter")
+    dialog = page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("Restore After [1]")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(restore).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog.locator(".jp-mod-accept")).to_be_focused()
+    page.keyboard.press("Enter")
+    restored = notebook.toasts.filter(has_text="Restored keys.ipynb to After [1]")
+    expect(restored).to_be_visible()
+    expect(restore).to_be_focused()
+    page.keyboard.press("Escape")
+    expect_focus_in_cells()
+    # The restore has put cells back, so another cell may be the active one.
+    for _ in cells:
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+Enter")
+    expect(outputs[2]).to_have_text("41")
+
+
 def test_a_notice_that_the_machine_goes_counts_down_above_the_notebook(
     lab_server, open_notebook, expect
 ):

@@ -2,6 +2,7 @@
 
 import io
 import socket
+import subprocess
 import tarfile
 
 import pytest
@@ -10,6 +11,7 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
 from tests.conftest import wait_for
+from tests.programs import python_module
 from tests.server.contract import DOCUMENT
 
 VIEW = DOCUMENT["components"]["schemas"]["SnapshotView"]
@@ -47,6 +49,39 @@ def test_a_snapshot_is_shown_as_described_and_changed(shared_server):
     for body in ({"titel": "x"}, {"pinned": "yes"}, {"note": "x" * 20_001}):
         status, _ = server.refused("PATCH", f"snapshots/{snapshot_id}", json=body)
         assert status == 400
+
+
+def test_a_snapshot_names_the_cell_before_or_in_which_it_was_taken(shared_server):
+    server, page = shared_server, shared_server.open("cells.ipynb")
+
+    def expect(cell, *, in_cell=False):
+        snapshot_id = save(server, page)
+        newest = listed(server, page=page)[0]
+        assert newest["snapshot_id"] == snapshot_id
+        assert (newest["title"], newest["cell"], newest["in_cell"]) == ("", cell, in_cell)
+        return snapshot_id
+
+    expect(0)
+    page.run("1")
+    after = expect(1)
+    go = server.root / "cells.go"
+    request = page.execute(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    )
+    page.wait_for(lambda told: told["content"].get("execution_count") == 2)
+    during = expect(2, in_cell=True)
+    go.touch()
+    page.reply(request)
+    expect(2)
+    # A kernel that goes back counts from there.
+    server.do("roll_back", page.kernel_id, snapshot_id=after)
+    expect(1)
+    command = [*python_module("jupyter_gpuckpt.cli"), "list", "--kernel", page.kernel_id]
+    lines = subprocess.run(command, env=server.env, check=True, capture_output=True, text=True)
+    titles = {line.split()[0]: line for line in lines.stdout.splitlines()}
+    found = {key: line for key, line in titles.items() if during.startswith(key)}
+    assert ["During [2]" in line for line in found.values()] == [True]
+    assert lines.stdout.count("After [1]") == 2
 
 
 def test_a_deletion_is_undone_and_what_a_kernel_needs_is_kept(server, make_listener):

@@ -44,11 +44,15 @@ class PeerAccess(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """An agent's report: the number of user functions registered for each event, and whether the kernel may use a GPU."""
+    """An agent's report: the number of user functions registered for each event, and whether the kernel may use a GPU.
+
+    `cell`: the execution count of the last cell that has begun; 0 if none is known.
+    """
 
     on_save: int
     on_resume: int
     uses_gpu: bool
+    cell: int = 0
 
 
 async def install(manager: ServerKernelManager) -> bool:
@@ -85,8 +89,13 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
     if not counted:
         return None
     content = counted["content"]
-    # An agent of an older version does not report GPUs here.
-    return AgentState(content["on_save"], content["on_resume"], content.get("uses_gpu", True))
+    # An agent of an older version reports neither GPUs nor cells here.
+    return AgentState(
+        content["on_save"],
+        content["on_resume"],
+        content.get("uses_gpu", True),
+        content.get("cell", 0),
+    )
 
 
 async def call_on_save(manager: ServerKernelManager, found: AgentState) -> bool:

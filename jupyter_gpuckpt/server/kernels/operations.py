@@ -259,7 +259,7 @@ class ServerOperations(KernelListener):
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
-        variables, peer_access_off = None, False
+        variables, peer_access_off, found = None, False, None
         try:
             manager = self._manager(kernel_id)
             while served.is_reconnecting:
@@ -301,6 +301,8 @@ class ServerOperations(KernelListener):
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
+                cell=found.cell if found else 0,
+                in_cell=served.output.is_in_cell,
             )
             operation = await daemon.send(call(kernel_id, request))
         except BaseException:

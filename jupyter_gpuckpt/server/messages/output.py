@@ -135,6 +135,11 @@ class KernelOutput:
         """Return whether a cell that was sent to the kernel has not ended."""
         return bool(self._asked or self._running)
 
+    @property
+    def is_in_cell(self) -> bool:
+        """Return whether a cell has begun and not ended."""
+        return bool(self._running)
+
     def feed(self, parts: list[bytes]) -> None:
         """Send a message of the kernel to the pages, and keep it if one of them may have missed it.
 

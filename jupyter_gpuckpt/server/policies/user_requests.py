@@ -115,7 +115,7 @@ class UserRequests(KernelListener):
             here = "  (this one)" if one == kernel_id else ""
             lines.append(f"{one}  {view.state:<10} {view.path}{here}")
         lines += [
-            f"    snapshot {snapshot.snapshot_id}  {snapshot.title}".rstrip()
+            f"    snapshot {snapshot.snapshot_id}  {snapshot.heading}".rstrip()
             for snapshot in await self._operations.snapshots()
             if snapshot.kernel_id == kernel_id
         ]

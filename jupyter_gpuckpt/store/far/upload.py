@@ -254,7 +254,7 @@ class _Run:
             name,
             digest,
             info.created,
-            info.title or info.name,
+            info.heading or info.name,
             info.sizes.raw_bytes,
             info.sizes.stored_bytes,
         )

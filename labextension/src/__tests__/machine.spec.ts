@@ -149,7 +149,8 @@ describe('a notebook whose session was taken over', () => {
       if (!files.has(path)) {
         throw new Error('404');
       }
-    }
+    },
+    save: async (path: string) => void files.add(path)
   } as unknown as Contents.IManager;
   let panel: NotebookPanel;
   let states: KernelStates;
@@ -170,7 +171,12 @@ describe('a notebook whose session was taken over', () => {
     };
     panel = {
       title: { label: 'a.ipynb' },
-      context: { save, path: 'work/a.ipynb', sessionContext },
+      context: {
+        save,
+        path: 'work/a.ipynb',
+        sessionContext,
+        model: { toJSON: () => ({}) }
+      },
       disposed: new Signal(sender),
       sessionContext
     } as unknown as NotebookPanel;
@@ -253,6 +259,21 @@ describe('a notebook whose session was taken over', () => {
     expect(save).toHaveBeenCalledTimes(1);
     await panel.context.save();
     expect(save).toHaveBeenCalledTimes(2);
+  });
+
+  it('is saved as a copy without a kernel, too, and stays as it is', async () => {
+    isLost();
+    await shown('Taken over by desk.');
+    Object.assign(panel.sessionContext, { session: null });
+    answers('b.ipynb');
+    button('Save as a Copy…').click();
+    while (!files.has('b.ipynb')) {
+      await drawn();
+    }
+    const { message } = Notification.manager.notifications[0];
+    expect(message).toContain('open the copy to go on there');
+    await expect(panel.context.save()).rejects.toThrow('is not saved');
+    expect(save).not.toHaveBeenCalled();
   });
 
   it('keeps its mark when it gets another kernel', async () => {

@@ -40,9 +40,10 @@ let states: KernelStates;
 let snapshots: Snapshots;
 let commands: CommandRegistry;
 const resumeInto = jest.fn();
+const branchFrom = jest.fn();
 const saveNotebook = jest.fn(() => Promise.resolve(true));
 const now = [{ cell_type: 'raw', id: 'a', metadata: {}, source: 'now' }];
-const cells = { read: () => now, put: jest.fn() };
+const cells = { isShared: false, read: () => now, put: jest.fn() };
 const ofRestore = jest.fn(() => () => Promise.resolve());
 
 function register(choices: Partial<IChoices> = {}): CommandRegistry {
@@ -52,7 +53,11 @@ function register(choices: Partial<IChoices> = {}): CommandRegistry {
     snapshots,
     states,
     new Operations(states, settings, trans),
-    { resumeInto, saveNotebook } as Partial<KernelActions> as KernelActions,
+    {
+      branchFrom,
+      resumeInto,
+      saveNotebook
+    } as Partial<KernelActions> as KernelActions,
     { ofRestore } as Partial<Undo> as Undo,
     settings,
     path => (path === 'work/a.ipynb' ? cells : null),
@@ -184,6 +189,25 @@ describe('snapshot commands', () => {
     );
     await restore(true);
     expect(cells.put).not.toHaveBeenCalled();
+  });
+
+  it('restore in a copy while others have the notebook open', async () => {
+    cells.isShared = true;
+    try {
+      const refused = run('goBack');
+      press(await dialog('Restore Before in a copy?'), 'reject');
+      await refused;
+      expect(branchFrom).not.toHaveBeenCalled();
+      const done = run('goBack');
+      const asked = await dialog('Restore Before in a copy?');
+      expect(asked.textContent).toContain('Others have this notebook open.');
+      press(asked, 'accept');
+      await done;
+    } finally {
+      cells.isShared = false;
+    }
+    expect(branchFrom).toHaveBeenCalledWith('s', 'a.ipynb', 'work/a.ipynb');
+    expect(server.requests).not.toContain('POST kernels/k/roll_back');
   });
 
   it('bring cells and outputs back without a question, too, and undo it', async () => {

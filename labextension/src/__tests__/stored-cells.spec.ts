@@ -74,7 +74,16 @@ describe('cellsOf', () => {
   it('are none where a snapshot must not replace them', () => {
     expect(cellsOf(undefined)).toBeNull();
     expect(open({ readOnly: true })).toBeNull();
-    expect(open({ collaborative: true })).toBeNull();
+  });
+
+  it('are shared while another page has a collaborative notebook open', () => {
+    notebook.awareness.setLocalStateField('user', { name: 'one' });
+    const shared = open({ collaborative: true });
+    expect(shared?.isShared).toBe(false);
+    const states = notebook.awareness.getStates();
+    states.set(notebook.awareness.clientID + 1, { user: { name: 'other' } });
+    expect(shared?.isShared).toBe(true);
+    expect(open()?.isShared).toBe(false);
   });
 
   it('puts cells back in place, as one undo step', () => {

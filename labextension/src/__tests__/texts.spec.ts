@@ -10,7 +10,7 @@ import type {
   KernelState,
   OperationKind
 } from '../protocol';
-import { expiryTexts, givenBackText } from '../snapshot-texts';
+import { expiryTexts, givenBackText, snapshotTitle } from '../snapshot-texts';
 import {
   doneText,
   explain,
@@ -24,7 +24,7 @@ import {
   usageTexts
 } from '../texts';
 import type { IKernelStates } from '../tokens';
-import { aDone, aKernel, aSave } from './fakes';
+import { aDone, aKernel, aSave, aSnapshot } from './fakes';
 
 const trans = nullTranslator.load('');
 
@@ -35,6 +35,15 @@ it.each([
   ['work/console-3', 'console-3']
 ])('%p is shown as %p', (path, name) => {
   expect(nameOfPath(path, trans)).toBe(name);
+});
+
+it.each([
+  [{}, /^[^[]*1970[^[]*$/],
+  [{ cell: 5 }, /^After \[5\], .*1970/],
+  [{ cell: 5, in_cell: true }, /^During \[5\], .*1970/],
+  [{ cell: 5, title: 'mine' }, /^mine$/]
+])('a snapshot with %j has a title', (changes, title) => {
+  expect(snapshotTitle(aSnapshot(changes), trans)).toMatch(title);
 });
 
 const noRule = {

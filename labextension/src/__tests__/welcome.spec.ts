@@ -1,15 +1,17 @@
+import type { FileBrowser } from '@jupyterlab/filebrowser';
 import type { ILauncher } from '@jupyterlab/launcher';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { DisposableDelegate } from '@lumino/disposable';
+import { Panel, Widget } from '@lumino/widgets';
 
 import { GpuCkptApi } from '../api';
 import { KernelStates } from '../model';
-import { addWelcomeCard, continueCommandId } from '../welcome';
+import { continueCommandId, SuspendedSessions } from '../welcome';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
-describe('the card in the launcher', () => {
-  it('leads back to suspended kernels, and is there for them only', async () => {
+describe('the card in the launcher and the button above files', () => {
+  it('lead back to suspended kernels, and are there for them only', async () => {
     const events = new FakeEvents();
     const server = new FakeServer().on('GET kernels', { kernels: [aKernel()] });
     const states = new KernelStates(
@@ -29,8 +31,20 @@ describe('the card in the launcher', () => {
         );
       }
     } as unknown as ILauncher;
-    addWelcomeCard(launcher, commands, states, open, nullTranslator.load(''));
+    const header = new Panel();
+    const browser = Object.assign(new Widget(), { header });
+    const sessions = new SuspendedSessions(
+      commands,
+      states,
+      nullTranslator.load('')
+    );
+    sessions.addCommand(open);
+    sessions.addCard(launcher);
+    sessions.addButton(browser as unknown as FileBrowser);
+    const line = header.widgets[0];
+    const button = line.node.querySelector('button')!;
     expect(cards).toEqual([]);
+    expect(line.isHidden).toBe(true);
     expect(commands.isEnabled(continueCommandId)).toBe(false);
 
     const asleep = {
@@ -41,6 +55,8 @@ describe('the card in the launcher', () => {
     } as const;
     events.tell(aKernel(asleep));
     expect(cards).toEqual(['Continue two.ipynb, 39 MB, about 2 s']);
+    expect(line.isHidden).toBe(false);
+    expect(button.textContent).toBe('Continue two.ipynb, 39 MB, about 2 s');
     await commands.execute(continueCommandId);
     expect(open).toHaveBeenCalledWith(
       expect.objectContaining({ path: 'work/two.ipynb' })
@@ -49,12 +65,18 @@ describe('the card in the launcher', () => {
     events.tell(aKernel({ ...asleep, kernel_id: 'b', path: 'b.ipynb' }));
     expect(cards).toEqual(['2 suspended sessions']);
     expect(commands.caption(continueCommandId)).toContain('two.ipynb, 39 MB');
-    await commands.execute(continueCommandId);
+    expect(button.textContent).toBe('2 suspended sessions');
+    expect(button.title).toContain('b.ipynb, 39 MB, about 2 s');
+    button.click();
     expect(open).toHaveBeenLastCalledWith(null);
 
     events.tell(aKernel());
     events.tell(aKernel({ kernel_id: 'b' }));
     expect(cards).toEqual([]);
+    expect(line.isHidden).toBe(true);
+    browser.dispose();
+    events.tell(aKernel(asleep));
+    expect(line.isHidden).toBe(true);
     states.dispose();
   });
 });

@@ -246,6 +246,7 @@ describe('the panel', () => {
       commands,
       openNotebook: nothing,
       currentPath: () => 'work/a.ipynb',
+      leave: jest.fn(),
       trans
     });
     panel.setHidden(!isShown);

@@ -121,6 +121,10 @@
   color: var(--jp-error-color0);
 }
 
+.jp-GpuCkptBanner button[aria-disabled='true'] {
+  opacity: 0.5;
+}
+
 /* The status bar. */
 .jp-GpuCkptStatus-button {
   display: flex;
@@ -144,6 +148,20 @@
 .jp-GpuCkptRunning-name {
   overflow: hidden;
   text-overflow: ellipsis;
+}
+
+/* Above lists of files: the way back to suspended sessions. */
+.jp-GpuCkptWaiting {
+  padding: 4px 8px;
+}
+
+.jp-GpuCkptWaiting .jp-GpuCkptLink {
+  max-width: 100%;
+  overflow: hidden;
+  font-family: var(--jp-ui-font-family);
+  font-size: var(--jp-ui-font-size1);
+  text-overflow: ellipsis;
+  white-space: nowrap;
 }
 
 /* In lists of files: a kernel that does not run has no dot. */
