@@ -134,7 +134,7 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
 
 def _users(hub_url: str, token: str) -> Iterator[_User]:
     """Yield the hub's users with their servers, page by page. Raises ConfigurationError, HostError."""
-    import httpx  # noqa: PLC0415 - an HTTP library, too slow for --help
+    from ..quick_httpx import httpx  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     headers = {
         "Authorization": f"token {token}",

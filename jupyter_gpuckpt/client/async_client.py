@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Self, TypeVar
 
-import httpx
-
 from .. import calls
 from ..calls import Call
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..protocol import Event, Operation, Owner, Result
+from ..quick_httpx import httpx
 from . import starting, transport
 from .holding import Backoff, OnLoss
 from .mirror import Mirror

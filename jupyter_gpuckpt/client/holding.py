@@ -11,11 +11,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Self
 
-import httpx
-
 from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..protocol import Event, Owner
+from ..quick_httpx import httpx
 from . import starting, transport
 from .mirror import Mirror
 from .starting import Target

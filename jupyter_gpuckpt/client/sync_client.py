@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
-import httpx
-
 from .. import calls
 from ..calls import Call
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
 from ..protocol import Operation, Owner, Result
+from ..quick_httpx import httpx
 from . import starting, transport
 from .holding import Hold, OnEvent, OnLoss
 from .mirror import Mirror

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from ..calls import Call
 from ..errors import DaemonUnavailable, ObjectCorrupt
+from ..quick_httpx import httpx
 
 #: Arguments of httpx clients: a base URL with an arbitrary host, and no proxies from the environment.
 ANYWHERE: dict[str, Any] = {"base_url": "http://gpuckptd", "trust_env": False}

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-import httpx
 import msgspec
 
 from .. import decoding
 from ..errors import GpuCkptError, HostError
 from ..hub_records import Usage
+from ..quick_httpx import httpx
 
 _Record = TypeVar("_Record")
 
