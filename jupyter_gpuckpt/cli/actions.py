@@ -30,6 +30,7 @@ from . import (
     output,
     remotes,
     resuming,
+    slurm_script,
     summary,
     uploads,
 )
@@ -217,7 +218,7 @@ def list_snapshots(args: Namespace) -> int:
             kernels[info.kernel_id],
             info.reason,
             info.name or "-",
-            info.title or "-",
+            info.heading or "-",
             output.age(time.time() - info.created),
             output.size(info.sizes.raw_bytes),
             output.size(info.sizes.gpu_bytes) if info.sizes.gpu_bytes else "-",
@@ -306,4 +307,5 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "notice": notice.run,
     "prune": _with_daemon(pruning.run),
     "remote": remotes.run,
+    "slurm-script": slurm_script.run,
 }

@@ -9,7 +9,17 @@ from typing import NoReturn
 from ..errors import ConfigurationError
 from ..protocol import package_version
 from ..statuses import SOME_NOT_SAVED
-from . import executing, hub_report, kubernetes, moving, notice, prune, remotes, snapshots
+from . import (
+    executing,
+    hub_report,
+    kubernetes,
+    moving,
+    notice,
+    prune,
+    remotes,
+    slurm_script,
+    snapshots,
+)
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -171,6 +181,9 @@ def parser() -> argparse.ArgumentParser:
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remotes.add_arguments(command("remote", remotes.SUMMARY, remotes.DESCRIPTION))
+    slurm_script.add_arguments(
+        command("slurm-script", slurm_script.SUMMARY, slurm_script.DESCRIPTION)
+    )
     return top
 
 

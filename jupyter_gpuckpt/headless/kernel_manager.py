@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from fnmatch import fnmatchcase
 from queue import Empty
 from typing import Any, cast
 
@@ -22,6 +24,8 @@ from .runs import Run, RunRecord
 #: The timeouts of the agent's answers, of its installation, of user functions, and of switching off peer access between GPUs.
 _ANSWER_SECONDS, _START_SECONDS, _CALLS_SECONDS, _GPU_SECONDS = 5.0, 60.0, 12.0, 42.0
 _PAUSE = 0.05
+#: The environment variables of a job or pod: a resumed kernel gets those of the present one.
+_RENEWED = ("SLURM*", "KUBERNETES_*")
 
 
 class Stopped(BaseException):
@@ -195,7 +199,13 @@ class JournalClient(AsyncKernelClient):
         moved = kernel.moved_ports if kernel is not None else {}
         await self.ask(
             "resumed",
-            environment={},
+            environment={
+                name: value
+                for name, value in os.environ.items()
+                if any(fnmatchcase(name, pattern) for pattern in _RENEWED)
+            },
+            renewed=list(_RENEWED),
+            visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             moved_ports={str(old): new for old, new in moved.items()},
             connection_file=str(self._manager.connection_file),
             branched=False,

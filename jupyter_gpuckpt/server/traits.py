@@ -57,7 +57,7 @@ class ServerTraits(Configurable):
 
     renewed_variables = List(
         Unicode(),
-        default_value=["JUPYTERHUB_*", "JPY_*", "JUPYTER_TOKEN", "SLURM_*", "KUBERNETES_*"],
+        default_value=["JUPYTERHUB_*", "JPY_*", "JUPYTER_TOKEN", "SLURM*", "KUBERNETES_*"],
         help="""Names of environment variables, with * and ? as in file names, that belong to a server and not to its kernels: a
         resumed IPython kernel takes this server's values instead of those with which it was saved. It also takes
         CUDA_VISIBLE_DEVICES if its own names GPUs that this server's does not.""",

@@ -33,6 +33,7 @@ COMMANDS = [
     "notice",
     "prune",
     "remote",
+    "slurm-script",
 ]
 
 

@@ -1,4 +1,4 @@
-"""A hub with the Docker spawner and the image of this checkout; both are shared by all tests of a session."""
+"""A hub with the Docker spawner and the image of this checkout, both shared by all tests of a session, and a Slurm for each test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import environment, missing
 from tests.engines.docker_hub import DockerHub
 from tests.engines.podman_api import PodmanApi
+from tests.engines.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,15 @@ def docker_hub(image, criu, short_dir):
     finally:
         hub.end()
         image.remove_all()
+
+
+@pytest.fixture
+def slurm(daemon_env, short_dir):
+    """Return a Slurm with two idle nodes, whose jobs share a data directory."""
+    if obstacle := SlurmCluster.obstacle():
+        missing("slurm", obstacle)
+    cluster = SlurmCluster(short_dir, daemon_env)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.end()

@@ -23,7 +23,13 @@ from tests.conftest import wait_for
 from tests.live_files import stats_below
 from tests.server.page import TIMEOUT, Listener
 
-VARIABLES = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "SLURM_JOB_ID")
+VARIABLES = (
+    "JUPYTERHUB_API_TOKEN",
+    "JPY_API_TOKEN",
+    "JUPYTER_TOKEN",
+    "SLURMD_NODENAME",
+    "SLURM_JOB_ID",
+)
 #: A variable that belongs to no server.
 OTHER = "STORE_PASSWORD"
 #: What only the digests of tell, so that no output has the tokens.

@@ -1,0 +1,82 @@
+"""Notebooks and servers in jobs of a real Slurm with two nodes: preempted, at their time limit, canceled, on a node that fails."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.engines.slurm_training import GATE, Training, undisturbed
+
+pytestmark = pytest.mark.slow
+
+#: What a cell says of the job in which it is executed.
+PLACE = 'import os\nprint(*(os.environ[f"SLURM{name}"] for name in ("_JOB_ID", "D_NODENAME")))'
+
+
+def test_a_training_that_is_preempted_five_times_ends_as_an_undisturbed_one(slurm, short_dir):
+    expected = undisturbed(short_dir / "undisturbed")
+    training = Training(slurm, short_dir / "work")
+    training.submit()
+    nodes = [training.node()]
+    for _ in range(5):
+        training.wait_for_steps(20)
+        with training.preempted() as node:
+            nodes.append(node)
+    assert all(before != after for before, after in pairwise(nodes)), nodes
+    assert training.finish() == expected
+    assert training.log.read_text().count("The kernel was suspended") == 5
+    # A job whose notebook has ended is not started again.
+    assert slurm.job(training.job_id)["Restarts"] == "5"
+
+
+def test_a_job_goes_on_after_its_time_limit_with_the_variables_of_the_new_node(slurm, short_dir):
+    training = Training(slurm, short_dir / "work", last_cell=PLACE)
+    training.submit("--time=30")
+    first = training.node()
+    training.wait_for_steps(10)
+    # From now on less than the time of the signal is left.
+    slurm("scontrol", "update", f"JobId={training.job_id}", "TimeLimit=2")
+    wait_for(lambda: slurm.job(training.job_id)["Restarts"] == "1", 180, training.said)
+    slurm("scontrol", "update", f"JobId={training.job_id}", "TimeLimit=30", f"ExcNodeList={first}")
+    second = training.node()
+    assert first != second
+    assert training.finish()[-1] == [f"{training.job_id} {second}\n"]
+
+
+def test_a_canceled_job_stays_canceled_and_the_next_job_goes_on_with_its_kernel(slurm, short_dir):
+    expected = undisturbed(short_dir / "undisturbed")
+    training = Training(slurm, short_dir / "work")
+    first = training.submit()
+    training.wait_for_steps(20)
+    slurm("scancel", first)
+    slurm.wait_for_state(first, "CANCELLED")
+    job = slurm.job(first)
+    assert (job["Restarts"], job["JobState"]) == ("0", "CANCELLED")
+    said = training.log.read_text()
+    assert "The kernel was suspended" in said
+    assert "requeued" not in said
+    steps = training.steps()
+    assert training.submit() != first
+    training.wait_for_steps(10)
+    assert training.steps() > steps
+    assert training.finish() == expected
+
+
+def test_a_job_that_is_canceled_after_its_preemption_began_stays_canceled(slurm, short_dir):
+    training = Training(slurm, short_dir / "work")
+    training.submit()
+    training.wait_for_steps(10)
+    with training.preempting():
+        wait_for(lambda: "CANCELLED" in training.log.read_text(), 180, training.said)
+        slurm("scancel", training.job_id)
+        slurm.wait_for_state(training.job_id, "CANCELLED")
+    assert slurm.job(training.job_id)["Restarts"] == "0"
+
+
+def test_an_error_of_a_cell_ends_the_job_for_good(slurm, short_dir):
+    training = Training(slurm, short_dir / "work", last_cell="1 / 0")
+    (training.folder / GATE).touch()
+    training.submit()
+    slurm.wait_for_state(training.job_id, "FAILED")
+    assert "ZeroDivisionError" in training.log.read_text()
+    assert slurm.job(training.job_id)["Restarts"] == "0"
