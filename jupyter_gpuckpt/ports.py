@@ -49,6 +49,17 @@ class HeldPorts:
                 continue
             held.close()
 
+    def replace_taken(self) -> dict[int, int]:
+        """Replace the ports that could not be held by free ones, which are held; return old to new."""
+        replaced = {}
+        for port in sorted(self._missing):
+            free = HeldPorts.free(1)
+            self._sockets += free._sockets
+            [replaced[port]] = free.ports
+        self._missing.clear()
+        self.ports = [replaced.get(port, port) for port in self.ports]
+        return replaced
+
     def release(self) -> None:
         """Release all ports for good."""
         self._missing.clear()

@@ -17,6 +17,7 @@ import msgspec
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
 from ..plurals import counted
+from ..ports import moved_connection
 from ..protocol import (
     RESTART_SECONDS,
     Event,
@@ -153,6 +154,23 @@ class Owners:
         for record in found:
             self._kernels.lost_notebooks.forget(record)
         await self._kernels.recover(found)
+        for record in found:
+            if (kernel := self._kernels.find(record.kernel_id)) is not None:
+                await self._replace_taken_ports(kernel)
+
+    async def _replace_taken_ports(self, kernel: ManagedKernel) -> None:
+        """Give a kernel without a process other ports for those that programs of this machine use; no client knows its ports yet."""
+        record = kernel.record
+        if record.tree is not None or not (replaced := kernel.ports.replace_taken()):
+            return
+        _log.info("kernel %s gets other ports: %s", kernel.kernel_id, replaced)
+        jupyter = dict(record.jupyter)
+        if connection := jupyter.get("connection_info"):
+            jupyter["connection_info"] = moved_connection(
+                connection, *zip(*replaced.items(), strict=True)
+            )
+        spec = msgspec.structs.replace(record.spec, own_ports=kernel.ports.ports, jupyter=jupyter)
+        await self._kernels.update(kernel, spec=spec, jupyter=jupyter)
 
     async def _handed_over(self, kernel: ManagedKernel) -> SuspendedKernel:
         record = kernel.record
