@@ -24,7 +24,7 @@ SUSPEND_SECONDS = 60.0
 _USER, _HOME = 1000, "/home/jovyan"
 _IMAGE = "jupyter-gpuckpt"
 _PORT = 8888
-#: With these root can do everything that a save takes, whatever the node's filter and /proc are.
+#: With these root can do everything that a save takes, also if parts of /proc are hidden.
 _CAPABILITIES = ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]
 
 
@@ -43,22 +43,24 @@ def pod_settings(privileges: Privileges, suspend_seconds: float) -> dict[str, An
 
 def security_context(privileges: Privileges, seccomp_file: str = SECCOMP_FILE) -> dict[str, Any]:
     """Return the security context of a container."""
-    # The node's default AppArmor profile refuses mounts.
-    unconfined = {"type": "Unconfined"}
+    filters = {
+        # Some container runtimes refuse vmsplice, which CRIU needs, even to root with all capabilities.
+        "seccompProfile": {"type": "Localhost", "localhostProfile": seccomp_file},
+        # The runtimes' default profile refuses mounts.
+        "appArmorProfile": {"type": "Unconfined"},
+    }
     if privileges == "capabilities":
         return {
             "runAsUser": 0,
             "allowPrivilegeEscalation": True,  # Kubernetes requires it with SYS_ADMIN
             "capabilities": {"add": list(_CAPABILITIES)},
-            "seccompProfile": {"type": "RuntimeDefault"},
-            "appArmorProfile": unconfined,
+            **filters,
         }
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "procMount": "Unmasked",
-        "seccompProfile": {"type": "Localhost", "localhostProfile": seccomp_file},
-        "appArmorProfile": unconfined,
+        **filters,
     }
 
 

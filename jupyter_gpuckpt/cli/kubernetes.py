@@ -29,7 +29,7 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
         "--privileges",
         choices=pods.PRIVILEGES,
         default=pods.PRIVILEGES[0],
-        help="what pods get: a user namespace of their own (Kubernetes 1.33 and newer, with the node-filter), or root with capabilities,"
+        help="what pods get, besides the filter: a user namespace of their own (Kubernetes 1.33 and newer), or root with capabilities,"
         " which gives a pod's user power over the node (default: %(default)s)",
     )
     to.add_argument(

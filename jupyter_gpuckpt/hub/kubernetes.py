@@ -33,15 +33,18 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
     privileges = Enum(
         pods.PRIVILEGES,
         "user-namespace",
-        help="""How pods get what kernels need. "user-namespace": hostUsers is false and procMount is Unmasked, with the seccomp
-        filter of `jupyter gpuckpt kubernetes node-filter` and no capability, for Kubernetes 1.33 and newer. "capabilities": root with
-        SYS_ADMIN and three more, for older versions; such a pod's user has power over the node.""",
+        help="""How pods get what kernels need, besides the seccomp filter of `jupyter gpuckpt kubernetes node-filter`.
+        "user-namespace": hostUsers is false and procMount is Unmasked, without any capability, for Kubernetes 1.33 and newer.
+        "capabilities": root with SYS_ADMIN and three more, for older versions; such a pod's user has power over the node.""",
     ).tag(config=True)
 
     seccomp_file = Unicode(
         pods.SECCOMP_FILE,
         help="""The file of the seccomp filter, relative to the kubelet's folder of seccomp profiles on the nodes.""",
     ).tag(config=True)
+
+    #: Whether a pod is being created; then KubeSpawner stops one of the same name, at once if it could.
+    _makes_room = False
 
     @default("delete_grace_period")
     def _default_delete_grace_period(self) -> int:
@@ -93,8 +96,20 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
             pod.spec.termination_grace_period_seconds,
         )
         create: Callable[..., Any] = super()._make_create_pod_request
-        created: object = await create(pod, request_timeout)
-        return created
+        self._makes_room = True
+        try:
+            # Two times: the first may have stopped a pod in the way.
+            created: object = await create(pod, request_timeout)
+            return created or await create(pod, request_timeout)
+        finally:
+            self._makes_room = False
+
+    async def stop(self, now: bool = False) -> None:
+        """Suspend the kernels, then delete the pod; one in the way of a new pod also gets time, as when it is being evicted."""
+        if self._makes_room:
+            await KubeSpawner.stop(self)
+        else:
+            await super().stop(now)
 
     def _security_context(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return a container's security context: ours, changed by what the configuration sets."""

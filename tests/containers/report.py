@@ -45,7 +45,8 @@ podman:
 {remedies.CONTAINER["podman"]}
 ```
 
-Kubernetes, with the file in the kubelet's folder of seccomp profiles. This was not tried on a cluster. Newer versions allow
+Kubernetes, with the file in the kubelet's folder of seccomp profiles; `jupyter gpuckpt kubernetes` prints whole pods
+([JupyterHub](jupyterhub.md#kubernetes)). This was not tried on a cluster. Newer versions allow
 `procMount: Unmasked` only together with `hostUsers: false`.
 
 ```yaml

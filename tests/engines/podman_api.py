@@ -46,9 +46,9 @@ class PodmanApi:
             *(['runtime = "runc"'] if shutil.which("runc") else []),
         ]
         conf.write_text("\n".join(lines))
-        self._environment = os.environ | {"CONTAINERS_CONF": str(conf)}
+        self.environment = os.environ | {"CONTAINERS_CONF": str(conf)}
         kept = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]
-        self._command = ["podman", *kept, "--storage-driver=overlay"]
+        self.command = ["podman", *kept, "--storage-driver=overlay"]
         self._lock = (self._folder / "lock").open("w")
         self._service: subprocess.Popen[bytes] | None = None
 
@@ -66,8 +66,8 @@ class PodmanApi:
         self.remove_all()
         with self.log_path.open("wb") as log:
             self._service = subprocess.Popen(
-                [*self._command, "system", "service", "--time=0", self.url],
-                env=self._environment,
+                [*self.command, "system", "service", "--time=0", self.url],
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -96,13 +96,14 @@ class PodmanApi:
             self("build", "--network=host", "--tag", IMAGE, folder)
 
     def remove_all(self) -> None:
-        """Remove all containers and volumes."""
+        """Remove all pods, containers and volumes."""
+        self("pod", "rm", "--all", "--force", "--time", "0")
         self("rm", "--all", "--force", "--time", "0")
         self("volume", "rm", "--all", "--force")
 
     def __call__(self, *words: str) -> str:
         """Run a podman command; return what it prints."""
-        return self._checked([*self._command, *words])
+        return self._checked([*self.command, *words])
 
     def end(self) -> None:
         """Stop the service and remove everything but images."""
@@ -113,10 +114,10 @@ class PodmanApi:
         self._lock.close()
 
     def _checked(self, command: list[str]) -> str:
-        engine = {"ENGINE": " ".join(self._command), "PYTHON": sys.executable}
+        engine = {"ENGINE": " ".join(self.command), "PYTHON": sys.executable}
         done = subprocess.run(
             command,
-            env=self._environment | engine,
+            env=self.environment | engine,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jupyterhub.app import JupyterHub
 from kubernetes_asyncio.client import ApiClient
+from kubernetes_asyncio.client.exceptions import ApiException
 from kubespawner import KubeSpawner
 from kubespawner import spawner as kubespawner_module
 from traitlets.config import Config
@@ -21,6 +22,7 @@ from jupyter_gpuckpt import pods
 from jupyter_gpuckpt.cli.app import main
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import remedies
+from tests.hub.chart import settings_of
 from tests.ports import free_port
 from tests.programs import python_module
 
@@ -104,6 +106,34 @@ def test_a_hook_that_shortens_the_grace_period_is_refused_at_the_start_of_the_po
     with pytest.raises(ConfigurationError, match="modify_pod_hook"):
         asyncio.run(create())
     assert hasattr(KubeSpawner, "_make_create_pod_request"), "the check is never called"
+
+
+def test_a_pod_in_the_way_of_a_new_one_gets_its_time(monkeypatch):
+    """Such as one that is being evicted: its kernels may be suspended at this moment."""
+    spawner = made()
+    deleted, conflicts = [], [ApiException(status=409)]
+
+    class Api:
+        async def create_namespaced_pod(self, namespace, pod):
+            if conflicts:
+                raise conflicts.pop()
+
+        async def delete_namespaced_pod(self, **options):
+            deleted.append(options["grace_period_seconds"])
+
+    async def nothing():
+        """Watch no pods."""
+
+    spawner.api, spawner._start_watching_pods = Api(), nothing
+    # The one in the way is gone when it has been deleted.
+    gone = {spawner._get_reflector_key("pods"): SimpleNamespace(pods={})}
+    monkeypatch.setattr(type(spawner), "reflectors", gone)
+
+    async def create():
+        return await spawner._make_create_pod_request(await spawner.get_pod_manifest(), 3)
+
+    assert asyncio.run(create()) is True
+    assert deleted == [NEEDED]
 
 
 def test_a_pod_gets_the_least_that_kernels_need_and_time_to_suspend():
@@ -206,19 +236,8 @@ def printed(capsys, *words):
 
 
 def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys):
-    """The chart hands `hub.config` to the hub as it is, and each value of `singleuser` to the setting of KubeSpawner below."""
     (values,) = printed(capsys, "hub-values", "--suspend-timeout=2m", "--gpus=1", "--image=r/i:7")
-    user = values["singleuser"]
-    config = Config(values["hub"]["config"])
-    config.KubeSpawner.update(
-        image=f"{user['image']['name']}:{user['image']['tag']}",
-        cmd=user["cmd"],
-        uid=user["uid"],
-        fs_gid=user["fsGid"],
-        start_timeout=user["startTimeout"],
-        storage_pvc_ensure=user["storage"]["type"] == "dynamic",
-        extra_resource_limits=user["extraResource"]["limits"],
-    )
+    config = Config(settings_of(values))
     hub = JupyterHub(config=config)
     assert hub.spawner_class.__name__ == "GpuCkptKubeSpawner"
     spawner = in_loop(lambda: hub.spawner_class(_mock=True, config=config))

@@ -1,0 +1,146 @@
+"""Pods of ours really start, are stopped with their grace period, and have their kernels' state when they are started again.
+
+`podman_cluster` stands in for a cluster, which cannot be had here.
+"""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import environment, missing, wait_for
+from tests.engines.kube_hub import KubeHub
+from tests.engines.podman_api import IMAGE
+from tests.engines.podman_cluster import Cluster
+from tests.hub.test_stops import Two
+from tests.ports import free_port
+from tests.server.conftest import Server
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(image, short_dir):
+    """Start a cluster that has no pod."""
+    if obstacle := Cluster.obstacle():
+        missing("podman", obstacle)
+    folder = short_dir / "cluster"
+    folder.mkdir()
+    made = Cluster(folder, image)
+    try:
+        yield made.start()
+    finally:
+        made.end()
+        image.remove_all()
+
+
+class PodServer(Server):
+    """JupyterLab in a pod that has no hub, by a forwarded port."""
+
+    def __init__(self, cluster, pod):
+        self.cluster, self.pod, self.pages = cluster, pod, []
+        self.name = pod["metadata"]["name"]
+
+    def start(self):
+        self.cluster.apply(self.pod)
+        self.port = free_port()
+        self.cluster.publish(self.name, self.port, 8888)
+        listed = SimpleNamespace(token="")
+
+        def answers():
+            done = self.cluster.execute(self.name, "jupyter", "server", "list", "--json")
+            if done.returncode or not done.stdout.strip():
+                return False
+            listed.token = json.loads(done.stdout.splitlines()[0])["token"]
+            return True
+
+        wait_for(answers, said=self.log)
+        self.token = listed.token
+        wait_for(lambda: self.request("GET", "api/status", ok=False).is_success, said=self.log)
+
+    def log(self):
+        return self.cluster.logs(self.name)
+
+
+def printed(*words):
+    """Return the document that the command prints."""
+    command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "kubernetes", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    (document,) = json.loads(done.stdout)
+    return document
+
+
+@pytest.mark.parametrize("privileges", ["user-namespace", "capabilities"])
+def test_a_printed_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_has_them(
+    cluster, privileges
+):
+    pod = printed("pod", f"--image={IMAGE}", "--claim=home", f"--privileges={privileges}")
+    pod["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    server = PodServer(cluster, pod)
+    server.start()
+    check_container(cluster, server.name, privileges)
+    page = server.open("work.ipynb")
+    assert page.run("import os; x = 41; print(os.getpid())").strip().isdigit()
+    page.close()
+    ended = cluster.evict(server.name)
+    assert ended.hook is not None
+    assert ended.hook.returncode == 0, ended.hook
+    assert ended.seconds < pod["spec"]["terminationGracePeriodSeconds"]
+    assert ended.exit_code == 0, "the server was killed"
+
+    server.start()
+    (session,) = server.get("api/sessions")
+    assert session["kernel"]["id"] == page.kernel_id
+    assert session["kernel"]["execution_state"] == "suspended"
+    assert server.page(page.kernel_id).run("x += 1; print(x)") == "42\n"
+
+
+def check_container(cluster, name, privileges):
+    """Look at what the runtime was told, and ask the doctor."""
+    config = cluster.container(name)
+    process, linux = config["process"], config["linux"]
+    namespaces = {one["type"] for one in linux["namespaces"]}
+    if privileges == "user-namespace":
+        assert process["user"]["uid"] == 1000
+        assert not process.get("capabilities", {}).get("bounding")
+        assert process["noNewPrivileges"] is True
+        assert linux["maskedPaths"] == []
+        allowed = {name for rule in linux["seccomp"]["syscalls"] for name in rule["names"]}
+        assert "vmsplice" in allowed
+        assert "user" in namespaces
+    else:
+        assert process["user"]["uid"] == 0
+        assert "CAP_SYS_ADMIN" in process["capabilities"]["bounding"]
+        assert "/proc/kcore" in linux["maskedPaths"]
+        assert "user" not in namespaces
+    done = cluster.execute(name, "jupyter", "gpuckpt", "doctor")
+    assert done.returncode == 0, done.stdout
+
+
+def test_users_of_a_hub_find_what_they_left_however_their_pods_ended(cluster, criu, short_dir):
+    hub = KubeHub(short_dir, environment(criu, short_dir), cluster)
+    try:
+        hub.start()
+        two = Two(hub)
+        alice, bob = two.users
+        bob.begin_stop(hub.user("ada").token)
+        alice.stop()
+        bob.wait_until_stopped()
+        # The hub suspends them first: nothing is left to do for the hook, and no container is killed.
+        assert [ended.exit_code for ended in cluster.ended] == [0, 0], cluster.ended
+        assert all(ended.hook.returncode == 0 for ended in cluster.ended), cluster.ended
+        two.find_again()
+
+        # By somebody who drains the node and knows nothing of the hub.
+        two.close_pages()
+        for name in ("jupyter-alice", "jupyter-bob"):
+            ended = cluster.evict(name)
+            assert (ended.exit_code, ended.hook.returncode) == (0, 0), ended
+        for user in two.users:
+            user.wait_until_stopped()
+        two.find_again(is_announced=False)
+        assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 2
+    finally:
+        hub.end()
