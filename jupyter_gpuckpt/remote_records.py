@@ -11,6 +11,7 @@ import msgspec
 
 from . import ids
 from .errors import ConfigurationError, ErrorRecord, RemoteNotFound
+from .retention_policy import RetentionPolicy
 
 #: The allowed settings of a remote, by the scheme of its URL. Keys and tokens are excluded on purpose.
 SETTINGS = {
@@ -218,6 +219,7 @@ class RemoteVerb(StrEnum):
     PLAN_ERASE = "plan_erase"
     ERASE = "erase"
     VERIFY = "verify"
+    KEEP = "keep"
 
 
 class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,6 +232,13 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __repr__(self) -> str:
         return f"GivenSecret({self.kind})"
+
+
+class KeepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A remote's new rule; None: only the present one is shown. `dry_run`: the rule is judged by, but not set."""
+
+    policy: RetentionPolicy | None = None
+    dry_run: bool = False
 
 
 class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,6 +258,7 @@ class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new: GivenSecret | None = None
     session: str = ""
     sample: int = 0
+    keep: KeepRequest = KeepRequest()
 
 
 class RemoteView(msgspec.Struct, frozen=True):
@@ -324,6 +334,33 @@ class Drill(msgspec.Struct, frozen=True):
     provider: str = ""
 
 
+class FarVerdict(msgspec.Struct, frozen=True):
+    """The verdict of a remote's rule on a snapshot: whether it is removed, and the reason."""
+
+    session_id: str
+    path: str
+    host_name: str
+    snapshot_id: str
+    created: float
+    title: str
+    stored_bytes: int
+    removed: bool
+    reason: str
+
+
+class Keeping(msgspec.Struct, frozen=True):
+    """A remote's rule, when and on which machine it was set (0: never), and its verdicts on all snapshots, newest first.
+
+    `freed_bytes`: of the packs that only removed snapshots need.
+    """
+
+    policy: RetentionPolicy
+    changed_at: float = 0.0
+    changed_on: str = ""
+    verdicts: list[FarVerdict] = []
+    freed_bytes: int = 0
+
+
 class RemoteAnswer(msgspec.Struct, frozen=True):
     """The result of a `RemoteCall`. `recovery_phrase`: a new one, which is shown once; it may be valid even with an `error`."""
 
@@ -333,4 +370,5 @@ class RemoteAnswer(msgspec.Struct, frozen=True):
     plan: ErasePlan | None = None
     erasure: Erasure | None = None
     drill: Drill | None = None
+    keeping: Keeping | None = None
     error: ErrorRecord | None = None

@@ -9,6 +9,7 @@ import msgspec
 
 from .errors import ErrorRecord
 from .model import SnapshotInfo, Variables
+from .retention_policy import RetentionPolicy as RetentionPolicy  # noqa: PLC0414 - for others
 
 
 class UploadState(StrEnum):
@@ -81,6 +82,8 @@ class FarCollection(msgspec.Struct, frozen=True):
     writes: int = 0
     received_bytes: int = 0
     error: ErrorRecord | None = None
+    #: How many snapshots the remote's rule removed (`jupyter gpuckpt remote keep`).
+    dropped: int = 0
 
 
 class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,28 +263,6 @@ class Changes(msgspec.Struct, frozen=True):
 
     files: list[FileChange] = []
     obstacles: list[str] = []
-
-
-class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
-
-    Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
-    `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
-    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
-    the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
-    """
-
-    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
-    #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
-    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    manual_too: bool = False
-    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-    @property
-    def removes_nothing(self) -> bool:
-        """Return whether the policy removes no snapshot."""
-        return self == RetentionPolicy(manual_too=self.manual_too)
 
 
 class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ _POWERS = " kmgt"
 def add_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `prune`."""
     to.add_argument(
-        "--keep-last", metavar="N", type=_count, default=0, help="keep the last N of every kernel"
+        "--keep-last", metavar="N", type=count, default=0, help="keep the last N of every kernel"
     )
     to.add_argument(
         "--keep-within",
@@ -117,7 +117,8 @@ def _table(report: PruneReport) -> str:
     return output.table(heads, [row(one) for one in report.verdicts], right={"STORED"})
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Convert a number of snapshots."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a number of snapshots: {text!r}")
     return int(text)

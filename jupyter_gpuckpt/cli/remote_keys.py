@@ -14,8 +14,18 @@ from pathlib import Path
 
 from .. import daemon_settings
 from ..errors import ConfigurationError, OperationCancelled, error_from
-from ..remote_records import GivenSecret, HolderKind, Remote, RemoteAnswer, RemoteCall, RemoteVerb
+from ..remote_records import (
+    GivenSecret,
+    HolderKind,
+    KeepRequest,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    RemoteVerb,
+)
 from . import output
+
+_SHOW = KeepRequest()
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -121,12 +131,13 @@ def ask(
     new: GivenSecret | None = None,
     session: str = "",
     sample: int = 0,
+    keep: KeepRequest = _SHOW,
 ) -> RemoteAnswer:
     """Run a command about remotes in a process of its own and return its result. Raises its error as its own class."""
     from ..client import remotes  # noqa: PLC0415 - too slow for --help
 
     data_dir = str(daemon_settings.from_environment().data)
-    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample)
+    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample, keep)
     answer = remotes.ask(call)
     if answer.error:
         if answer.recovery_phrase:

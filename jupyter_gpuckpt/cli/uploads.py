@@ -147,6 +147,8 @@ def _collected(uploads: RemoteUploads) -> list[str]:
             f"{name}: {counted(found.removed, 'unneeded pack')} ({freed}) removed {age}, {found.condemned} may go the next time."
             f" That took {counted(found.reads, 'read')}, {found.writes} writes and lists; {output.size(found.received_bytes)} received."
         )
+    if found.dropped:
+        lines.append(f"{name}: {counted(found.dropped, 'snapshot')} removed by its rule.")
     if found.error:
         lines.append(
             f"{name}: Packs that nothing needs could not be removed: {found.error.message}"

@@ -17,7 +17,7 @@ from ..errors import (
     SnapshotNotFound,
 )
 from ..remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
-from ..store.far import epochs, far_manifests, far_packs, indexes, keyring, leases, sessions
+from ..store.far import epochs, far_manifests, far_packs, indexes, keyring, leases, rules, sessions
 from ..store.far import erase as far_erase
 from ..store.far.buckets import Bucket, open_bucket
 from ..store.far.objects import ListedObject
@@ -135,7 +135,7 @@ def _delete(bucket: Bucket) -> list[str]:
 def _ours(bucket: Bucket) -> Iterator[ListedObject]:
     for folder in _FOLDERS:
         yield from bucket.list(folder)
-    for name in (epochs.NAME, keyring.NAME):
+    for name in (rules.NAME, epochs.NAME, keyring.NAME):
         if found := bucket.head(name):
             yield found
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,12 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 class FarCollecting:
-    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits."""
+    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits.
+
+    `note_gone`: called with a remote and the snapshots that this machine has uploaded there and that it does not list any more.
+    """
 
     def __init__(
-        self, data_dir: Path, interval_seconds: float, is_busy: Callable[[], bool]
+        self,
+        data_dir: Path,
+        interval_seconds: float,
+        is_busy: Callable[[], bool],
+        note_gone: Callable[[str, list[str]], Awaitable[None]],
     ) -> None:
         self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
+        self._note_gone = note_gone
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +80,8 @@ class FarCollecting:
             if await asyncio.to_thread(self._is_due, remote):
                 if self._is_busy() or self._is_over:
                     return
-                await asyncio.to_thread(self._collect, remote)
+                if gone := await asyncio.to_thread(self._collect, remote):
+                    await self._note_gone(remote.name, gone)
 
     async def _run(self) -> None:
         while True:
@@ -96,23 +105,27 @@ class FarCollecting:
         wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
         return not 0 <= time.time() - last.looked_at < wait
 
-    def _collect(self, remote: Remote) -> None:
-        done = self._asked(Task(str(self._data_dir), remote, self._interval))
-        if done is None:
-            return
+    def _collect(self, remote: Remote) -> list[str]:
+        """Collect in a remote; return the snapshots of this machine that it does not list any more."""
+        answer = self._asked(Task(str(self._data_dir), remote, self._interval))
+        if answer is None:
+            return []
+        done = answer.collection
         if done.error is not None:
             _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
         elif done.at:
             _log.info(
-                "collected in remote %s: removed %s with %d bytes, condemned %d",
-                *(remote.name, counted(done.removed, "pack"), done.freed_bytes, done.condemned),
+                "collected in remote %s: removed %s by its rule, and %s with %d bytes, condemned %d",
+                *(remote.name, counted(done.dropped, "snapshot"), counted(done.removed, "pack")),
+                *(done.freed_bytes, done.condemned),
             )
         last = self._last(remote.name)
         if not done.at and last is not None:
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
         self._note(remote, done)
+        return answer.gone
 
-    def _asked(self, task: Task) -> FarCollection | None:
+    def _asked(self, task: Task) -> Done | None:
         """Run the collector in a separate process; return its result, or None if it was killed."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -130,7 +143,7 @@ class FarCollecting:
                     return None
                 send(ours, task)
                 answer = receive(ours, Done)
-                return answer.collection if isinstance(answer, Done) else None
+                return answer if isinstance(answer, Done) else None
             except OSError:
                 return None
             finally:

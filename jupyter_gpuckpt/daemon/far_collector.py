@@ -12,6 +12,8 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,12 @@ from ..host import idle_priority
 from ..images.workers.messages import receive, send
 from ..remote_records import Remote
 from ..snapshot_records import FarCollection
-from ..store.far import collect, epochs
+from ..store.far import collect, epochs, unneeded
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
+from ..store.far.sessions import Sessions
 from . import remote_keys
+from .upload_queue import read_uploaded, record_path
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
@@ -36,18 +40,20 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a task."""
+    """The answer to a task. `gone`: the snapshots that this machine has uploaded and that the remote does not list any more."""
 
     collection: FarCollection
+    gone: list[str] = []
 
 
-def collected(task: Task) -> FarCollection:
+def collected(task: Task) -> Done:
     """Carry out a task; return its result, which contains the error if it failed."""
     now = time.time()
     try:
-        return _collected(task, now)
+        found = _collected(task, now)
+        return Done(found, _gone(task))
     except GpuCkptError as error:
-        return FarCollection(looked_at=now, error=record_of(error))
+        return Done(FarCollection(looked_at=now, error=record_of(error)))
 
 
 def _collected(task: Task, now: float) -> FarCollection:
@@ -60,15 +66,45 @@ def _collected(task: Task, now: float) -> FarCollection:
     epoch = bucket.head(epochs.NAME)
     if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
         return FarCollection(looked_at=now)
+    with _seen(data_dir, remote) as seen:
+        found = collect.collect(bucket, seal, seen)
+    traffic = bucket.counter.traffic
+    return FarCollection(
+        now,
+        now,
+        found.removed,
+        found.freed_bytes,
+        found.condemned,
+        traffic.reads,
+        traffic.writes,
+        traffic.received_bytes,
+        dropped=found.dropped,
+    )
+
+
+def _gone(task: Task) -> list[str]:
+    """Return the snapshots that this machine has uploaded and that the remote does not list any more, whoever removed them."""
+    data_dir, remote = Path(task.data_dir), task.remote
+    # This is read first: what is on record now was listed before.
+    uploaded = read_uploaded(record_path(data_dir, remote.name)).snapshots.keys()
+    if not uploaded:
+        return []
+    opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
+    with _seen(data_dir, remote) as seen:
+        found = unneeded.all_of(Sessions(opened.bucket, opened.keyring.seal, seen))
+    listed = {one.snapshot_id for session in found for one in session.listed}
+    return sorted(uploaded - listed)
+
+
+@contextmanager
+def _seen(data_dir: Path, remote: Remote) -> Iterator[Seen]:
+    """Yield a copy of what was seen of a remote: if it is removed meanwhile, its state must not be written again."""
     with tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder:
-        # The collector works on a copy: if the remote is removed meanwhile, its state must not be written again.
         known = Path(folder) / "seen.json"
         source = remote_keys.state_dir(data_dir, remote.name) / known.name
         if source.exists():
             shutil.copyfile(source, known)
-        found = collect.collect(bucket, seal, Seen(known))
-    traffic = bucket.counter.traffic
-    return FarCollection(now, now, *found, traffic.reads, traffic.writes, traffic.received_bytes)
+        yield Seen(known)
 
 
 def main(connection: socket.socket) -> None:
@@ -77,7 +113,7 @@ def main(connection: socket.socket) -> None:
     task = receive(connection, Task)
     logging.getLogger().setLevel(logging.CRITICAL)
     if isinstance(task, Task):
-        send(connection, Done(collected(task)))
+        send(connection, collected(task))
 
 
 if __name__ == "__main__":

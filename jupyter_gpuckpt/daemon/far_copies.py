@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from ..errors import (
+    ConfigurationError,
     FarObjectMissing,
     GpuCkptError,
     OperationCancelled,
@@ -18,29 +21,61 @@ from ..errors import (
 from ..model import SnapshotInfo
 from ..progress import Progress, Stage
 from ..store.far import fetch
+from ..store.far.about import Amendment, Told, about, told
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSnapshot, Sessions
 from ..store.local import LocalStore
 from ..store.stub_files import Stub
-from . import remote_keys
+from . import amending, remote_keys
 from .lease_file import LeaseFile
 from .remote_keys import Opened
+from .told_file import ToldFile
 
 
 def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
     """Return a snapshot's entry in the far session of its kernel. Raises SnapshotNotFound, and what `Bucket` raises."""
+    return _find(data_dir, opened, info)[1]
+
+
+def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, FarSnapshot]:
+    """Return the id of the far session that lists a snapshot, and its entry there."""
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     leases = LeaseFile(remote_keys.state_dir(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
         with suppress(FarObjectMissing):
             for one in sessions.get(session_id).listed:
                 if one.snapshot_id == info.snapshot_id:
-                    return one
-    raise SnapshotNotFound(
+                    return session_id, one
+    raise _not_listed(opened, info)
+
+
+def _not_listed(opened: Opened, info: SnapshotInfo) -> SnapshotNotFound:
+    return SnapshotNotFound(
         f"Remote {opened.remote.name} does not list snapshot {info.snapshot_id}.",
-        hint="It may have been deleted there.",
+        hint="It may have been deleted there, or the remote's rule removed it (`jupyter gpuckpt remote keep`).",
     )
+
+
+def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo) -> None:
+    """Tell a remote that this machine will have the content of a snapshot nowhere else, so that no rule removes it there.
+
+    Raises SnapshotNotFound if the remote does not list it any more, ConfigurationError if this machine may not write there.
+    """
+    only = opened.keyring.public.only_machine
+    if only not in {"", remote_keys.machine_id(data_dir)}:
+        raise ConfigurationError(
+            f"This machine may not write to remote {opened.remote.name}, so it cannot tell it what it has only there."
+        )
+    session_id, _ = _find(data_dir, opened, info)
+    file, name = ToldFile(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
+    before = file.all().get(name)
+    # It is recorded first: if this daemon is killed, the next one knows that the remote may have to be told otherwise.
+    file.note({name: msgspec.structs.replace(before or Told(), relied_on_in=session_id)})
+    change = Amendment(name, [session_id], before, told(info, session_id), about(info), info.title)
+    if amending.amend(data_dir, opened, [change]).gone:
+        raise _not_listed(opened, info)
+    file.note({name: change.now})
 
 
 def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:

@@ -33,9 +33,8 @@ from .lease_file import KernelLease, LeaseFile
 from .leases_at_remote import LeasesAtRemote, Waiting
 from .machine import Machine
 from .remote_keys import state_dir
-from .remote_uploader import record_path
 from .reservations import Reservations
-from .upload_queue import read_uploaded
+from .upload_queue import read_uploaded, record_path
 
 #: How long a resume from this machine's own store waits for the answer of a remote.
 WAIT_SECONDS = 5.0

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine.tree import kept_secrets
-from ..errors import AccessDenied, GpuCkptError, OperationCancelled, StoreUnavailable
+from ..errors import (
+    AccessDenied,
+    GpuCkptError,
+    OperationCancelled,
+    SnapshotNotFound,
+    StoreUnavailable,
+)
 from ..file_locks import alone_at_once, eviction
 from ..model import SnapshotInfo
 from ..plurals import counted
@@ -31,6 +37,7 @@ from . import far_copies, remote_keys
 from .inventory import Inventory, needed_ids
 from .machine import Machine
 from .remote_keys import Opened
+from .telling import alone_telling
 from .uploads import Uploads
 
 #: The polling interval while an operation runs.
@@ -46,6 +53,10 @@ class _Candidate(NamedTuple):
 
     info: SnapshotInfo
     remotes: list[str]
+
+
+class _NotThere(Exception):  # noqa: N818 - an event
+    """A remote does not list a snapshot any more."""
 
 
 class NearCopy:
@@ -112,7 +123,12 @@ class NearCopy:
         needed = set(needed_ids(records, infos))
         candidates = [_Candidate(info, found[info.snapshot_id]) for info in infos]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._keep, candidates, needed)
+        gone: list[tuple[str, str]] = []
+        try:
+            return await loop.run_in_executor(self._thread, self._keep, candidates, needed, gone)
+        finally:
+            for name, snapshot_id in gone:
+                await self._uploads.note_gone(name, [snapshot_id])
 
     def _remotes_of(self, info: SnapshotInfo) -> list[str]:
         """Return the remotes that have a snapshot; none while an upload of it is pending."""
@@ -120,7 +136,13 @@ class NearCopy:
         whole = all(one.state is UploadState.UPLOADED for one in uploads)
         return [one.remote for one in uploads] if whole else []
 
-    def _keep(self, snapshots: list[_Candidate], needed: set[str]) -> bool:
+    def _keep(
+        self,
+        snapshots: list[_Candidate],
+        needed: set[str],
+        not_there: list[tuple[str, str]],
+    ) -> bool:
+        """Make stubs of snapshots; return whether all could become one. `not_there` gets those that a remote does not list any more."""
         store = self._machine.store
         stubs, uses = store.stubs.all(), store.stubs.last_uses()
         whole = {
@@ -135,7 +157,8 @@ class NearCopy:
         held = {name for name, one in whole.items() if one.info.pinned or not one.remotes}
         infos = [one.info for one in order]
         over = retention.over_budget(infos, held, self._near_bytes, store.weights())
-        gone = self._evict([one for one in reversed(order) if one.info.snapshot_id in over])
+        wanted = [one for one in reversed(order) if one.info.snapshot_id in over]
+        gone = self._evict(wanted, not_there)
         if gone or (self._is_uncollected and stubs):
             self._is_uncollected = True
             freed = store.collect()
@@ -145,17 +168,36 @@ class NearCopy:
         self._is_uncollected = False
         return gone == len(over)
 
-    def _evict(self, wanted: list[_Candidate]) -> int:
+    def _evict(self, wanted: list[_Candidate], not_there: list[tuple[str, str]]) -> int:
         """Make stubs of these snapshots if remotes confirm that they have them; return the number of stubs made."""
         asked: dict[str, Opened | None] = {}
-        return sum(
-            any(self._is_evicted(one.info, name, asked) for name in one.remotes) for one in wanted
-        )
+        count = 0
+        for one in wanted:
+            for name in one.remotes:
+                try:
+                    if self._is_evicted(one.info, name, asked):
+                        count += 1
+                        break
+                except _NotThere:
+                    not_there.append((name, one.info.snapshot_id))
+        return count
 
     def _is_evicted(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
         """Make a stub of a snapshot, unless the remote is being removed or erased; return whether it is one now."""
-        with store_errors(self._data_dir), alone_at_once(eviction(self._data_dir, name)) as free:
-            return free and self._is_stub_now(info, name, asked)
+        with (
+            store_errors(self._data_dir),
+            alone_at_once(eviction(self._data_dir, name)) as free,
+            alone_telling(self._data_dir, name) as is_alone,
+        ):
+            return free and is_alone and self._is_stub_now(info, name, asked)
+
+    def _require_listed(self, opened: Opened, info: SnapshotInfo) -> None:
+        """Raise _NotThere if a remote does not list a snapshot any more."""
+        try:
+            far_copies.find(self._data_dir, opened, info)
+        except SnapshotNotFound as error:
+            _log.warning("snapshot %s stays on this disk: %s", info.snapshot_id, error)
+            raise _NotThere from error
 
     def _is_stub_now(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
         """Make a stub of a snapshot if this remote has it; return whether it is one now. `asked`: None for a remote that did not answer."""
@@ -167,7 +209,9 @@ class NearCopy:
                 asked[name] = remote_keys.opened(self._data_dir, remote, Retries(stop=self._stop))
             if (opened := asked[name]) is None:
                 return False
+            self._require_listed(opened, info)
             far_copies.require_whole(self._data_dir, opened, store, info)
+            far_copies.rely_on(self._data_dir, opened, info)
         except OperationCancelled:
             raise
         except GpuCkptError as error:

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost
 from ..model import SnapshotInfo
 from ..remote_records import Remote
-from ..snapshot_records import RemoteUploads, Traffic, Upload, UploadState
+from ..snapshot_records import RemoteUploads, Upload, UploadState
 from ..store.far import journal
+from ..store.far.about import Told, told
 from . import remote_keys
+from .amending import Amended
 from .far_facts import facts_of
 from .leases_at_remote import OnLost
 from .local_snapshots import LocalSnapshots
 from .machine import Machine
 from .sending import Sending
-from .upload_queue import RemoteQueue, read_uploaded, write_uploaded
+from .telling import Telling
+from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path, write_uploaded
 
 #: The interval at which an upload checks for work for which a user waits, and for which it pauses.
 _LOOK_SECONDS = 0.2
 #: The time until an unreadable store is read again.
 _AGAIN_SECONDS = 5.0
 
-_NO_TRAFFIC = Traffic()
+_NOTHING: Mapping[str, Told] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -81,6 +85,7 @@ class RemoteUploader:
         self._records = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._task: asyncio.Task[None] | None = None
         self._notes: set[asyncio.Task[None]] = set()
+        self._telling = Telling(data_dir, queue.remote.name)
 
     @property
     def remote(self) -> Remote:
@@ -143,34 +148,50 @@ class RemoteUploader:
 
         The file is written in the background: a running upload may have to end first, and waiting for that here could deadlock.
         """
-        uploaded = self.queue.uploaded
-        self.queue.uploaded = uploaded.and_now(
-            snapshot_id, self._snapshots.found, last_at=uploaded.last_at
-        )
-        note = self._note_on_record(snapshot_id, uploaded.last_at)
-        task = asyncio.get_running_loop().create_task(note)
+        found, last_at = self._snapshots.found, self.queue.uploaded.last_at
+        info = found.get(snapshot_id)
+
+        def change(known: Uploaded) -> Uploaded:
+            return known.and_now(snapshot_id, found, last_at=last_at)
+
+        self.queue.uploaded = change(self.queue.uploaded)
+        self._note(self._put_on_record(change, {snapshot_id: told(info)} if info else {}))
+
+    def note_gone(self, snapshot_ids: Collection[str]) -> None:
+        """Record that the remote does not list snapshots any more: its rule removed them, or another machine erased them."""
+        gone = [one for one in snapshot_ids if one in self.queue.uploaded.snapshots]
+        gone += [one for one in snapshot_ids if one in self._snapshots.stubs]
+
+        def change(known: Uploaded) -> Uploaded:
+            return known.without(gone)
+
+        self.queue.uploaded = change(self.queue.uploaded)
+        self._note(self._put_on_record(change))
+        for one in gone:
+            self._tell(one)
+
+    def _note(self, noting: Coroutine[Any, Any, None]) -> None:
+        async def note() -> None:
+            try:
+                await noting
+            except (GpuCkptError, OSError) as error:
+                _log.warning("remote %s will be asked what it has: %s", self.remote.name, error)
+
+        task = asyncio.get_running_loop().create_task(note())
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
 
-    async def _note_on_record(self, snapshot_id: str, last_at: float) -> None:
-        try:
-            await self._put_on_record(snapshot_id, last_at)
-        except (GpuCkptError, OSError) as error:
-            _log.warning("remote %s will be asked what it has: %s", self.remote.name, error)
-
     async def _put_on_record(
-        self, snapshot_id: str, last_at: float | None = None, traffic: Traffic = _NO_TRAFFIC
+        self, change: Callable[[Uploaded], Uploaded], fetched: Mapping[str, Told] = _NOTHING
     ) -> None:
-        """Write to the record that the remote has a snapshot. Raises RemoteNotFound, StoreError."""
+        """Change the record of what the remote has; `fetched` came from it. Raises RemoteNotFound, StoreError."""
         path = record_path(self._data_dir, self.remote.name)
 
         def put() -> None:
             with remote_keys.uploading(self._data_dir, self.remote):
+                self._telling.note(fetched, new_only=True)
                 # The record is read again, because this may have waited for long.
-                known = read_uploaded(path)
-                write_uploaded(
-                    path, known.and_now(snapshot_id, self._snapshots.found, last_at, traffic)
-                )
+                write_uploaded(path, change(read_uploaded(path)))
 
         await asyncio.get_running_loop().run_in_executor(self._records, put)
 
@@ -197,11 +218,13 @@ class RemoteUploader:
     async def _do_next(self) -> bool:
         """Do the next task; return False if there was none."""
         found = await self._look()
-        if not self.queue.next(found):
+        if not (self.queue.amends or self.queue.next(found)):
             return False
         while self._must_wait():  # noqa: ASYNC110 - there is no notification of an operation's end
             await asyncio.sleep(_LOOK_SECONDS)
         found = await self._look()  # the store may have changed meanwhile
+        if self.queue.amends:
+            return await self._amend(found)
         snapshot_id = self.queue.next(found)
         if snapshot_id in found:
             await self._upload(found[snapshot_id])
@@ -222,6 +245,8 @@ class RemoteUploader:
         self.queue.forget_others(found)
         begun = await asyncio.to_thread(journal.unfinished, state)
         self.queue.take_left(one for one in begun if one not in found)
+        there, stubs = self.queue.there(found), dict(self._snapshots.stubs)
+        self.queue.amendments = await asyncio.to_thread(self._telling.changes, there, stubs)
         return found
 
     async def _upload(self, info: SnapshotInfo) -> None:
@@ -236,7 +261,11 @@ class RemoteUploader:
         run = partial(current.sending.run, self._machine.store, facts_of, progress)
         try:
             sent = await self._sent(current, run)
-            await self._put_on_record(snapshot_id, traffic=sent.traffic)
+            said, local = {snapshot_id: current.sending.told}, self._snapshots.found
+            await loop.run_in_executor(self._records, self._telling.note, said)
+            await self._put_on_record(
+                lambda known: known.and_now(snapshot_id, local, traffic=sent.traffic)
+            )
         except OperationCancelled:
             return
         except SessionLost as error:
@@ -267,6 +296,37 @@ class RemoteUploader:
             _log.info("gave up the upload of %s to %s", snapshot_id, self.remote.name)
         finally:
             self._current = None
+
+    async def _amend(self, found: dict[str, SnapshotInfo]) -> bool:
+        """Tell the remote what has changed of its snapshots; return False if that has to wait."""
+        there, changes = self.queue.there(found), self.queue.amendments
+        current = self._begin("")
+
+        def work(trouble: Callable[[ErrorRecord | None], None]) -> Amended | None:
+            stubs = self._machine.store.stubs
+            send = partial(current.sending.amend, trouble=trouble)
+            return self._telling.tell(there, stubs.all, send)
+
+        try:
+            done = await self._sent(current, work)
+        except OperationCancelled:
+            return True
+        except Exception as error:
+            _log.warning("%s is not told what has changed: %s", self.remote.name, error)
+            if not self.queue.amending_failed(error):
+                self._telling.refuse(changes)
+            return True
+        finally:
+            self._current = None
+            self._snapshots.is_stale = True
+        if done is None:
+            return False
+        self.queue.told()
+        if done.gone:
+            names = ", ".join(done.gone)
+            _log.info("%s does not have these snapshots any more: %s", self.remote.name, names)
+            self.note_gone(done.gone)
+        return True
 
     def _begin(self, snapshot_id: str) -> _Current:
         is_urgent = self.queue.hurries
@@ -301,8 +361,3 @@ class RemoteUploader:
             if not running.done():  # the daemon exits
                 current.sending.stop()
         return running.result()
-
-
-def record_path(data_dir: Path, name: str) -> Path:
-    """Return the path of the record of the snapshots that a remote has."""
-    return remote_keys.state_dir(data_dir, name) / "uploaded.json"

@@ -28,7 +28,7 @@ from ..store.far.buckets import open_bucket
 from ..store.far.keyring import Undecided, undecided
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
-from . import erasing, remote_keys
+from . import erasing, far_keeping, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
@@ -119,6 +119,10 @@ def _verify(call: RemoteCall) -> RemoteAnswer:
     return RemoteAnswer(drill=result)
 
 
+def _keep(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(keeping=far_keeping.keep(call, _remotes(call).get(call.name)))
+
+
 def _pause(call: RemoteCall) -> RemoteAnswer:
     return _set_paused(call, paused=True)
 
@@ -172,6 +176,7 @@ _VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
     RemoteVerb.PLAN_ERASE: _plan_erase,
     RemoteVerb.ERASE: _erase,
     RemoteVerb.VERIFY: _verify,
+    RemoteVerb.KEEP: _keep,
 }
 
 

@@ -33,10 +33,12 @@ from ..remote_records import Remote
 from ..snapshot_records import Traffic
 from ..store import manifests
 from ..store.codecs import DIGEST_BYTES
+from ..store.far.about import Amendment, Told, told
 from ..store.far.sessions import Facts, Tenure
 from ..store.far.upload import Sent
 from ..store.local import LocalStore
 from . import remote_keys
+from .amending import Amended
 from .lease_file import KernelLease, LeaseFile
 
 _log = logging.getLogger(__name__)
@@ -64,6 +66,14 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
     data_dir: str
     remote: Remote
     snapshot_id: str
+
+
+class Amend(msgspec.Struct, frozen=True, tag=True):
+    """A task to tell the remote what has changed of snapshots that it has."""
+
+    data_dir: str
+    remote: Remote
+    changes: list[Amendment]
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -126,12 +136,13 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The end of the upload."""
+    """The end of the upload, or of what was done instead."""
 
     count_bytes: int = 0
     packs: int = 0
     traffic: Traffic = Traffic()
     error: ErrorRecord | None = None
+    amended: Amended = Amended()
 
 
 #: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
@@ -145,7 +156,7 @@ OnTrouble = Callable[[ErrorRecord | None], None]
 
 
 class Sending:
-    """One upload of one snapshot. `run` or `give_up` is called in one thread, the other methods in any."""
+    """One upload of one snapshot. `run`, `give_up` or `amend` is called in one thread, the other methods in any."""
 
     def __init__(
         self, data_dir: Path, remote: Remote, snapshot_id: str, *, is_urgent: bool = False
@@ -157,6 +168,8 @@ class Sending:
         self._is_stopped = self._is_held = False
         #: The lease with which the upload was begun.
         self.lease = KernelLease("")
+        #: What the remote was told about the snapshot.
+        self.told = Told()
 
     def run(
         self,
@@ -173,6 +186,7 @@ class Sending:
         facts = facts_of(manifest.info, manifest.launch.jupyter)
         leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))
         self.lease, session_id, tenure = leases.to_upload(manifest.info)
+        self.told = told(manifest.info)
         task = Task(
             str(self._data_dir),
             self._remote,
@@ -183,12 +197,18 @@ class Sending:
             tenure,
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
-            return self._done(task, lambda asked: _answer(store, asked), progress, trouble)
+            done = self._done(task, lambda asked: _answer(store, asked), progress, trouble)
+        return Sent(done.count_bytes, done.packs, done.traffic)
 
     def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
         """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""
         task = GiveUp(str(self._data_dir), self._remote, self._snapshot_id)
         self._done(task, _nothing, lambda done, total: None, trouble)
+
+    def amend(self, changes: list[Amendment], trouble: OnTrouble = lambda error: None) -> Amended:
+        """Tell the remote what has changed of snapshots. Raises as `run` does."""
+        task = Amend(str(self._data_dir), self._remote, changes)
+        return self._done(task, _nothing, lambda done, total: None, trouble).amended
 
     def hold(self, *, on: bool) -> None:
         """Pause the upload before it reads another chunk (`on`), or continue it. May block while the process reads no messages."""
@@ -220,8 +240,12 @@ class Sending:
             commands.stop(process)
 
     def _done(
-        self, task: Task | GiveUp, answer: _Answers, progress: OnProgress, trouble: OnTrouble
-    ) -> Sent:
+        self,
+        task: Task | GiveUp | Amend,
+        answer: _Answers,
+        progress: OnProgress,
+        trouble: OnTrouble,
+    ) -> Ended:
         ours, theirs = socket.socketpair()
         with ours, self._worker(theirs):
             try:
@@ -233,7 +257,7 @@ class Sending:
                 with self._lock:
                     self._connection = None
 
-    def _connect(self, ours: socket.socket, task: Task | GiveUp) -> None:
+    def _connect(self, ours: socket.socket, task: Task | GiveUp | Amend) -> None:
         with self._lock:
             self._connection = ours
             if self._is_stopped:
@@ -252,7 +276,7 @@ class Sending:
         answer: _Answers,
         progress: OnProgress,
         trouble: OnTrouble,
-    ) -> Sent:
+    ) -> Ended:
         """Answer the process's requests until it has ended."""
         while True:
             message = receive(ours, Locate, Read, Progress, Trouble, Said, Ended)
@@ -269,7 +293,7 @@ class Sending:
             elif isinstance(message, Ended):
                 if message.error:
                     raise error_from(message.error)
-                return Sent(message.count_bytes, message.packs, message.traffic)
+                return message
             else:
                 raise self._cut_off()
 

@@ -120,6 +120,7 @@ class Daemon:
             settings.data,
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
+            self.uploads.note_gone,
         )
         self.watch = Watch(settings)
         self.reaction = Reaction(

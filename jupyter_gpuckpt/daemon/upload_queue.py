@@ -25,9 +25,11 @@ from ..errors import (
 from ..model import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import FailedUpload, RemoteUploads, Traffic, Upload, UploadState
+from ..store.far.about import Amendment
 from ..store.faults import store_errors
 from ..store.manifests import replace_file
 from ..store.stub_files import Stub
+from . import remote_keys
 
 #: Transient errors: networks, credentials that are renewed, full disks.
 _PASSES = (StoreUnavailable, AccessDenied, StoreFull)
@@ -49,6 +51,8 @@ class Uploaded(msgspec.Struct, frozen=True):
     snapshots: dict[str, float] = {}
     last_at: float = 0.0
     traffic: Traffic = Traffic()
+    #: Snapshots that the remote had and no longer lists, and when that was found. They are uploaded again only on request.
+    gone: dict[str, float] = {}
 
     def and_now(
         self,
@@ -62,9 +66,22 @@ class Uploaded(msgspec.Struct, frozen=True):
         `traffic`: what its upload took.
         """
         now = time.time()
-        kept = {one: self.snapshots[one] for one in local_snapshots if one in self.snapshots}
+        local = set(local_snapshots)
+        kept = {one: at for one, at in self.snapshots.items() if one in local}
+        gone = {one: at for one, at in self.gone.items() if one in local and one != snapshot_id}
         last_at = now if last_at is None else last_at
-        return Uploaded(kept | {snapshot_id: now}, last_at, self.traffic.and_then(traffic))
+        return Uploaded(kept | {snapshot_id: now}, last_at, self.traffic.and_then(traffic), gone)
+
+    def without(self, snapshot_ids: Iterable[str]) -> Uploaded:
+        """Return a copy in which the remote no longer has these snapshots."""
+        gone = dict.fromkeys(snapshot_ids, time.time())
+        left = {one: at for one, at in self.snapshots.items() if one not in gone}
+        return msgspec.structs.replace(self, snapshots=left, gone=self.gone | gone)
+
+
+def record_path(data_dir: Path, name: str) -> Path:
+    """Return the path of the record of the snapshots that a remote has."""
+    return remote_keys.state_dir(data_dir, name) / "uploaded.json"
 
 
 def read_uploaded(path: Path) -> Uploaded:
@@ -110,6 +127,8 @@ class RemoteQueue:
         self._not_before = self._in_trouble_since = 0.0
         #: Whether this machine goes soon: the newest snapshot of each kernel comes first, the smallest first.
         self.hurries = False
+        #: The changes of snapshots that the remote has to be told; the caller updates them.
+        self.amendments: list[Amendment] = []
 
     def taken_over(self, remote: Remote, uploaded: Uploaded) -> RemoteQueue:
         """Return a queue for the changed remote; failed uploads are tried again.
@@ -135,6 +154,10 @@ class RemoteQueue:
         left = {one: at for one, at in self.uploaded.snapshots.items() if one not in wanted}
         self.uploaded = msgspec.structs.replace(self.uploaded, snapshots=left)
         self._forget_trouble()
+
+    def there(self, local_snapshots: Mapping[str, SnapshotInfo]) -> list[SnapshotInfo]:
+        """Return the snapshots that the remote has."""
+        return [info for info in local_snapshots.values() if self._is_there(info)]
 
     def forget_others(self, local_snapshots: Mapping[str, SnapshotInfo]) -> None:
         """Drop snapshots that are no longer in the store."""
@@ -180,6 +203,18 @@ class RemoteQueue:
             self._drop(snapshot_id)
             self._failed[snapshot_id] = record
 
+    def amending_failed(self, error: BaseException) -> bool:
+        """Record that the remote could not be told of changes; return whether that is tried again."""
+        if not isinstance(error, (*_PASSES, *_OF_THE_REMOTE)):
+            return False
+        self.failed("", error)
+        return True
+
+    def told(self) -> None:
+        """Record that the remote answered."""
+        self.amendments = []
+        self._forget_trouble()
+
     def _be_in_trouble(self, record: ErrorRecord) -> None:
         now = time.monotonic()
         if self._trouble is None:
@@ -210,7 +245,8 @@ class RemoteQueue:
         ]
 
     def _others(self, local_snapshots: Mapping[str, SnapshotInfo]) -> Iterator[str]:
-        done = (self.uploaded.snapshots, self._failed, self.asked, self._stubs)
+        uploaded = self.uploaded
+        done = (uploaded.snapshots, uploaded.gone, self._failed, self.asked, self._stubs)
         erased = self.remote.erased
         return (
             one
@@ -223,6 +259,19 @@ class RemoteQueue:
         since = self.uploaded.snapshots.get(info.snapshot_id, 0.0)
         return since > self.remote.erased.get(info.kernel_id, 0.0)
 
+    def _is_there(self, info: SnapshotInfo) -> bool:
+        """Return whether the remote has a snapshot, or the only copy of its content."""
+        stub = self._stubs.get(info.snapshot_id)
+        is_only_there = stub is not None and stub.remote == self.remote.name
+        is_lost = info.kernel_id in self.remote.erased or info.snapshot_id in self.uploaded.gone
+        return self._is_uploaded(info) or (is_only_there and not is_lost)
+
+    @property
+    def amends(self) -> bool:
+        """Return whether the remote is to be told of changes now."""
+        may_try = not self._is_refused and time.monotonic() >= self._not_before
+        return bool(self.amendments) and may_try and not self.remote.paused and not self.hurries
+
     def next(self, local_snapshots: Mapping[str, SnapshotInfo]) -> str:
         """Return the snapshot to be given up or uploaded now; empty if there is none."""
         if self._is_refused or time.monotonic() < self._not_before:
@@ -231,7 +280,8 @@ class RemoteQueue:
 
     def seconds_left(self, local_snapshots: Mapping[str, SnapshotInfo]) -> float | None:
         """Return the seconds until the next attempt; None if none is scheduled."""
-        if self._is_refused or not self._first(local_snapshots):
+        is_telling = self.amendments and not self.remote.paused and not self.hurries
+        if self._is_refused or not (is_telling or self._first(local_snapshots)):
             return None
         return max(0.0, self._not_before - time.monotonic())
 
@@ -254,10 +304,10 @@ class RemoteQueue:
         if snapshot_id in self._failed:
             error = self._failed[snapshot_id]
             return Upload(name, UploadState.FAILED, total_bytes=size, error=error)
-        stub, is_erased = self._stubs.get(snapshot_id), info.kernel_id in self.remote.erased
-        if self._is_uploaded(info) or (stub and stub.remote == name and not is_erased):
+        if self._is_there(info):
             return Upload(name, UploadState.UPLOADED, size, size)
-        is_wanted = self.remote.automatic and stub is None and not is_erased
+        is_lost = info.kernel_id in self.remote.erased or snapshot_id in self.uploaded.gone
+        is_wanted = self.remote.automatic and snapshot_id not in self._stubs and not is_lost
         if snapshot_id in self.asked or is_wanted:
             state = UploadState.FAILED if self._is_refused else UploadState.WAITING
             return Upload(name, state, total_bytes=size, error=self._trouble)

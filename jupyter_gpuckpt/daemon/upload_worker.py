@@ -1,6 +1,6 @@
-"""The process that uploads one snapshot, or gives an upload up. It has the lowest priority unless this machine goes soon.
+"""The process that uploads one snapshot, gives an upload up, or tells a remote what has changed of snapshots.
 
-`sending.py` starts it and defines the messages.
+It has the lowest priority unless this machine goes soon. `sending.py` starts it and defines the messages.
 
 python -m jupyter_gpuckpt.daemon.upload_worker      with a socket as standard input
 """
@@ -30,12 +30,13 @@ from ..store import manifests, packs
 from ..store.codecs import decompress
 from ..store.far.refusals import of_the_whole_remote
 from ..store.far.retries import Retries
-from ..store.far.upload import Sent, Uploader
+from ..store.far.upload import Uploader
 from ..store.packs import Entry
 from ..store.places import PLACE, Location, Places
-from . import remote_keys
+from . import amending, remote_keys
 from .remote_keys import Opened
 from .sending import (
+    Amend,
     Chunk,
     Ended,
     GiveUp,
@@ -162,8 +163,8 @@ class _Source:
 
 def main(connection: socket.socket) -> None:
     """Receive a task by `connection`, carry it out, and report its end."""
-    task = receive(connection, Task, GiveUp)
-    if not isinstance(task, Task | GiveUp):
+    task = receive(connection, Task, GiveUp, Amend)
+    if not isinstance(task, Task | GiveUp | Amend):
         return
     if not _is_urgent(task):
         idle_priority.take()
@@ -171,27 +172,28 @@ def main(connection: socket.socket) -> None:
     logging.getLogger().addHandler(_ToDaemon(daemon))
     try:
         daemon.wait_while_held()
-        sent = _done(daemon, task)
-        ended = Ended(*sent)
+        ended = _done(daemon, task)
     except Exception as error:  # every error is reported to the daemon
         ended = Ended(error=record_of(error))
     daemon.tell(ended)
 
 
-def _is_urgent(task: Task | GiveUp) -> bool:
+def _is_urgent(task: Task | GiveUp | Amend) -> bool:
     return isinstance(task, Task) and task.is_urgent
 
 
-def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
+def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
     data_dir = Path(task.data_dir)
     # This waits for the worker of a killed daemon, which is about to end.
     with remote_keys.uploading(data_dir, task.remote):
         opened = _opened(daemon, data_dir, task.remote)
+        if isinstance(task, Amend):
+            return Ended(amended=amending.amend(data_dir, opened, task.changes))
         rate = 0 if _is_urgent(task) else opened.remote.upload_rate
         uploader = _uploader(opened, data_dir, rate)
         if isinstance(task, GiveUp):
             uploader.give_up(task.snapshot_id)
-            return Sent()
+            return Ended()
         began = time.monotonic()
         sent = uploader.upload(
             _Source(daemon, task),
@@ -204,7 +206,7 @@ def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
         seconds = time.monotonic() - began
         timed = Traffic(1, [task.info.kernel_id], seconds=seconds, timed_bytes=counted.sent_bytes)
         traffic = timed.and_then(counted)
-        return sent._replace(traffic=traffic)
+        return Ended(sent.count_bytes, sent.packs, traffic)
 
 
 def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:

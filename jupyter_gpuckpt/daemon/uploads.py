@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..errors import ConfigurationError, FormatTooNew, StoreUnavailable
@@ -28,8 +28,8 @@ from ..store.far.remotes import Remotes
 from .leases_at_remote import OnLost
 from .local_snapshots import LocalSnapshots
 from .machine import Machine
-from .remote_uploader import RemoteUploader, record_path
-from .upload_queue import RemoteQueue, Uploaded, read_uploaded
+from .remote_uploader import RemoteUploader
+from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path
 
 _log = logging.getLogger(__name__)
 
@@ -205,6 +205,12 @@ class Uploads:
             await self._snapshots.refresh()
         if uploader := self._uploaders.get(name):
             uploader.note_there(snapshot_id)
+
+    async def note_gone(self, name: str, snapshot_ids: Collection[str]) -> None:
+        """Record that a remote does not list snapshots any more that it had: they are there no longer, and stay away."""
+        await self.look()
+        if uploader := self._uploaders.get(name):
+            uploader.note_gone(snapshot_ids)
 
     async def _uploader(self, name: str) -> RemoteUploader:
         """Return the uploads to a remote. Raises RemoteNotFound."""

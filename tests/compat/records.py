@@ -27,6 +27,7 @@ KEPT = (
     "store.far.keyring:_Body",
     "store.far.keyring:_Public",
     "store.far.remotes:_File",
+    "store.far.rules:Rule",
     "store.far.seen:_File",
     "store.far.sessions:FarSession",
 )

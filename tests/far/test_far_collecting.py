@@ -26,7 +26,12 @@ class Collecting(FarCollecting):
 
     def __init__(self, data_dir, remote, phrase=""):
         self.joined, self.is_busy = join(data_dir, remote, phrase), False
-        super().__init__(data_dir, HOUR, lambda: self.is_busy)
+        self.gone = []
+
+        async def note_gone(name, gone):
+            self.gone.append((name, gone))
+
+        super().__init__(data_dir, HOUR, lambda: self.is_busy, note_gone)
 
     def looks(self):
         """Look, and return what was collected from here."""

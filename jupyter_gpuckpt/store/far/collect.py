@@ -14,11 +14,12 @@ pack is removed that a listed snapshot needs:
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from ...errors import FarObjectMissing
-from . import epochs, far_packs, indexes, leases, roots
+from . import epochs, far_manifests, far_packs, indexes, leases, roots, unneeded
 from .buckets import Bucket
 from .epochs import Epoch
 from .far_manifests import FarManifest
@@ -32,15 +33,16 @@ MIN_AGE = timedelta(days=1)
 
 
 class Collected(NamedTuple):
-    """The result of a collector: removed packs, their bytes, and newly condemned packs."""
+    """The result of a collector: removed packs, their bytes, newly condemned packs, and snapshots that the remote's rule removed."""
 
     removed: int = 0
     freed_bytes: int = 0
     condemned: int = 0
+    dropped: int = 0
 
 
 def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_AGE) -> Collected:
-    """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn packs that no manifest needs now.
+    """Begin a new epoch, apply the remote's rule, remove packs that an earlier epoch condemned, and condemn unneeded ones.
 
     Nothing is removed if another collector begins the epoch, or if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew,
     AccessDenied, StoreUnavailable, OperationCancelled.
@@ -56,7 +58,9 @@ def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_
         condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
     except FarObjectMissing:
         return Collected()  # other collectors have completed later epochs meanwhile
-    found = roots.read(bucket, seal, seen, _packs_of)
+    packs = Packs(bucket, seal)
+    dropped = unneeded.remove(bucket, seal, seen, packs.of, time.time())
+    found = roots.read(bucket, seal, seen, packs_of, packs.read)
     needed = set().union(*found.all)
     _forget_deleted(bucket, seal, seen, found.gone)
     there = {one.name: one for one in bucket.list(far_packs.FOLDER)}
@@ -74,15 +78,34 @@ def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_
     old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - MIN_AGE]
     bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
-    return Collected(len(removed), freed, len(fresh))
+    return Collected(len(removed), freed, len(fresh), dropped)
+
+
+class Packs:
+    """The packs of listed manifests, with their lengths, read when they are needed. `read`: those that were read, by manifest."""
+
+    def __init__(self, bucket: Bucket, seal: Seal) -> None:
+        self._bucket, self._seal = bucket, seal
+        self.read: dict[str, dict[str, int]] = {}
+
+    def of(self, manifest: str) -> dict[str, int]:
+        """Return the packs of a manifest; none if it is lost."""
+        if manifest not in self.read:
+            try:
+                far = far_manifests.read(self._bucket, self._seal, manifest)
+            except FarObjectMissing:
+                return {}
+            self.read[manifest] = packs_of(far)
+        return self.read[manifest]
 
 
 def _may_go(found: ListedObject, before: datetime) -> bool:
     return far_packs.is_name(found.name) and found.modified <= before
 
 
-def _packs_of(manifest: FarManifest) -> set[str]:
-    return {ref.name for ref in manifest.packs}
+def packs_of(manifest: FarManifest) -> dict[str, int]:
+    """Return the packs that a manifest needs, by name, with their lengths."""
+    return {ref.name: ref.length for ref in manifest.packs}
 
 
 def _forget_deleted(bucket: Bucket, seal: Seal, seen: Seen, deleted: dict[str, set[str]]) -> None:

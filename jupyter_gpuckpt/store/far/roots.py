@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,14 +38,18 @@ class Roots(Generic[_Fact]):
 
 
 def read(
-    bucket: Bucket, seal: Seal, seen: Seen, want: Callable[[FarManifest], _Fact]
+    bucket: Bucket,
+    seal: Seal,
+    seen: Seen,
+    want: Callable[[FarManifest], _Fact],
+    read_before: Mapping[str, _Fact] | None = None,
 ) -> Roots[_Fact]:
     """Read all manifests, found by listing the remote and in far sessions; keep what `want` returns for each.
 
-    A lost manifest is logged and left out. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable,
-    OperationCancelled.
+    `read_before`: the values of manifests that were read before; manifests never change. A lost manifest is logged and left out.
+    Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
     """
-    sessions, known = Sessions(bucket, seal, seen), dict[str, _Fact]()
+    sessions, known = Sessions(bucket, seal, seen), dict(read_before or {})
     for _ in range(_ATTEMPTS):
         listed, gone = _named(sessions)
         there = {one.name for one in bucket.list(far_manifests.FOLDER)}

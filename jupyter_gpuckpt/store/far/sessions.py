@@ -5,7 +5,7 @@ An upload changes it last, so every snapshot that it lists is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from ... import ids
 from ...errors import ConfigurationError, FarObjectMissing, SessionLost, StoreUnavailable
 from ..codecs import DIGEST_BYTES
 from ..manifest_checks import is_time
+from .about import About, Amendment, amended
 from .far_manifests import is_name as is_manifest_name
 from .far_manifests import snapshot_of
 from .objects import Objects, Remembering, Sealing, Version
@@ -46,6 +47,10 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     stored_bytes: int = 0
     #: When it was deleted, in seconds since 1970; 0 if it was not. This tombstone stays until the collector has removed its manifest.
     deleted_at: float = 0.0
+    #: None if an older version uploaded it. Then retention keeps it.
+    about: About | None = None
+    #: The machines that have its content nowhere else, by their ids, with their host names. Retention keeps it.
+    relied_on_by: dict[Text, Text] = {}
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -133,7 +138,7 @@ class Sessions:
             return msgspec.structs.replace(
                 session,
                 facts=facts if is_newest else session.facts,
-                snapshots=[*others, snapshot],
+                snapshots=[*others, _as_known(snapshot, session)],
             )
 
         return self._change(facts, add)
@@ -151,6 +156,48 @@ class Sessions:
             return msgspec.structs.replace(session, snapshots=marked)
 
         return self._change(self.get(session_id).facts, mark)
+
+    def mark_unneeded(self, session_id: str, snapshots: Collection[FarSnapshot], now: float) -> int:
+        """Mark snapshots as deleted, except the newest one and those whose entries have changed; return how many were marked."""
+        known, count = {one.manifest: one for one in snapshots}, 0
+
+        def mark(session: FarSession) -> FarSession:
+            nonlocal count
+            going = {one.manifest for one in session.listed[1:] if known.get(one.manifest) == one}
+            count = len(going)
+            marked = [
+                msgspec.structs.replace(one, deleted_at=now) if one.manifest in going else one
+                for one in session.snapshots
+            ]
+            return msgspec.structs.replace(session, snapshots=marked)
+
+        with suppress(FarObjectMissing):
+            self._change(self.get(session_id).facts, mark)
+        return count
+
+    def amend(
+        self, session_id: str, changes: Mapping[str, Amendment], machine: tuple[str, str]
+    ) -> set[str]:
+        """Change what a far session says of its snapshots, given by id; return the ids of those that it lists.
+
+        `machine`: the id and host name of this machine. Raises FarObjectMissing.
+        """
+
+        def amend(session: FarSession) -> FarSession:
+            snapshots, facts = [], session.facts
+            newest = session.listed[0] if session.listed else None
+            for one in session.snapshots:
+                change = changes.get(one.snapshot_id)
+                if change is None or one.deleted_at:
+                    snapshots.append(one)
+                    continue
+                snapshots.append(_amended(one, change, machine))
+                if one == newest and _is_renamed(change):
+                    facts = msgspec.structs.replace(facts, title=change.title)
+            return msgspec.structs.replace(session, facts=facts, snapshots=snapshots)
+
+        after = self._change(self.get(session_id).facts, amend)
+        return {one.snapshot_id for one in after.listed} & changes.keys()
 
     def forget_deleted(self, session_id: str, manifests: set[str]) -> None:
         """Remove the tombstones of snapshots whose manifests were removed."""
@@ -304,6 +351,31 @@ def require(session: FarSession, tenure: Tenure) -> None:
 
 def _and(erased: list[str], names: set[str]) -> list[str]:
     return sorted({*erased, *names})
+
+
+def _as_known(snapshot: FarSnapshot, session: FarSession) -> FarSnapshot:
+    """Return a new upload of a snapshot, with what is listed of it already."""
+    for one in session.listed:
+        if one.snapshot_id == snapshot.snapshot_id:
+            known = one.about or snapshot.about
+            return msgspec.structs.replace(
+                snapshot, about=known, relied_on_by=one.relied_on_by | snapshot.relied_on_by
+            )
+    return snapshot
+
+
+def _amended(one: FarSnapshot, change: Amendment, machine: tuple[str, str]) -> FarSnapshot:
+    others = {name: host for name, host in one.relied_on_by.items() if name != machine[0]}
+    return msgspec.structs.replace(
+        one,
+        title=change.now.title if _is_renamed(change) else one.title,
+        about=amended(one.about, change),
+        relied_on_by=others | dict([machine] if change.now.relied_on_in else []),
+    )
+
+
+def _is_renamed(change: Amendment) -> bool:
+    return change.before is not None and change.before.title != change.now.title
 
 
 def _is_sound(lease: Lease) -> bool:

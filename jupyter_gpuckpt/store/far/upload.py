@@ -33,6 +33,7 @@ from ..packs import Entry
 from ..places import Location
 from ..scratch import Scratch
 from . import epochs, far_manifests, far_packs, indexes
+from .about import about, title_of
 from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
@@ -254,9 +255,10 @@ class _Run:
             name,
             digest,
             info.created,
-            info.heading or info.name,
+            title_of(info),
             info.sizes.raw_bytes,
             info.sizes.stored_bytes,
+            about=about(info),
         )
 
     def _now(self) -> CurrentEpoch:

@@ -1,0 +1,167 @@
+"""The command `jupyter gpuckpt remote keep`, which sets a remote's rule for the snapshots of all machines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+
+from ..errors import ConfigurationError, OperationCancelled
+from ..plurals import counted
+from ..remote_records import FarVerdict, Keeping, KeepRequest, RemoteVerb
+from ..retention_policy import RetentionPolicy
+from . import output
+from .prune import count, seconds, size_bytes
+from .remote_keys import ask
+
+#: From this many hours on, a time is shown in days.
+_DAYS_FROM_HOURS = 48.0
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """Add the arguments of `remote keep`."""
+    to.description = (
+        "Set which snapshots a remote keeps, for all machines that use it; without options, show the rule and what it removes. In each"
+        " session a snapshot is kept if it is among the last N, or was taken within TIME before the newest one. Then the oldest are removed"
+        " until the remote takes no more than SIZE. No rule removes the newest snapshot of a session, snapshots that are pinned or have a"
+        " title or note, those that a machine has nowhere else, and, without --manual-too, those that users took. One of the machines"
+        " removes the others when it next collects what nothing needs. Without a rule, and by default, all are kept."
+    )
+    to.add_argument("name", metavar="NAME", help="the remote's name")
+    to.add_argument(
+        "--keep-last", metavar="N", type=count, default=0, help="keep the last N of every session"
+    )
+    to.add_argument(
+        "--keep-within",
+        metavar="TIME",
+        type=seconds,
+        default=0.0,
+        help="keep those taken within TIME before the session's newest: 90m, 12h, 7d, 2w",
+    )
+    to.add_argument(
+        "--max-size",
+        metavar="SIZE",
+        type=size_bytes,
+        default=0,
+        help="then remove the oldest until all take no more than SIZE: 500M, 20G, 1.5T",
+    )
+    to.add_argument(
+        "--keep-suspends",
+        metavar="N",
+        type=count,
+        default=0,
+        help="of the suspends that users requested, keep the last N of every session. Default: all",
+    )
+    to.add_argument(
+        "--manual-too", action="store_true", help="also remove snapshots that users took"
+    )
+    to.add_argument("--no-rule", action="store_true", help="remove the rule: all are kept")
+    to.add_argument(
+        "-n", "--dry-run", action="store_true", help="only show what would be removed; set no rule"
+    )
+    to.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def run(args: Namespace) -> int:
+    """Show what a rule removes, and set it after a question on a terminal; without a rule, show the one that is set."""
+    policy = _policy(args)
+    if policy is None:
+        _say(args, _asked(args, None, dry_run=False))
+        return 0
+    if args.dry_run:
+        _say(args, _asked(args, policy, dry_run=True))
+        return 0
+    if not args.yes and not args.json and sys.stdin.isatty():
+        planned = _asked(args, policy, dry_run=True)
+        _say_table(planned)
+        going = sum(one.removed for one in planned.verdicts)
+        if going and not output.ask(
+            f"Remove {counted(going, 'snapshot')} from remote {args.name} for ever?"
+        ):
+            raise OperationCancelled("The rule was not set.")
+    _say(args, _asked(args, policy, dry_run=False))
+    return 0
+
+
+def _policy(args: Namespace) -> RetentionPolicy | None:
+    """Return the rule that the options state; None if there are none. Raises ConfigurationError for options that exclude each other."""
+    stated = RetentionPolicy(
+        args.keep_last, args.keep_within, args.max_size, args.manual_too, args.keep_suspends
+    )
+    if args.no_rule:
+        if stated != RetentionPolicy():
+            raise ConfigurationError("--no-rule cannot be combined with a rule.")
+        return stated
+    if not stated.removes_nothing:
+        return stated
+    if args.manual_too:
+        raise ConfigurationError(
+            "No rule is given for the snapshots to keep.",
+            hint="Give --keep-last, --keep-within, --keep-suspends or --max-size; --dry-run shows what they would do.",
+        )
+    return None
+
+
+def _asked(args: Namespace, policy: RetentionPolicy | None, *, dry_run: bool) -> Keeping:
+    found = ask(RemoteVerb.KEEP, args.name, keep=KeepRequest(policy, dry_run)).keeping
+    if found is None:
+        raise ConfigurationError(f"The rule of remote {args.name} is not known.", hint="Try again.")
+    return found
+
+
+def _say(args: Namespace, found: Keeping) -> None:
+    if args.json:
+        output.say_json({"remote": args.name, "dry_run": args.dry_run, "keeping": found})
+        return
+    if args.dry_run:
+        _say_table(found)
+    elif found.policy.removes_nothing:
+        output.say(f"Remote {args.name} keeps all snapshots.")
+        return
+    else:
+        when = f", set {output.age(time.time() - found.changed_at)}" if found.changed_at else ""
+        where = f" on {found.changed_on}" if found.changed_on else ""
+        output.say(f"Remote {args.name} keeps {as_text(found.policy)}{when}{where}.")
+    going = sum(one.removed for one in found.verdicts)
+    verb = "would be removed" if args.dry_run else "will be removed by the next collection"
+    output.say(
+        f"{counted(going, 'snapshot')} {verb}, {len(found.verdicts) - going} stay. About {output.size(found.freed_bytes)} become free."
+    )
+
+
+def as_text(policy: RetentionPolicy) -> str:
+    """Format a rule for people."""
+    rules = []
+    if policy.keep_last:
+        rules.append(f"the last {policy.keep_last} of each session")
+    if policy.keep_within_seconds:
+        hours = policy.keep_within_seconds / 3600
+        span = f"{hours / 24:g} days" if hours >= _DAYS_FROM_HOURS else f"{hours:.3g} hours"
+        rules.append(f"those of the {span} before the newest of each session")
+    if policy.keep_suspends:
+        rules.append(f"the last {counted(policy.keep_suspends, 'suspend')} of each session")
+    text = " and ".join(rules) or "all"
+    if policy.max_bytes:
+        text += f", up to {output.size(policy.max_bytes)} in all"
+    return text + ("" if policy.manual_too else "; and those that users took")
+
+
+def _say_table(found: Keeping) -> None:
+    if not found.verdicts:
+        return
+    short = output.short_ids(one.snapshot_id for one in found.verdicts)
+    now = time.time()
+
+    def row(one: FarVerdict) -> list[str]:
+        return [
+            short[one.snapshot_id],
+            one.path or "-",
+            one.host_name or "-",
+            output.age(now - one.created),
+            output.size(one.stored_bytes),
+            "remove" if one.removed else "keep",
+            one.reason,
+        ]
+
+    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "CREATED", "STORED", "", "WHY"]
+    output.say(output.table(heads, list(map(row, found.verdicts)), right={"STORED"}))

@@ -1,0 +1,89 @@
+"""Telling a remote what has changed of this machine's snapshots there: pins, titles, and which have their content only there.
+
+What was told is on record (`told_file.py`); the difference to the present state is what has to be told. While a snapshot becomes a
+stub (`near_copy.py`), nothing is told, so that one of both cannot undo what the other tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..file_locks import alone_at_once
+from ..model import SnapshotInfo
+from ..store.far.about import Amendment, Told
+from ..store.faults import store_errors
+from ..store.stub_files import Stub
+from . import remote_keys
+from .amending import Amended, changes_to_tell
+from .lease_file import LeaseFile
+from .told_file import ToldFile
+
+
+@contextmanager
+def alone_telling(data_dir: Path, remote: str) -> Iterator[bool]:
+    """Try to be the only one of this machine that tells a remote something inside the block; yield whether that is so."""
+    with (
+        store_errors(data_dir),
+        alone_at_once(data_dir / "remotes" / f"{remote}.telling") as is_alone,
+    ):
+        yield is_alone
+
+
+class Telling:
+    """The changes that one remote has to be told. Used in a thread. Methods raise StoreError."""
+
+    def __init__(self, data_dir: Path, remote: str) -> None:
+        self._data_dir, self._remote = data_dir, remote
+        state = remote_keys.state_dir(data_dir, remote)
+        self._file, self._leases = ToldFile(state), LeaseFile(state)
+        #: What could not be told and is not tried again.
+        self._refused: dict[str, Told] = {}
+
+    def changes(self, there: Iterable[SnapshotInfo], stubs: Mapping[str, Stub]) -> list[Amendment]:
+        """Return the changes to be told. `there`: the snapshots that the remote has."""
+        only_there = {name for name, stub in stubs.items() if stub.remote == self._remote}
+        found = changes_to_tell(there, only_there, self._file.all(), self._leases.sessions_of)
+        return [one for one in found if self._refused.get(one.snapshot_id) != one.now]
+
+    def tell(
+        self,
+        there: Iterable[SnapshotInfo],
+        stubs_now: Callable[[], Mapping[str, Stub]],
+        send: Callable[[list[Amendment]], Amended],
+    ) -> Amended | None:
+        """Tell the remote by `send`; return what came of it, or None if that has to wait. Raises what `send` raises."""
+        with alone_telling(self._data_dir, self._remote) as is_alone:
+            if not is_alone:
+                return None
+            if not (changes := self.changes(there, stubs_now())):
+                return Amended()
+            done = send(changes)
+            noted = {
+                one.snapshot_id: _noted(one, done.sessions[one.snapshot_id])
+                for one in changes
+                if one.snapshot_id in done.sessions
+            }
+            # What was deleted here, or is gone there, is nobody's business any more.
+            ended = {one.snapshot_id for one in changes if one.about is None}
+            forgotten = ended & {*noted, *done.gone} | set(done.gone)
+            self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
+            self.refuse(one for one in changes if one.snapshot_id not in {*noted, *forgotten})
+        return done
+
+    def refuse(self, changes: Iterable[Amendment]) -> None:
+        """Do not try these again until they are others."""
+        self._refused |= {one.snapshot_id: one.now for one in changes}
+
+    def note(self, told: Mapping[str, Told], *, new_only: bool = False) -> None:
+        """Record what was told with an upload; with `new_only` keep what is on record of a snapshot already."""
+        known = self._file.all() if new_only else {}
+        self._file.note({name: one for name, one in told.items() if name not in known})
+
+
+def _noted(change: Amendment, session_id: str) -> Told:
+    now = change.now
+    if not now.relied_on_in or now.relied_on_in == session_id:
+        return now
+    return Told(now.pinned, now.named, now.title, session_id)

@@ -1,0 +1,50 @@
+"""The file that records, for one remote, what this machine has told it about its snapshots: pins, titles, and which it has only there.
+
+What differs from the present state is told again. So nothing is lost when a daemon ends or the remote cannot be reached.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from .. import decoding
+from ..file_locks import alone
+from ..store.far.about import Told
+from ..store.faults import store_errors
+from ..store.manifests import replace_file
+
+_log = logging.getLogger(__name__)
+
+
+class ToldFile:
+    """The file of one remote, in the folder of this machine's state about it. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "told.json"
+
+    def all(self) -> dict[str, Told]:
+        """Return what was told, by snapshot. If the file is damaged, nothing is known; then only what protects snapshots is told."""
+        with store_errors(self._path.parent):
+            try:
+                return decoding.from_json(self._path.read_bytes(), dict[str, Told])
+            except FileNotFoundError:
+                return {}
+            except msgspec.DecodeError as error:
+                _log.warning("%s is damaged, so all of it is told again: %s", self._path, error)
+                return {}
+
+    def note(self, told: Mapping[str, Told], forgotten: Collection[str] = ()) -> None:
+        """Record what was told about snapshots, and remove the records of others."""
+        folder = self._path.parent
+        with store_errors(folder), alone(self._path.with_suffix(".lock")):
+            before = self.all()
+            after = {**before, **told}
+            for one in forgotten:
+                after.pop(one, None)
+            if after != before:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(self._path, msgspec.json.encode(after))

@@ -1,0 +1,29 @@
+"""The user's rules for the snapshots to keep, in the local store and in remotes (`store/retention.py` judges by them)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
+
+    Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
+    `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
+    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
+    the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
+    """
+
+    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
+    #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
+    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    manual_too: bool = False
+    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def removes_nothing(self) -> bool:
+        """Return whether the policy removes no snapshot."""
+        return self == RetentionPolicy(manual_too=self.manual_too)

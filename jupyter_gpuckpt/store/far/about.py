@@ -1,0 +1,89 @@
+"""What the retention of a remote must know of a snapshot that a far session lists, and how a machine's later changes get there.
+
+Each machine sends only what has changed there since it last told the remote, so that it does not undo another machine's pin.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ...model import Cause, SnapshotInfo
+
+_MAX_TITLE_CHARACTERS = 4096
+_Word = Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class About(msgspec.Struct, frozen=True):
+    """The cause and kind of a snapshot (as in `SnapshotInfo`), whether it is pinned, and whether a user gave it a title or note."""
+
+    cause: _Word
+    reason: _Word
+    pinned: bool
+    named: bool
+
+    @property
+    def known_cause(self) -> Cause | None:
+        """Return the cause; None if only newer versions know it."""
+        return Cause(self.cause) if self.cause in set(Cause) else None
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of a snapshot on one machine, as it was or will be told to a remote.
+
+    `relied_on_in`: the far session with the only copy of the snapshot's content that this machine has; empty if its content is here.
+    """
+
+    pinned: bool = False
+    named: bool = False
+    title: str = ""
+    relied_on_in: str = ""
+
+
+class Amendment(msgspec.Struct, frozen=True):
+    """A change of a snapshot that a far session has to be told. `sessions`: those that may list it, the likeliest first.
+
+    `before`: what this machine told last; None if that is not known. `about`: None if this machine has the snapshot no longer.
+    `title`: what the user has called it.
+    """
+
+    snapshot_id: str
+    sessions: list[str]
+    before: Told | None
+    now: Told
+    about: About | None = None
+    title: str = ""
+
+
+def about(info: SnapshotInfo) -> About:
+    """Return what retention must know of a snapshot."""
+    return About(str(info.cause), info.reason, info.pinned, bool(info.title or info.note))
+
+
+def title_of(info: SnapshotInfo) -> str:
+    """Return the title by which remotes list a snapshot."""
+    return (info.heading or info.name)[:_MAX_TITLE_CHARACTERS]
+
+
+def told(info: SnapshotInfo, relied_on_in: str = "") -> Told:
+    """Return the present state of a snapshot of this machine."""
+    now = about(info)
+    return Told(now.pinned, now.named, title_of(info), relied_on_in)
+
+
+def amended(known: About | None, change: Amendment) -> About | None:
+    """Return what a far session has to say of a snapshot after a change. What others have told stays, unless this change differs."""
+    before, now = change.before, change.now
+    if change.about is None:
+        return known
+    if known is None:
+        return change.about
+    if before is None:
+        # What was told before is not known, so only what protects the snapshot is told.
+        before = Told()
+    return msgspec.structs.replace(
+        known,
+        pinned=now.pinned if now.pinned != before.pinned else known.pinned,
+        named=now.named if now.named != before.named else known.named,
+    )
