@@ -21,7 +21,7 @@ from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
 from ..place import runtime_dir, socket_path, this_place
-from . import lifetime
+from . import audit, lifetime
 from .base_handler import UnknownRoute
 from .handlers import ROUTES
 from .records import Records
@@ -112,6 +112,7 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
         for directory in (settings.data, settings.store):
             _own(directory)
         lifetime.log_to(settings.log_file)
+        audit.log_to(settings.log_file.with_name("audit.jsonl"))
         _log.info("the socket is %s", path)
         records = Records(settings.state, place)
         records.hold()

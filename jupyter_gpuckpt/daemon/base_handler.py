@@ -14,6 +14,7 @@ from tornado.web import HTTPError, RequestHandler
 from .. import decoding, ids
 from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
 from ..statuses import http_status
+from . import audit
 
 if TYPE_CHECKING:
     from .service import Daemon
@@ -39,8 +40,9 @@ class BaseHandler(RequestHandler):
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """Reset the idle-exit timer."""
+        """Reset the idle-exit timer, and write to the audit log what was changed."""
         self.daemon.touch()
+        audit.request(self.request.method or "", self.request.path, self.get_status())
 
     def record(self, kind: type[_Record]) -> _Record:
         """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""

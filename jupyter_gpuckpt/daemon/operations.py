@@ -15,6 +15,7 @@ import msgspec
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ..progress import Progress, ProgressRecord
 from ..protocol import Operation, OperationKind, OperationState, Result, summary
+from . import audit
 from .streams import Streams
 
 #: How long an ended operation can be looked up.
@@ -106,7 +107,9 @@ class RunningOperation:
     def _end(self, state: OperationState) -> None:
         self.state, self.ended_at = state, time.monotonic()
         self._last = self.progress.record()
-        _log.info("%s", summary(self.public(), self.progress.seconds_by_stage))
+        record = self.public()
+        _log.info("%s", summary(record, self.progress.seconds_by_stage))
+        audit.operation(record, is_automatic=self.is_automatic)
         self._over.set()
         self.kernel.on_operation(self)
 
