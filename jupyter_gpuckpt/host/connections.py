@@ -60,6 +60,8 @@ class Survey(NamedTuple):
 def survey(pids: Collection[int]) -> Survey:
     """Look up the connections of these processes, each once; all processes must be in one network namespace."""
     held = _held(pids)
+    if not held:
+        return Survey([], [], [])
     rows = _rows(pids)
     by_ends = {row.ends: row for row in rows}
     listeners = [

@@ -32,7 +32,7 @@ def remove(ports: Collection[int]) -> None:
     40 ms).
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
+    while ports:
         closing = False
         for row in _left(ports):
             if row.state == TcpState.FIN_WAIT_1:

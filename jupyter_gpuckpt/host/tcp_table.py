@@ -1,4 +1,4 @@
-"""The TCP sockets of a network namespace, as Linux lists them (man proc_net_tcp)."""
+"""The TCP sockets of a process's network namespace, as Linux lists them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ipaddress
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
+from ..tcp_sockets import in_files, of_this_namespace
 from . import processes
 
 #: The first 96 bits, in the table's form, of an IPv4 address that an IPv6 socket uses.
@@ -85,11 +87,15 @@ class Row(NamedTuple):
 
 def rows(pid: int | str = "self") -> Iterator[Row]:
     """Yield every TCP socket of the network namespace of a process; none if it cannot be read."""
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
-                fields = line.split()
-                yield Row(fields[1], fields[2], fields[3], fields[9], fields[4])
+    folder = processes.PROC / str(pid)
+    listed = of_this_namespace() if _is_in_ours(folder) else in_files(folder / "net")
+    return (Row(*one) for one in listed)
+
+
+def _is_in_ours(folder: Path) -> bool:
+    with suppress(OSError):
+        return Path("/proc/self/ns/net").samefile(folder / "ns/net")
+    return False
 
 
 def _plain(text: str) -> str:

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
 from ...agent_code import AGENT_REQUEST
+from ...tcp_sockets import of_this_namespace
 from ..jupyter_internals import known_info, set_known_info
 from .kernel_messages import PROBE_SESSION
 
@@ -175,18 +175,12 @@ async def drained(ports: list[int], timeout_seconds: float) -> bool:
 
 
 def _queued_bytes(ports: set[int]) -> int:
-    """Return the bytes in the queues of established TCP connections from or to these ports (man 5 proc_net)."""
+    """Return the bytes in the queues of established TCP connections from or to these ports."""
     queued = 0
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, remote, state, queues, *_ = line.split()
-            if state == _ESTABLISHED and {_port(local), _port(remote)} & ports:
-                sending, receiving = queues.split(":")
-                queued += int(sending, 16) + int(receiving, 16)
+    for listed in of_this_namespace():
+        if listed.state == _ESTABLISHED and {_port(listed.local), _port(listed.remote)} & ports:
+            sending, receiving = listed.queues.split(":")
+            queued += int(sending, 16) + int(receiving, 16)
     return queued
 
 
