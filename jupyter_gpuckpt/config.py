@@ -151,6 +151,22 @@ class GpuCkptDaemon(Configurable):
     def _default_criu(self) -> str:
         return os.environ.get("JUPYTER_GPUCKPT_CRIU", "")
 
+    @default("keep_last")
+    def _default_keep_last(self) -> int:
+        return int(daemon_settings.default_retention().get("keep_last", 3))
+
+    @default("keep_suspends")
+    def _default_keep_suspends(self) -> int:
+        return int(daemon_settings.default_retention().get("keep_suspends", 10))
+
+    @default("keep_within")
+    def _default_keep_within(self) -> float:
+        return daemon_settings.default_retention().get("keep_within", 0.0)
+
+    @default("max_bytes")
+    def _default_max_bytes(self) -> int:
+        return int(daemon_settings.default_retention().get("max_bytes", 0))
+
     @default("idle_exit")
     def _default_idle_exit(self) -> float:
         return daemon_settings.default_idle_exit()

@@ -15,6 +15,10 @@ DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
 DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
+#: The variable with an administrator's rules for how long snapshots are kept, and their names, which are those of the traits.
+RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
+_RETENTION = ("keep_last", "keep_suspends", "keep_within", "max_bytes")
+_RETENTION_HINT = f"The rules are {', '.join(_RETENTION)}, each with a number that is not negative."
 #: The most threads of an operation: more do not make a save faster, because the disk or the memory bus is the limit.
 MAX_THREADS = 16
 
@@ -91,6 +95,25 @@ def default_idle_exit(environ: Mapping[str, str] = os.environ) -> float:
             f"JUPYTER_GPUCKPT_IDLE_EXIT is not a number of seconds: {text!r}",
             hint="Set it to a number, or remove it.",
         ) from error
+
+
+def default_retention(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Return the rules of `$JUPYTER_GPUCKPT_RETENTION`, by which a hub sets the defaults of all servers. Raises ConfigurationError."""
+    text = environ.get(RETENTION_VARIABLE, "")
+    try:
+        rules = decoding.from_json(text or "{}", dict[str, float])
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(
+            f"{RETENTION_VARIABLE} is not a JSON object with a number for each rule: {error}",
+            hint=_RETENTION_HINT,
+        ) from error
+    wrong = [name for name, value in rules.items() if name not in _RETENTION or value < 0]
+    if wrong:
+        raise ConfigurationError(
+            f"{RETENTION_VARIABLE} has a rule that is unknown or negative: {wrong[0]}.",
+            hint=_RETENTION_HINT,
+        )
+    return rules
 
 
 def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:

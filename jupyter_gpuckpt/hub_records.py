@@ -66,12 +66,14 @@ class Waiting(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """The numbers of a user's snapshots at a moment, at the latest the server's last stop. `at`: seconds since the epoch.
 
-    `gpu_seconds`: during which kernels that had used a GPU were suspended or parked, until then.
+    `gpu_seconds`: during which kernels that had used a GPU were suspended or parked, until then. `limit_bytes`: the administrator's limit
+    of the disk use; 0: none.
     """
 
     at: float = 0.0
     disk_bytes: int = 0
     gpu_seconds: float = 0.0
+    limit_bytes: int = 0
 
 
 class SpawnerState(msgspec.Struct, frozen=True):

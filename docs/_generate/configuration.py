@@ -62,6 +62,10 @@ VARIABLES = {
     "JUPYTER_GPUCKPT_RECLAIM_ENDPOINT": (
         "URL of the provider's metadata service, for a proxy or a test. Default: http://169.254.169.254."
     ),
+    "JUPYTER_GPUCKPT_RETENTION": (
+        "The defaults of `GpuCkptDaemon.keep_last`, `keep_suspends`, `keep_within` and `max_bytes`, as JSON. JupyterHub sets it for"
+        " servers (`GpuCkptSpawnerMixin.retention`)."
+    ),
     "JUPYTER_GPUCKPT_STORE_DIR": "Directory of the snapshots.",
 }
 

@@ -60,7 +60,10 @@ class _Users(msgspec.Struct, frozen=True):
 
 
 class Holding(NamedTuple):
-    """What a user's server holds. `at`: when its numbers were recorded (seconds since the epoch); 0: they were not."""
+    """What a user's server holds. `at`: when its numbers were recorded (seconds since the epoch); 0: they were not.
+
+    `limit_bytes`: the administrator's limit of the disk use; 0: none.
+    """
 
     user: str
     server: str
@@ -71,6 +74,7 @@ class Holding(NamedTuple):
     disk_bytes: int
     gpu_hours_freed: float
     at: float
+    limit_bytes: int = 0
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -127,6 +131,7 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
                     state.usage.disk_bytes,
                     gpu_seconds / output.SECONDS_PER_HOUR,
                     state.usage.at,
+                    state.usage.limit_bytes,
                 )
             )
     return sorted(held, key=lambda one: (-one.memory_bytes - one.gpu_bytes, one.user, one.server))
@@ -202,5 +207,7 @@ def _table(held: list[Holding]) -> str:
 
 
 def _cells(one: Holding) -> list[str]:
-    sizes = [output.size(count) for count in (one.memory_bytes, one.gpu_bytes, one.disk_bytes)]
-    return [str(one.sessions), *sizes, f"{one.gpu_hours_freed:.1f}"]
+    memory, gpu, disk = map(output.size, (one.memory_bytes, one.gpu_bytes, one.disk_bytes))
+    if one.limit_bytes:
+        disk += f" of {output.size(one.limit_bytes)}"
+    return [str(one.sessions), memory, gpu, disk, f"{one.gpu_hours_freed:.1f}"]

@@ -17,7 +17,6 @@ from docker.errors import NotFound
 from dockerspawner import DockerSpawner
 from traitlets import Unicode
 
-from ..errors import ConfigurationError
 from .spawner import GpuCkptSpawnerMixin
 
 #: The filter that `jupyter gpuckpt doctor --seccomp` prints.
@@ -42,16 +41,9 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
     _stop_seconds = 0
 
     def check_configuration(self) -> None:
-        """Refuse what cuts suspends short or keeps a user's choice for later starts, and warn if no volume keeps snapshots."""
+        """Refuse what cuts suspends short, and warn if no volume keeps snapshots."""
         if not callable(self.extra_create_kwargs):
             self._require_stop_timeout(self.extra_create_kwargs)
-        if self.offer_clean_start and not self.remove:
-            # The choice is in the container's environment. To make the container anew could remove the user's files.
-            raise ConfigurationError(
-                "c.GpuCkptSpawnerMixin.offer_clean_start does not work with c.DockerSpawner.remove = False: a container that is kept"
-                " starts each time as it was started first.",
-                hint="Set c.DockerSpawner.remove = True, with volumes for the users' homes; or leave offer_clean_start out.",
-            )
         if self.remove and not (self.volumes or self.mounts):
             self.log.warning(
                 "c.DockerSpawner.remove is True, and neither volumes nor mounts are set: the snapshots of a user are removed with"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from jupyterhub import orm
 from jupyterhub.utils import make_ssl_context, maybe_future
-from traitlets import Bool, Float
+from traitlets import Bool, Dict, Float, Int
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
@@ -36,7 +36,7 @@ from ..hub_records import (
     WaitingKernel,
 )
 from ..plurals import counted
-from . import server_request
+from . import limits, server_request
 from .server_request import Report
 from .waiting import CLEAN, FIELD, form, message
 
@@ -85,6 +85,20 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         of its snapshots and the GPU time that its kernels have given back. 0: only when it stops the server.""",
     ).tag(config=True)
 
+    retention = Dict(
+        help="""The defaults of servers for how long automatic snapshots are kept: `{"keep_last": 2, "keep_suspends": 5,
+        "keep_within": 86400, "max_bytes": 20_000_000_000}`, or some of these (c.GpuCkptDaemon.keep_last and so on). A user's own
+        configuration has precedence."""
+    ).tag(config=True)
+
+    disk_limit = Int(
+        0,
+        min=0,
+        help="""Bytes that the snapshots of a user should take at most on the disk; a hook may set another for a user. Beyond it servers
+        remove automatic snapshots, unless `retention` has another max_bytes; the page of the start and the hub's log say so, and
+        `hub-report` lists it. It does not prevent a save: that is the work of a quota of the volume. 0: no limit.""",
+    ).tag(config=True)
+
     #: What waits for the next server, or what the running server listed at its start (`_started_again`). It survives `clear_state`, which
     #: the hub calls in between.
     _waiting = Waiting()
@@ -127,6 +141,19 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     def check_configuration(self) -> None:
         """Raise ConfigurationError if the engine would kill a server while it suspends kernels. Here nothing is known of the engine."""
 
+    def check_all(self) -> None:
+        """Raise ConfigurationError for what would cut suspends short, lose a user's choice of a start, or be refused by servers."""
+        limits.check(self.retention)
+        if self.offer_clean_start and not getattr(self, "remove", True):
+            # The choice is in the container's environment. To make the container anew could remove the user's files.
+            raise ConfigurationError(
+                "c.GpuCkptSpawnerMixin.offer_clean_start does not work with c.DockerSpawner.remove = False: a container that is kept"
+                " starts each time as it was started first. After a clean start the sessions of its user would never be listed again;"
+                " without one they would be listed, and counted as set aside, too.",
+                hint="Set c.DockerSpawner.remove = True, with volumes for the users' homes; or leave offer_clean_start out.",
+            )
+        self.check_configuration()
+
     def require_time(self, setting: str, seconds: float) -> None:
         """Raise ConfigurationError if a setting of the engine lets it kill a server earlier than `stop_seconds` after the signal."""
         if seconds < self.stop_seconds:
@@ -142,7 +169,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         self._starts_clean = self._chooses_clean_start()
         waiting = self._waiting = self._for_next_start()
         self._set_aside, self._started_again = Waiting(), False
-        self.check_configuration()
+        self.check_all()
         url: object = await maybe_future(super().start())
         if self._starts_clean:
             self._waiting, self._set_aside = Waiting(), waiting
@@ -151,8 +178,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         return url
 
     def get_env(self) -> dict[str, str]:
-        """Return the base class's environment, with the choice of a clean start."""
-        env: dict[str, str] = super().get_env()
+        """Return the base class's environment, with the choice of a clean start and the administrator's rules."""
+        env: dict[str, str] = super().get_env() | limits.environment(
+            self.retention, self.disk_limit
+        )
         return {**env, _CLEAN_START: "1"} if self._starts_clean else env
 
     async def get_options_form(self) -> str:
@@ -174,6 +203,8 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
         if self._waiting.count and not self._starts_clean:
             yield {"progress": 5, "message": message(self._waiting)}
+        if exceeded := limits.exceeded(self._usage):
+            yield {"progress": 5, "message": exceeded}
         async for event in super().progress():
             yield event
 
@@ -239,7 +270,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def _update_usage(self, server_url: str, tokens: Iterator[str]) -> None:
         """Request the server's numbers; those of an earlier request stay if that fails. Never raises."""
         try:
-            self._usage = await server_request.usage(server_url, tokens, self._ssl_context())
+            found = await server_request.usage(server_url, tokens, self._ssl_context())
+            self._usage = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
+            if exceeded := limits.exceeded(self._usage):
+                self.log.warning("%s: over the limit: %s", self._log_name, exceeded)
         except GpuCkptError as error:
             self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
         except Exception:
@@ -297,6 +331,9 @@ def with_suspend(spawner: str | type) -> type:
 
     `spawner`: the class, its import path, or a name that `c.JupyterHub.spawner_class` takes ("docker", "simple").
     """
+    from .start_check import check_at_start  # noqa: PLC0415 - it imports this module
+
+    check_at_start()
     used = spawner if isinstance(spawner, type) else _found(spawner)
     if issubclass(used, GpuCkptSpawnerMixin):
         return used

@@ -28,7 +28,7 @@ def _check(change: dict[str, Any]) -> None:
     try:
         # The constructors of some spawners use the name and the id of the user.
         spawner = hub.spawner_class(config=hub.config, user=SimpleNamespace(name="", id=0))
-        spawner.check_configuration()
+        spawner.check_all()
     except ConfigurationError as error:
         hub.exit(f"{error.message} {error.hint}")
     except Exception as error:  # a class of the administrator's may need a real user

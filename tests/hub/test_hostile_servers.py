@@ -210,7 +210,7 @@ def test_a_poll_never_fails_for_lack_of_numbers(url, tls, caplog):
 
 
 def test_a_state_of_another_version_keeps_no_hub_from_starting():
-    usage = {"at": 1.5, "disk_bytes": 7, "gpu_seconds": 0.0}
+    usage = {"at": 1.5, "disk_bytes": 7, "gpu_seconds": 0.0, "limit_bytes": 0}
     spawner = with_suspend("simple")()
     for waiting in ({"count": "many"}, ["a.ipynb"], None):
         spawner.load_state({WAITING: waiting, USAGE: usage})

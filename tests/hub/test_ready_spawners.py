@@ -45,7 +45,7 @@ def test_a_name_is_enough_for_the_hub_and_the_defaults_leave_time(name):
     spawner = made(name)
     assert isinstance(spawner, GpuCkptSpawnerMixin)
     assert spawner.stop_seconds == NEEDED
-    spawner.check_configuration()
+    spawner.check_all()
 
 
 def test_no_engine_is_imported_before_its_spawner_is_asked_for():
@@ -108,7 +108,7 @@ ENOUGH = [
 @pytest.mark.parametrize(("name", "section", "settings"), ENOUGH)
 def test_more_time_is_left_as_it_was_configured(name, section, settings):
     spawner = made(name, section, **settings)
-    spawner.check_configuration()
+    spawner.check_all()
     for key, value in settings.items():
         assert getattr(spawner, key) == value
 
@@ -152,14 +152,17 @@ def test_docker_may_remove_snapshots_with_the_container_and_the_hub_is_told(capl
     assert not caplog.text
 
 
-def test_a_clean_start_is_not_offered_for_containers_that_are_kept():
-    spawner = made("docker", offer_clean_start=True)
+@pytest.mark.parametrize("name", ["gpuckpt-docker", "docker"])
+def test_a_clean_start_is_not_offered_for_containers_that_are_kept(name):
+    """Their environment, which has the user's choice, is that of their first start."""
+    config = Config({"Spawner": {"offer_clean_start": True}})
+    spawner = with_suspend(name)(config=config, user=SimpleNamespace(name="ada", id=7))
     with pytest.raises(ConfigurationError) as refused:
-        spawner.check_configuration()
+        spawner.check_all()
     assert "offer_clean_start" in refused.value.message
     assert "c.DockerSpawner.remove = True" in refused.value.hint
     spawner.remove = True
-    spawner.check_configuration()
+    spawner.check_all()
 
 
 class Sent(ready("docker")):

@@ -7,7 +7,10 @@ from tests.hub.test_stops import report_of
 
 pytestmark = pytest.mark.slow
 
-CONFIG = "c.GpuCkptSpawnerMixin.report_interval = c.Spawner.poll_interval = 1"
+CONFIG = """
+c.GpuCkptSpawnerMixin.report_interval = c.Spawner.poll_interval = 1
+c.GpuCkptSpawnerMixin.disk_limit = 1_000_000
+"""
 
 
 def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_hub):
@@ -28,3 +31,8 @@ def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_
     before = user.get("api/status")["last_activity"]
     wait_for(lambda: held()["at"] > found["at"] + 1, said=hub.log)
     assert user.get("api/status")["last_activity"] == before
+    # It is more than the limit, which keeps nobody from saving.
+    assert found["limit_bytes"] == 1_000_000
+    assert "eve: over the limit: " in hub.log_path.read_text()
+    user.stop()
+    assert any("your limit is 1.0 MB" in message for message in user.start())

@@ -1,0 +1,97 @@
+"""What an administrator sets for all users of a hub: rules of retention, and a limit of the disk use that users are told of."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+from jupyterhub.spawner import SimpleLocalProcessSpawner
+from traitlets.config import Config
+
+from jupyter_gpuckpt.config import GpuCkptDaemon
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.hub import with_suspend
+from jupyter_gpuckpt.hub.limits import exceeded
+from jupyter_gpuckpt.hub_records import USAGE, Usage
+from jupyter_gpuckpt.snapshot_records import RetentionPolicy
+from tests.hub.test_hostile_servers import answered, served
+
+
+class Bare(SimpleLocalProcessSpawner):
+    """A spawner whose own environment and progress are empty."""
+
+    def get_env(self):
+        return {}
+
+    async def progress(self):
+        for event in ():
+            yield event
+
+
+def made(**settings):
+    spawner = with_suspend(Bare)(config=Config({"GpuCkptSpawnerMixin": settings}), api_token="t")
+    spawner.user = SimpleNamespace(name="eve", settings={})
+    return spawner
+
+
+@pytest.fixture
+def in_server(monkeypatch):
+    """Return a function that returns the rules of a server of a spawner."""
+
+    def rules_of(spawner, **own):
+        for name, value in spawner.get_env().items():
+            monkeypatch.setenv(name, value)
+        return GpuCkptDaemon(config=Config({"GpuCkptDaemon": own})).retention()
+
+    return rules_of
+
+
+def test_servers_have_the_rules_of_the_hub_and_users_may_have_their_own(in_server):
+    spawner = made(retention={"keep_last": 1, "keep_within": 3600.0, "keep_suspends": 2})
+    assert in_server(spawner) == RetentionPolicy(1, 3600.0, 0, keep_suspends=2)
+    assert in_server(spawner, keep_last=7) == RetentionPolicy(7, 3600.0, 0, keep_suspends=2)
+
+
+def test_servers_remove_automatic_snapshots_beyond_the_limit_unless_a_rule_says_else(in_server):
+    assert in_server(made()).max_bytes == 0
+    assert in_server(made(disk_limit=10**9)).max_bytes == 10**9
+    spawner = made(disk_limit=10**9, retention={"max_bytes": 5})
+    assert in_server(spawner).max_bytes == 5
+
+
+@pytest.mark.parametrize("rules", [{"keep_lats": 1}, {"keep_last": "many"}, {"max_bytes": -1}])
+def test_wrong_rules_are_refused_by_the_hub_before_servers_refuse_them(rules):
+    with pytest.raises(ConfigurationError) as refused:
+        made(retention=rules).check_all()
+    assert "c.GpuCkptSpawnerMixin.retention" in refused.value.message
+    assert "keep_suspends" in refused.value.hint
+    made(retention={"keep_last": 1}).check_all()
+
+
+@pytest.mark.parametrize("text", ["5", "{", '{"keep_last": null}', '{"unknown": 1}'])
+def test_a_server_names_a_variable_that_it_cannot_read(monkeypatch, text):
+    monkeypatch.setenv("JUPYTER_GPUCKPT_RETENTION", text)
+    with pytest.raises(ConfigurationError, match="JUPYTER_GPUCKPT_RETENTION"):
+        GpuCkptDaemon().retention()
+
+
+def test_a_user_over_the_limit_is_told_at_the_start_and_the_administrator_by_log_and_report(caplog):
+    spawner = made(disk_limit=1_000_000_000)
+    spawner.log = logging.getLogger("hub")
+
+    async def update(url):
+        await spawner._update_usage(url, iter(["t"]))
+        return [event["message"] async for event in spawner.progress()]
+
+    sentence = "Your snapshots take 7.0 GB on the disk; your limit is 1.0 GB."
+    (message,) = asyncio.run(served(answered({"disk_bytes": 7_000_000_000}), update))
+    assert message.startswith(sentence)
+    assert f"over the limit: {sentence}" in caplog.text
+    assert spawner.get_state()[USAGE]["limit_bytes"] == 1_000_000_000
+    caplog.clear()
+    assert asyncio.run(served(answered({"disk_bytes": 999_999_999}), update)) == []
+    assert not caplog.text
+
+
+def test_without_a_limit_nothing_is_too_much():
+    assert exceeded(Usage(1.0, 10**15, 0.0, 0)) == ""
