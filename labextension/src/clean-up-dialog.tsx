@@ -129,7 +129,7 @@ function CleanUp(props: {
               setPolicy({ ...policy, manual_too: event.target.checked })
             }
           />{' '}
-          {trans.__('Treat snapshots that you took yourself in the same way')}
+          {trans.__('Delete snapshots that you took yourself, too')}
         </label>
       </p>
       <p>

@@ -19,7 +19,7 @@ export function addCleanUpCommand(
   const { api } = snapshots;
   commands.addCommand(cleanUpCommandId, {
     label: trans.__('Clean Up Snapshots…'),
-    caption: trans.__('Delete snapshots that you do not need any more'),
+    caption: trans.__('Delete snapshots that you no longer need'),
     describedBy: { args: { type: 'object', properties: {} } },
     execute: async () => {
       const { chooseSnapshotsToKeep } = await import('./clean-up-dialog');

@@ -91,7 +91,7 @@ function actionCaption(action: Action, trans: TranslationBundle): string {
       'Start a second kernel with this state, in a copy of the notebook'
     ),
     move: trans.__(
-      'Suspend the kernel and upload it, so that another machine can go on with it'
+      'Suspend the kernel and upload it, so that another machine can continue it'
     ),
     history: trans.__('Show the snapshots of this kernel')
   };

@@ -120,7 +120,7 @@ export class FetchActions {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      const headline = this._trans.__('Looking into %1 failed', place.remote);
+      const headline = this._trans.__('Reading %1 failed', place.remote);
       tellFailure('', headline, error, this._trans);
       return null;
     }

@@ -37,7 +37,7 @@ export async function mayFetch(
           <p>
             {isBusy
               ? trans.__(
-                  'The notebook %1 has a kernel here, which runs on: the session is resumed into a copy of it.',
+                  'The notebook %1 has a kernel here, which keeps running: the session is resumed into a copy of it.',
                   session.path
                 )
               : trans.__(
@@ -79,7 +79,7 @@ export async function mayTakeOver(
     body: [
       who,
       trans.__(
-        'Taking over does not stop it there: it goes on writing files and sending requests, as a separate session. What it has not uploaded is missing here.'
+        'Taking over does not stop it there: it keeps writing files and sending requests, as a separate session. What it has not uploaded is missing here.'
       )
     ].join(' '),
     buttons: [

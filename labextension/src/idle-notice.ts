@@ -27,7 +27,12 @@ export function followIdleKernels(
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      tellFailure('', trans.__('It may be suspended'), error, trans);
+      tellFailure(
+        '',
+        trans.__('The kernel may still be suspended'),
+        error,
+        trans
+      );
     }
   };
   states.changed.connect(() => {

@@ -140,7 +140,7 @@ export class LostSessionBanner extends FittedBanner {
         });
         Notification.emit(
           this._trans.__(
-            'Saved the copy %1. This notebook has no kernel: open the copy to go on there.',
+            'Saved the copy %1. This notebook has no kernel: open the copy to continue there.',
             path
           ),
           'success',
@@ -171,7 +171,7 @@ export class LostSessionBanner extends FittedBanner {
     for (;;) {
       const { button, value } = await InputDialog.getText({
         title: this._trans.__('Save as a Copy'),
-        label: this._trans.__('The kernel goes on in the copy. Path:'),
+        label: this._trans.__('The kernel continues in the copy. Path:'),
         text: wanted,
         okLabel: this._trans.__('Save')
       });

@@ -75,7 +75,7 @@ export function noticeTexts(
   if (secondsLeft === null) {
     return [
       trans.__('This machine may be shut down soon.'),
-      trans.__('Sessions are saved and run on.')
+      trans.__('Sessions are being saved and keep running.')
     ];
   }
   const texts = [
@@ -88,8 +88,10 @@ export function noticeTexts(
     notice.is_due
       ? trans.__('Sessions are being suspended.')
       : notice.is_saving
-        ? trans.__('Sessions are saved now, and suspended shortly before.')
-        : trans.__('Sessions will be suspended before.')
+        ? trans.__(
+            'Sessions are being saved, and will be suspended shortly before that.'
+          )
+        : trans.__('Sessions will be suspended before that.')
   ];
   texts.push(
     notice.disk_survives

@@ -45,7 +45,7 @@ export async function mayGoBack(
         <p>
           {differences
             ? trans.__(
-                'Cells and outputs can return too, to what was saved to the file %1: %2 You can undo that in the notebook.',
+                'Cells and outputs can be restored too, as the file was %1: %2 You can undo that in the notebook.',
                 formatAge(stored?.modified ?? 0),
                 differences
               )

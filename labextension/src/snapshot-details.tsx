@@ -16,7 +16,7 @@ export async function showSnapshot(
 ): Promise<void> {
   const facts: [string, string][] = [
     [trans.__('Taken'), formatMoment(snapshot.created)],
-    [trans.__('Why'), causeCaption(snapshot, trans)],
+    [trans.__('Reason'), causeCaption(snapshot, trans)],
     [trans.__('Notebook'), snapshot.name],
     [trans.__('Note'), snapshot.note],
     [trans.__('Memory'), formatBytes(snapshot.raw_bytes)],
@@ -26,7 +26,7 @@ export async function showSnapshot(
     ],
     [trans.__('Disk use'), sizeText(snapshot, trans)],
     [
-      trans.__('Took'),
+      trans.__('Duration'),
       trans.__(
         '%1 (kernel paused %2)',
         formatSeconds(snapshot.seconds),
@@ -35,7 +35,7 @@ export async function showSnapshot(
     ],
     [trans.__('Machine'), snapshot.host_name],
     [trans.__('Remotes'), uploadsCaption(snapshot, trans)],
-    [trans.__('Id'), snapshot.snapshot_id]
+    [trans.__('ID'), snapshot.snapshot_id]
   ];
   await showDialog({
     title: snapshotTitle(snapshot, trans),

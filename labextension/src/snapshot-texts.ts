@@ -175,7 +175,7 @@ export function expiryTexts(
   if (keep_suspends > 0) {
     texts.push(
       trans.__(
-        'Of each kernel the last %1 suspends by you are kept.',
+        'The last %1 suspends by you are kept for each kernel.',
         keep_suspends
       )
     );

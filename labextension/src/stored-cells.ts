@@ -37,9 +37,10 @@ export function cellsOf(panel: NotebookPanel | undefined): IOpenCells | null {
   }
   return {
     get isShared() {
-      // This page is one of those that are aware of each other.
-      const pages = model.sharedModel.awareness.getStates().size;
-      return model.collaborative === true && pages > 1;
+      // This page is one of those that are aware of each other. The server may be, too: as no user.
+      const states = model.sharedModel.awareness.getStates().values();
+      const pages = [...states].filter(state => state.user);
+      return model.collaborative === true && pages.length > 1;
     },
     read: () => cellsIn(model.sharedModel),
     put: cells => putCells(model.sharedModel, cells)

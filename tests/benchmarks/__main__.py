@@ -32,6 +32,7 @@ BENCHMARKS = {
     "small-changes": "small_changes",
     "data": "data",
     "event-loop": "event_loop",
+    "page": "page",
     "store": "store",
     "far": "far",
     "others": "others",

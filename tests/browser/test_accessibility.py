@@ -76,6 +76,8 @@ def test_nothing_is_in_the_way_of_anybody(open_notebook, expect, axe, looks):
     expect(notebook.banner).to_be_visible()
     expect(snapshots()).to_have_count(2)
     examine(*OURS, ".jp-GpuCkptSuspended")
+    notebook.execute("filebrowser:activate")
+    examine(".jp-GpuCkptWaiting")
     notebook.execute("running:show-panel")
     expect(page.get_by_role("button", name=f"Resume {name}")).to_be_visible()
     examine(".jp-GpuCkptRunning")

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.browser
 
 
 #: The number of pages that have the current notebook open.
-PAGES = "window.jupyterapp.shell.currentWidget.content.model.sharedModel.awareness.getStates().size"
+PAGES = """[
+  ...window.jupyterapp.shell.currentWidget.content.model.sharedModel.awareness.getStates().values()
+].filter(state => state.user).length"""
 
 
 def needs(module):
@@ -97,26 +99,35 @@ def test_two_users_see_the_same_kernel_and_undo_and_branch_for_both(
     branch = other.show("both-branch-1.ipynb")
     expect(branch.cell(1)).to_contain_text("42")
     branch.run_cell(1, "42")
-    branch_id = branch.kernel_id()
-    assert branch_id != one.kernel_id()
+    assert branch.kernel_id() != one.kernel_id()
+    assert heard_by_one == heard_by_other == []
 
-    # While others have the notebook open, a snapshot is restored in a copy.
-    other.show("both.ipynb")
-    one.page.bring_to_front()
+
+@needs("jupyter_server_ydoc")
+def test_a_snapshot_is_restored_in_a_copy_unless_its_user_is_alone(
+    open_for_another, lab_server, expect
+):
+    lab_server.write_notebook("shared.ipynb", "x = 41; print(x)", "print(x + 1)")
+    one, complaints = open_for_another("shared.ipynb")
+    one.require_engine()
+    other, _ = open_for_another("shared.ipynb")
+    one.run_cell(0, "41")
+    one.run_cell(1, "42")
+    one.press("save")
     one.execute("gpuckpt:show-history")
-    restore = one.snapshots().first.get_by_role("button", name="Restore This Snapshot")
+    restore = one.snapshots().get_by_role("button", name="Restore This Snapshot").first
     one.page.wait_for_function(f"() => {PAGES} > 1")
     restore.click()
     dialog = one.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Others have this notebook open.")
     dialog.get_by_role("button", name="Restore", exact=True).click()
-    expect(one.toasts.filter(has_text="into both-branch-2.ipynb")).to_be_visible()
-    copy = one.show("both-branch-2.ipynb")
+    expect(one.toasts.filter(has_text="into shared-branch-1.ipynb")).to_be_visible()
+    copy = one.show("shared-branch-1.ipynb")
     copy.run_cell(1, "42")
-    assert copy.kernel_id() not in (other.kernel_id(), branch_id)
+    assert copy.kernel_id() != other.kernel_id()
 
     # A user who is alone gets the cells back in place, as one undo step.
-    one.show("both.ipynb")
+    one.show("shared.ipynb")
     other.page.close()
     one.page.wait_for_function(f"() => {PAGES} === 1")
     one.cell(1).locator(".cm-content").click()
@@ -127,10 +138,10 @@ def test_two_users_see_the_same_kernel_and_undo_and_branch_for_both(
     restore.click()
     expect(dialog).to_contain_text("1 cell changes.")
     dialog.get_by_role("button", name="Restore", exact=True).click()
-    expect(one.toasts.filter(has_text="Restored both.ipynb to")).to_be_visible()
+    expect(one.toasts.filter(has_text="Restored shared.ipynb to")).to_be_visible()
     expect(one.cell(1).locator(".cm-content")).to_have_text("print(x + 1)")
     one.run_cell(1, "42")
-    assert heard_by_one == heard_by_other == []
+    assert complaints == []
 
 
 @needs("jupyter_server_documents")

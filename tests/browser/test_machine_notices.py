@@ -43,7 +43,9 @@ def test_a_page_counts_down_and_runs_on_until_shortly_before(lab, told, context,
         return 60 * int(minutes) + int(seconds)
 
     tell(within_seconds=200)
-    expect(notice).to_contain_text("Sessions are saved now, and suspended shortly before.")
+    expect(notice).to_contain_text(
+        "Sessions are being saved, and will be suspended shortly before that."
+    )
     expect(notice).to_contain_text("Its disk is lost")
     before = left()
     expect(notice).to_contain_text(re.compile(f"in {(before - 3) // 60}:{(before - 3) % 60:02}"))

@@ -101,7 +101,7 @@ class ServerOperations(KernelListener):
             reason, hint = not_managed(self._manager(kernel_id))
             raise KernelNotManaged(f"The kernel cannot be saved. {reason}", hint=hint)
         if served.kernel is None:
-            raise KernelStateConflict("The kernel is just being started.")
+            raise KernelStateConflict("Please wait: this kernel is being started.")
         return served
 
     async def save(

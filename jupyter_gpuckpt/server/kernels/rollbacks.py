@@ -70,7 +70,7 @@ class Rollbacks:
         found = await daemon.send(calls.changes(snapshot_id))
         if found.obstacles:
             raise HostIncompatible(
-                "The snapshot cannot be resumed here as things are. " + " ".join(found.obstacles),
+                "The snapshot cannot be restored here now. " + " ".join(found.obstacles),
                 hint="Undo these changes first. The kernel was not touched.",
             )
 

@@ -123,7 +123,7 @@ class ShutDowns(KernelListener):
         kept = self._take(kernel_id)
         if kept is None:
             raise KernelNotFound(
-                f"Kernel {kernel_id} was not shut down a moment ago, or its time is over.",
+                f"There is no shutdown of kernel {kernel_id} that can still be undone.",
                 hint="Resume it from its last snapshot, if there is one.",
             )
         try:

@@ -92,11 +92,13 @@ describe('the banner of a machine that goes', () => {
     tell();
     expect(widget.isHidden).toBe(false);
     await shown('This machine will be shut down in 1:45.');
-    await shown('Sessions will be suspended before. Its disk is lost');
+    await shown('Sessions will be suspended before that. Its disk is lost');
     now += 41_000;
     await shown('in 1:04.'); // by itself, within a second
     tell({ is_saving: true });
-    await shown('Sessions are saved now, and suspended shortly before.');
+    await shown(
+      'Sessions are being saved, and will be suspended shortly before that.'
+    );
     tell({ seconds_left: 30, is_due: true, disk_survives: true });
     await shown('in 0:30. Sessions are being suspended. Its disk is kept.');
     now += 31_000;
@@ -115,7 +117,9 @@ describe('the banner of a machine that goes', () => {
 
   it('says that a machine may go', async () => {
     await make(aNotice({ kind: 'rebalance', seconds_left: null }));
-    await shown('may be shut down soon. Sessions are saved and run on.');
+    await shown(
+      'may be shut down soon. Sessions are being saved and keep running.'
+    );
   });
 
   it('is not there where the server knows no notices', async () => {
@@ -271,7 +275,7 @@ describe('a notebook whose session was taken over', () => {
       await drawn();
     }
     const { message } = Notification.manager.notifications[0];
-    expect(message).toContain('open the copy to go on there');
+    expect(message).toContain('open the copy to continue there');
     await expect(panel.context.save()).rejects.toThrow('is not saved');
     expect(save).not.toHaveBeenCalled();
   });

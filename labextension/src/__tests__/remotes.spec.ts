@@ -309,7 +309,7 @@ describe('fetching', () => {
   it('resumes into a copy where the notebook has a kernel, which it leaves alone', async () => {
     busy.add('work/a.ipynb');
     const running = run();
-    const shown = await dialog('has a kernel here, which runs on');
+    const shown = await dialog('has a kernel here, which keeps running');
     press(shown, 'accept');
     await running;
     expect(server.bodies[1]).toBe('{}');
@@ -386,7 +386,7 @@ describe('fetching', () => {
       refused(502, record)
     );
     await run();
-    expect(told()).toEqual(['Looking into team failed: Denied. Log in.']);
+    expect(told()).toEqual(['Reading team failed: Denied. Log in.']);
   });
 
   it('resumes nothing after a fetch that failed', async () => {

@@ -81,7 +81,9 @@ describe('cellsOf', () => {
     const shared = open({ collaborative: true });
     expect(shared?.isShared).toBe(false);
     const states = notebook.awareness.getStates();
-    states.set(notebook.awareness.clientID + 1, { user: { name: 'other' } });
+    states.set(notebook.awareness.clientID + 1, {});
+    expect(shared?.isShared).toBe(false);
+    states.set(notebook.awareness.clientID + 2, { user: { name: 'other' } });
     expect(shared?.isShared).toBe(true);
     expect(open()?.isShared).toBe(false);
   });

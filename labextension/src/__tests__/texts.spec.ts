@@ -59,7 +59,7 @@ it.each<[Partial<IExpiry>, string[]]>([
     { keep_last: 1, keep_suspends: 10 },
     [
       'An automatic snapshot expires when its kernel has a newer one.',
-      'Of each kernel the last 10 suspends by you are kept.'
+      'The last 10 suspends by you are kept for each kernel.'
     ]
   ],
   [

@@ -1,0 +1,184 @@
+"""How soon all indicators of a notebook agree, and how late JupyterLab's page is beside one without this extension."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .measured import Row
+from .room import Skipped
+
+ROUNDS = 5
+LATE_ROUNDS = 3
+BUDGET_AGREE_SECONDS = 1.0
+BUDGET_RATIO = 2.0
+WAIT_SECONDS = 60.0
+
+#: Notes every change of what the chip, the circle in the toolbar and the status bar show, with the time of the machine's clock.
+WATCH = """() => {
+  const text = selector => document.querySelector(selector)?.textContent ?? '';
+  window.noted = [];
+  setInterval(() => {
+    const shown = {
+      chip: text('.jp-GpuCkptChip-content'),
+      circle: document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status ?? '',
+      bar: text('.jp-StatusBar-Left').match(/\\| ([A-Z][a-z]+)/)?.[1] ?? ''
+    };
+    const last = window.noted.at(-1);
+    if (!last || ['chip', 'circle', 'bar'].some(name => last[name] !== shown[name])) {
+      window.noted.push({ ...shown, at: (performance.timeOrigin + performance.now()) / 1000 });
+    }
+  }, 5);
+}"""
+#: What they show after a suspend, a resume and the server's death.
+SUSPENDED = {"chip": "Suspended", "circle": "disconnected", "bar": "Disconnected"}
+RUNNING = {"chip": "Running", "circle": "idle", "bar": "Idle"}
+DEAD = {"chip": "Connecting", "circle": "connecting", "bar": "Connecting"}
+
+#: Notes how late timers are.
+PROBE = """() => {
+  window.late = [];
+  let due = performance.now() + 5;
+  const look = () => {
+    window.late.push(Math.max(0, performance.now() - due) / 1000);
+    due = performance.now() + 5;
+    setTimeout(look, 5);
+  };
+  setTimeout(look, 5);
+}"""
+TALK = "import time\nfor number in range(1000):\n    print('x' * 80)\n    time.sleep(0.005)"
+
+
+def run() -> Iterator[Row]:
+    """One notebook in a real browser, with the extension and with it disabled."""
+    try:
+        browser = importlib.import_module("tests.browser.conftest")
+        playwright = importlib.import_module("playwright.sync_api")
+    except ImportError as missing:
+        raise Skipped(f"{missing.name} is not installed") from missing
+    chromium_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium_path is None:
+        raise Skipped("no chromium is installed")
+    with playwright.sync_playwright() as api:
+        chromium = api.chromium.launch(executable_path=chromium_path, args=browser.CHROMIUM_OPTIONS)
+        without = _lateness(chromium, playwright, disabled=True)
+        with _notebook(chromium, playwright) as notebook:
+            yield from _agreement(notebook)
+        with_it = _lateness(chromium, playwright, disabled=False)
+        chromium.close()
+    stock = _p99(without["cell"])
+    yield Row("page late while a cell prints, without the extension: p99", [stock])
+    yield Row("  without the extension: longest block", [max(without["cell"])])
+    for name, what in (("cell", "with it"), ("saves", "with it, while the kernel is saved")):
+        late = with_it[name]
+        yield Row(f"  {what}: p99", [_p99(late)])
+        yield Row(f"  {what}: ratio", [_p99(late) / stock], "x", BUDGET_RATIO)
+        yield Row(f"  {what}: longest block", [max(late)])
+
+
+def _agreement(notebook: Any) -> Iterator[Row]:
+    notebook.page.evaluate(WATCH)
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        for verb, shown in (("suspend", SUSPENDED), ("resume", RUNNING)):
+            command = f"gpuckpt:{verb}-kernel"
+            times[verb].append(_time_to_agree(notebook, shown, _execution(notebook, command)))
+    for verb, samples in times.items():
+        yield Row(
+            f"from a {verb} until chip, status bar and circle show it",
+            samples,
+            budget=BUDGET_AGREE_SECONDS,
+        )
+    began = time.time()
+    notebook.server.process.send_signal(signal.SIGKILL)
+    ended = max(_times_of(notebook, DEAD))
+    yield Row(
+        "from the server's death until they show it",
+        [ended - began],
+        budget=BUDGET_AGREE_SECONDS,
+    )
+
+
+def _execution(notebook: Any, command: str) -> Callable[[], None]:
+    return lambda: notebook.page.evaluate(
+        "id => void window.jupyterapp.commands.execute(id)", command
+    )
+
+
+def _time_to_agree(notebook: Any, shown: dict[str, str], work: Callable[[], None]) -> float:
+    """Return the time from the kernel's change, by the daemon's record, until the last indicator shows it."""
+    notebook.page.evaluate("() => void noted.splice(0, noted.length - 1)")
+    work()
+    last = max(_times_of(notebook, shown))
+    kernel = notebook.server.get(f"api/gpuckpt/kernels/{notebook.kernel_id()}")
+    return last - float(kernel["since"])
+
+
+def _times_of(notebook: Any, shown: dict[str, str]) -> list[float]:
+    """Wait until all indicators show this; return the time at which each of them did so first."""
+    wanted = json.dumps(shown)
+    notebook.page.wait_for_function(
+        f"() => Object.entries({wanted}).every(([name, text]) => noted.at(-1)[name] === text)"
+    )
+    noted = notebook.page.evaluate("() => noted")
+    return [
+        next(one["at"] for one in noted[1:] if one[name] == text) for name, text in shown.items()
+    ]
+
+
+def _lateness(chromium: Any, playwright: Any, *, disabled: bool) -> dict[str, list[float]]:
+    """Return how late the page's timers are while a cell prints, and while its kernel is saved again and again as well."""
+    late: dict[str, list[float]] = defaultdict(list)
+    with _notebook(chromium, playwright, disabled=disabled) as notebook:
+        notebook.page.evaluate(PROBE)
+        for name in (["cell"] if disabled else ["cell", "saves"]) * LATE_ROUNDS:
+            notebook.page.evaluate("() => void late.splice(0)")
+            notebook.start_cell(0)
+            prompt = notebook.cell(0).locator(".jp-InputPrompt")
+            while name == "saves" and prompt.inner_text() == "[*]:":
+                notebook.page.evaluate(
+                    "() => window.jupyterapp.commands.execute('gpuckpt:save-kernel')"
+                )
+            notebook.expect(prompt).not_to_have_text("[*]:")
+            late[name] += notebook.page.evaluate("() => late")
+    return late
+
+
+@contextmanager
+def _notebook(chromium: Any, playwright: Any, *, disabled: bool = False) -> Iterator[Any]:
+    """Open a notebook of a server of its own."""
+    lab_server = importlib.import_module("tests.browser.lab_server")
+    notebook_page = importlib.import_module("tests.browser.notebook_page")
+    folder = Path(tempfile.mkdtemp(prefix="gpuckpt-bench-"))
+    if disabled:
+        config = folder / "config" / "labconfig"
+        config.mkdir(parents=True)
+        (config / "page_config.json").write_text(
+            json.dumps({"disabledExtensions": {"jupyter-gpuckpt": True}})
+        )
+    playwright.expect.set_options(timeout=WAIT_SECONDS * 1000)
+    try:
+        with lab_server.running_lab(folder) as [server]:
+            server.write_notebook("page.ipynb", TALK)
+            context = chromium.new_context(viewport={"width": 1280, "height": 800})
+            context.set_default_timeout(WAIT_SECONDS * 1000)
+            page = context.new_page()
+            yield notebook_page.NotebookPage(page, playwright.expect, server, "page.ipynb").open()
+            with suppress(playwright.Error):
+                context.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _p99(samples: list[float]) -> float:
+    return statistics.quantiles(samples, n=100)[98]
