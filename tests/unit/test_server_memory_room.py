@@ -192,3 +192,24 @@ def test_a_resume_that_is_canceled_waits_for_no_other(maker):
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert (memory.suspended, memory.said[-1]) == ([], "")
+
+
+def test_two_servers_of_a_machine_do_not_both_suspend_for_one_shortage(maker, monkeypatch):
+    """Each waits for a random time and looks again, and the first has made room by then."""
+    memory = Memory({"older": 2 * GB, "old": 2 * GB}, 5 * GB + GB // 2)
+    rooms = [maker(memory), maker(memory)]
+    longest, asked = 2.0, []
+    monkeypatch.setattr(memory_room, "_JITTER_SECONDS", longest)
+
+    def chance(low, high):
+        asked.append((low, high))
+        return low if len(asked) == 1 else 0.2
+
+    monkeypatch.setattr(memory_room.random, "uniform", chance)
+
+    async def both():
+        await asyncio.gather(*(room._make_room() for room in rooms))
+
+    asyncio.run(both())
+    assert memory.suspended == ["older"]
+    assert asked == [(0.0, longest)] * 2
