@@ -276,7 +276,14 @@ def test_slurm_signals_a_job_before_its_time_limit(monkeypatch):
     assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
     assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
     spawner = made("slurm", "SlurmSpawner", req_options="--signal=B:USR1@90")
-    assert asyncio.run(spawner.start()) == "--signal=B:USR1@90"
+    assert asyncio.run(spawner.start()) == "--signal=B:USR1@90 --no-requeue"
+
+
+def test_a_job_that_would_come_back_on_another_node_is_warned_of(caplog):
+    made("slurm", "SlurmSpawner", req_options="--no-requeue").check_configuration()
+    assert not caplog.records
+    made("slurm", "SlurmSpawner", req_options="--requeue").check_configuration()
+    assert "a preempted server comes back on another node" in caplog.text
 
 
 def test_the_stop_of_a_job_waits_for_its_end(monkeypatch):
