@@ -124,9 +124,8 @@ def _say(args: Namespace, found: Keeping) -> None:
         output.say(f"Remote {args.name} keeps {as_text(found.policy)}{when}{where}.")
     going = sum(one.removed for one in found.verdicts)
     verb = "would be removed" if args.dry_run else "will be removed by the next collection"
-    output.say(
-        f"{counted(going, 'snapshot')} {verb}, {len(found.verdicts) - going} stay. About {output.size(found.freed_bytes)} become free."
-    )
+    freed = f" About {output.size(found.freed_bytes)} become free." if going else ""
+    output.say(f"{counted(going, 'snapshot')} {verb}, {len(found.verdicts) - going} stay.{freed}")
 
 
 def as_text(policy: RetentionPolicy) -> str:

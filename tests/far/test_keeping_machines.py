@@ -1,0 +1,261 @@
+"""Two machines with a remote that has a rule: what one needs there stays, and it learns what the other one's collector removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+
+from jupyter_gpuckpt.cli import app
+from jupyter_gpuckpt.daemon import amending, remote_keys, remotes
+from jupyter_gpuckpt.daemon.far_collecting import FarCollecting
+from jupyter_gpuckpt.daemon.told_file import ToldFile
+from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
+from jupyter_gpuckpt.errors import error_from
+from jupyter_gpuckpt.remote_records import KeepRequest, Remote, RemoteCall, RemoteVerb
+from jupyter_gpuckpt.retention_policy import RetentionPolicy
+from jupyter_gpuckpt.snapshot_records import (
+    FarCollection,
+    SnapshotChange,
+    SnapshotChangeKind,
+    UploadRequest,
+    UploadState,
+)
+from jupyter_gpuckpt.store.far import epochs
+from jupyter_gpuckpt.store.far.sessions import Sessions
+from tests.far.installations import store_of
+from tests.far.joined import join
+from tests.far.stores import chunks
+from tests.far.test_far_collecting import HOUR, Collecting, age
+from tests.far.test_fetching import saved
+from tests.far.test_near_copy import BYTES, Near
+
+RULE = RetentionPolicy(keep_last=1, manual_too=True)
+
+
+class One(Near):
+    """A machine whose snapshots are all of one kernel, and whose uploads run."""
+
+    def save(self, number, *, upload=True):
+        """Make a snapshot, older ones first."""
+        content = chunks(number, 10, BYTES // 10)
+        saved(self.store, f"s{number}", *content, kernel_id="k", created=float(number))
+        if upload:
+            self.joined.upload(self.store, f"s{number}")
+
+    def changed(self, snapshot_id, kind=SnapshotChangeKind.CHANGED):
+        """Tell the uploads of a change, as the daemon does."""
+        self.uploads.on_snapshot(SnapshotChange(snapshot_id, "k", kind))
+
+    def entries(self):
+        """Return what the remote lists, by id."""
+        opened = remote_keys.opened(self.data_dir, self.joined.remote)
+        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        return {one.snapshot_id: one for one in sessions.get("k").listed}
+
+    def state(self, snapshot_id):
+        """Return the state of a snapshot's upload; None if the remote does not have it and will not get it."""
+        found = self.uploads.upload_to("share", snapshot_id)
+        return found.state if found else None
+
+    def settled(self):
+        """Return whether nothing is uploaded or told any more."""
+        return not self.uploads.any_pending
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+
+
+def keep(data_dir, policy=None, *, dry_run=False):
+    """Do what `remote keep` asks for."""
+    call = RemoteCall(
+        RemoteVerb.KEEP, str(data_dir), "share", keep=KeepRequest(policy, dry_run=dry_run)
+    )
+    answer = remotes.answer(call)
+    if answer.error:
+        raise error_from(answer.error)
+    return answer.keeping
+
+
+@pytest.fixture
+def share(tmp_path):
+    return tmp_path / "share"
+
+
+@pytest.fixture
+def both(tmp_path, share):
+    """Run a test of a machine with four uploaded snapshots and of another one that collects, in the event loop."""
+
+    def run(test):
+        async def main():
+            remote = Remote("share", f"file://{share}")
+            one = One(tmp_path / "one", remote)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.callback(one.machine.close)
+                stack.push_async_callback(one.uploads.close)
+                stack.push_async_callback(one.far.close)
+                for number in range(1, 5):
+                    one.save(number)
+                await one.note(1, 2, 3, 4)
+                await one.uploads.start()
+                two = Collecting(tmp_path / "two", remote, one.joined.phrase)
+                await test(one, two)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def collects(two, share):
+    """Have a machine collect now."""
+    if (share / epochs.NAME).exists():
+        age(share / epochs.NAME, 2)
+    two.be_due()
+    await two.look()
+    last = two._last("share")
+    assert last.error is None
+    return last.dropped
+
+
+def test_what_one_machine_needs_stays_and_it_learns_what_another_removed(both, share):
+    async def test(one, two):
+        # s1 is only in the remote from now on, and s2 is pinned.
+        one.store.stubs.note_use("s3")
+        assert await one.kept(3 * BYTES + BYTES // 5) == (True, ["s1"])
+        assert list(one.entries()["s1"].relied_on_by) == [remote_keys.machine_id(one.data_dir)]
+        one.store.annotate("s2", {"pinned": True})
+        one.changed("s2")
+        await until(lambda: one.entries()["s2"].about.pinned)
+        await until(one.settled)
+        shown = keep(two.joined.data_dir, RULE, dry_run=True)
+        assert [v.snapshot_id for v in shown.verdicts if v.removed] == ["s3"]
+        assert BYTES * 0.9 < shown.freed_bytes < BYTES * 1.1
+        assert keep(one.data_dir).policy.removes_nothing
+        assert await collects(two, share) == 0
+        assert keep(two.joined.data_dir, RULE).policy == RULE
+        assert keep(one.data_dir).policy == RULE
+        assert await collects(two, share) == 1
+        assert sorted(one.entries()) == ["s1", "s2", "s4"]
+
+        # The first machine finds out, keeps what it has, and does not upload it again.
+        assert one.state("s3") is UploadState.UPLOADED
+        collecting = FarCollecting(one.data_dir, HOUR, lambda: False, one.uploads.note_gone)
+        collecting._note(one.joined.remote, FarCollection(looked_at=1.0))
+        await collecting.look()
+        assert one.state("s3") is None
+        [view] = await one.uploads.views()
+        assert (view.uploaded, view.waiting) == (3, 0)
+        await until(
+            lambda: "s3" in read_uploaded(record_path(one.data_dir, "share")).gone,
+        )
+        _, stubs = await one.kept(1)
+        assert stubs == ["s1", "s4"]
+        one.store.verify("s3")
+        one.bring_back("s1")
+
+        # Content that is here again, or deleted, needs nothing there.
+        for name in ("s1", "s4"):
+            one.changed(name)
+        await until(lambda: not one.entries()["s1"].relied_on_by)
+        assert one.entries()["s4"].relied_on_by
+        one.store.delete("s4")
+        one.changed("s4", SnapshotChangeKind.REMOVED)
+        await until(lambda: not one.entries()["s4"].relied_on_by)
+        await until(one.settled)
+        assert await collects(two, share) == 1
+        assert sorted(one.entries()) == ["s2", "s4"]
+        # Whoever wants it there asks for it.
+        await one.uploads.ask(UploadRequest("share", ["s3"]))
+        await until(lambda: one.state("s3") is UploadState.UPLOADED)
+        assert sorted(one.entries()) == ["s2", "s3", "s4"]
+
+    both(test)
+
+
+def test_the_near_copy_keeps_what_a_collector_removed_first(both, share):
+    async def test(one, two):
+        keep(two.joined.data_dir, RULE)
+        assert await collects(two, share) == 3
+        # Nobody has told this machine yet.
+        assert one.state("s1") is UploadState.UPLOADED
+        done, stubs = await one.kept(1)
+        assert (done, stubs) == (False, ["s4"])
+        assert [one.state(f"s{number}") for number in (1, 2, 3)] == [None] * 3
+        for number in (1, 2, 3):
+            one.store.verify(f"s{number}")
+        assert (await one.kept(1))[0]
+        # The suspended kernel whose memory is only there can be resumed.
+        assert await collects(two, share) == 0
+        one.bring_back("s4")
+
+    both(test)
+
+
+def test_a_removal_between_the_question_and_the_eviction_wins(both, share, monkeypatch):
+    """A snapshot that goes while this machine is about to need it there is not evicted."""
+
+    async def test(one, two):
+        keep(two.joined.data_dir, RULE)
+        amend = amending.amend
+
+        def removed_first(data_dir, opened, changes):
+            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            for change in changes:
+                sessions.mark_deleted("k", change.snapshot_id, time.time())
+            return amend(data_dir, opened, changes)
+
+        monkeypatch.setattr(amending, "amend", removed_first)
+        done, stubs = await one.kept(1)
+        assert (done, stubs) == (False, [])
+        assert one.entries() == {}
+        for number in (1, 2, 3, 4):
+            one.store.verify(f"s{number}")
+        # What the machine noted before it told the remote is taken back.
+        told = ToldFile(remote_keys.state_dir(one.data_dir, "share"))
+        assert any(one.relied_on_in for one in told.all().values())
+        for number in (1, 2, 3, 4):
+            one.changed(f"s{number}")
+        await until(lambda: not any(one.relied_on_in for one in told.all().values()))
+
+    both(test)
+
+
+def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatch):
+    joined = join(tmp_path / "one", Remote("share", f"file://{share}"))
+    with store_of(tmp_path / "one") as store:
+        for number in (1, 2):
+            content = chunks(number, 10, BYTES // 10)
+            saved(store, f"s{number}", *content, kernel_id="k", created=float(number))
+            joined.upload(store, f"s{number}", path="work/notes.ipynb")
+    monkeypatch.setenv("JUPYTER_GPUCKPT_DATA_DIR", str(tmp_path / "one"))
+
+    def said(*words, status=0):
+        assert app.main(["remote", "keep", "share", *words]) == status
+        return capsys.readouterr()
+
+    assert said().out == "Remote share keeps all snapshots.\n"
+    shown = said("--keep-last", "1", "--manual-too", "--dry-run").out.splitlines()
+    assert [line.split()[0] for line in shown] == ["SNAPSHOT", "s2", "s1", "1"]
+    assert "work/notes.ipynb" in shown[2]
+    assert "remove" in shown[2]
+    assert shown[3].startswith("1 snapshot would be removed, 1 stay. About ")
+    assert "keeps all" in said().out
+    done = said("--keep-last", "1", "--keep-within", "7d", "--max-size", "20G", "-y").out
+    assert "the last 1 of each session and those of the 7 days before" in done
+    assert "up to 20.0 GB in all; and those that users took" in done
+    assert "0 snapshots will be removed by the next collection, 2 stay" in done
+    found = json.loads(said("--json").out)["keeping"]
+    assert found["policy"]["keep_within_seconds"] == 7 * 86400
+    assert {one["reason"] for one in found["verdicts"]} <= {
+        "taken by hand",
+        "the newest of its session",
+    }
+    assert "cannot be combined" in said("--no-rule", "--keep-last", "2", status=2).err
+    assert "No rule is given" in said("--manual-too", status=2).err
+    assert said("--no-rule").out == "Remote share keeps all snapshots.\n"
