@@ -65,11 +65,12 @@ def _asked() -> Iterator[Listed]:
             answer, at = diag.recv(_ANSWER_BYTES), 0
             while at < len(answer):
                 length, kind, *_ = _HEADER.unpack_from(answer, at)
-                if kind == _NLMSG_DONE:
-                    return
-                if kind == _NLMSG_ERROR:
+                if kind in {_NLMSG_DONE, _NLMSG_ERROR}:
+                    # A list that could not be completed ends with an error number, too.
                     (number,) = struct.unpack_from("=i", answer, at + _HEADER.size)
-                    raise OSError(-number, "TCPDIAG_GETSOCK")
+                    if kind == _NLMSG_ERROR or number:
+                        raise OSError(-number, "TCPDIAG_GETSOCK")
+                    return
                 yield _listed(answer, at + _HEADER.size)
                 at += (length + 3) & ~3
 
