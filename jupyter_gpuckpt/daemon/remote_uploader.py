@@ -261,8 +261,10 @@ class RemoteUploader:
         run = partial(current.sending.run, self._machine.store, facts_of, progress)
         try:
             sent = await self._sent(current, run)
-            said, local = {snapshot_id: current.sending.told}, self._snapshots.found
-            await loop.run_in_executor(self._records, self._telling.note, said)
+            local = self._snapshots.found
+            if told_now := current.sending.told:
+                said = {snapshot_id: told_now}
+                await loop.run_in_executor(self._records, self._telling.note, said)
             await self._put_on_record(
                 lambda known: known.and_now(snapshot_id, local, traffic=sent.traffic)
             )

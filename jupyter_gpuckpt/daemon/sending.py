@@ -143,6 +143,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     traffic: Traffic = Traffic()
     error: ErrorRecord | None = None
     amended: Amended = Amended()
+    #: Whether the remote did not list the snapshot before the upload.
+    is_new: bool = True
 
 
 #: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
@@ -168,8 +170,8 @@ class Sending:
         self._is_stopped = self._is_held = False
         #: The lease with which the upload was begun.
         self.lease = KernelLease("")
-        #: What the remote was told about the snapshot.
-        self.told = Told()
+        #: What the remote was told about the snapshot by the upload; None if it listed the snapshot before.
+        self.told: Told | None = None
 
     def run(
         self,
@@ -186,7 +188,6 @@ class Sending:
         facts = facts_of(manifest.info, manifest.launch.jupyter)
         leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))
         self.lease, session_id, tenure = leases.to_upload(manifest.info)
-        self.told = told(manifest.info)
         task = Task(
             str(self._data_dir),
             self._remote,
@@ -198,6 +199,7 @@ class Sending:
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: _answer(store, asked), progress, trouble)
+        self.told = told(manifest.info) if done.is_new else None
         return Sent(done.count_bytes, done.packs, done.traffic)
 
     def give_up(self, trouble: OnTrouble = lambda error: None) -> None:

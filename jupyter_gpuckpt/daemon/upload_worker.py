@@ -195,18 +195,19 @@ def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
             uploader.give_up(task.snapshot_id)
             return Ended()
         began = time.monotonic()
-        sent = uploader.upload(
+        uploaded = uploader.upload(
             _Source(daemon, task),
             task.info.snapshot_id,
             task.facts,
             lambda done, total: daemon.tell(Progress(done, total)),
             tenure=task.tenure,
-        ).sent
+        )
         counted = opened.bucket.counter.traffic
         seconds = time.monotonic() - began
         timed = Traffic(1, [task.info.kernel_id], seconds=seconds, timed_bytes=counted.sent_bytes)
         traffic = timed.and_then(counted)
-        return Ended(sent.count_bytes, sent.packs, traffic)
+        sent = uploaded.sent
+        return Ended(sent.count_bytes, sent.packs, traffic, is_new=uploaded.is_new)
 
 
 def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:

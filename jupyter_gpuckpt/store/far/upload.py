@@ -86,10 +86,11 @@ class Sent(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """A snapshot that the remote lists, and the amount of data that this attempt sent for it."""
+    """A snapshot that the remote lists, and the amount of data that this attempt sent for it. `is_new`: it was not listed before."""
 
     snapshot: FarSnapshot
     sent: Sent
+    is_new: bool = True
 
 
 class _Far(NamedTuple):
@@ -156,6 +157,7 @@ class Uploader:
         for _ in range(_ROUNDS):
             snapshot = self._listed(facts.session_id, snapshot_id)
             if snapshot is not None:
+                is_new = False
                 break
             with store.holding(digests):
                 run = _Run(self._far, store, manifest, digests, journal, progress)
@@ -164,6 +166,7 @@ class Uploader:
             # An erasure that ran at the same time removed the manifest: the loop writes it again.
             with suppress(ManifestErased):
                 self._sessions.add(facts, snapshot, tenure)
+                is_new = True
                 break
         else:
             raise StoreUnavailable(
@@ -171,7 +174,7 @@ class Uploader:
                 hint="Try again when it has ended.",
             )
         self._end(journal, {snapshot.manifest})
-        return Uploaded(snapshot, sent)
+        return Uploaded(snapshot, sent, is_new)
 
     def give_up(self, snapshot_id: str) -> None:
         """End an interrupted upload whose snapshot was deleted: remove its manifests, except those that a far session lists.
