@@ -62,6 +62,7 @@ class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
             remove_args(["input_path", "timeout", "startup_timeout"], **arguments),
             timeout=execution_timeout or arguments.get("timeout"),
             startup_timeout=start_timeout,
+            kernel_name=kernel_name,
             log=logger,
             log_output=log_output,
             stdout_file=stdout_file,

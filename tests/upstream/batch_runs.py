@@ -1,4 +1,4 @@
-"""nbclient's own way to execute a notebook, replaced by batch runs."""
+"""The ways of nbclient and papermill to execute a notebook, replaced by batch runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import uuid
 import nbclient
 import nbclient.client
 from jupyter_core.utils import run_sync
+from papermill.engines import NBClientEngine, papermill_engines
 
 from jupyter_gpuckpt import daemon_settings
 from jupyter_gpuckpt.headless.notebook_client import BatchClient
+from jupyter_gpuckpt.headless.papermill_engine import GpuCkptEngine
 from jupyter_gpuckpt.headless.preparing import prepared
 
 _Stock = nbclient.client.NotebookClient
@@ -47,6 +49,16 @@ class RunClient(BatchClient):
 _MANAGERS = "jupyter_client.manager"
 
 
-def replace_clients() -> None:
-    """Put ours into the place of theirs, before tests import it."""
-    nbclient.NotebookClient = nbclient.client.NotebookClient = RunClient
+def replace(distribution: str) -> None:
+    """Put ours into the place of theirs, before tests import it: papermill's engine, or nbclient's client."""
+    if distribution == "papermill":
+        for name in (None, "nbclient"):
+            papermill_engines.register(name, GpuCkptEngine)
+    else:
+        nbclient.NotebookClient = nbclient.client.NotebookClient = RunClient
+
+
+def use_stock_engine(monkeypatch) -> None:
+    """Put papermill's own engine back for a test."""
+    engines = {**papermill_engines._engines, None: NBClientEngine}
+    monkeypatch.setattr(papermill_engines, "_engines", engines)

@@ -72,7 +72,7 @@ def pytest_configure(config):
     if VARIANT is Variant.EXTENSION and SUITE.has_server:
         _load_extension()
     if VARIANT is Variant.BATCH_RUNS:
-        batch_runs.replace_clients()
+        batch_runs.replace(SUITE.distribution)
     _choose_provisioner()
 
 
@@ -182,7 +182,9 @@ def gpuckpt_deviations(request, monkeypatch):
     changes = {
         deviation.change
         for deviation in DEVIATIONS
-        if deviation.applies(VARIANT, request.module.__name__, request.fixturenames)
+        if deviation.applies(
+            VARIANT, request.module.__name__, request.fixturenames, request.node.nodeid
+        )
     }
     _seen.changed.update(changes)
     _seen.others_allowed = Change.OTHER_PROVISIONERS in changes
@@ -192,6 +194,14 @@ def gpuckpt_deviations(request, monkeypatch):
     if Change.CULLED_IS_SUSPENDED in changes:
         seconds = request.module.CULL_TIMEOUT + request.module.CULL_INTERVAL
         monkeypatch.setattr(request.module, "get_cull_status", partial(_is_suspended, seconds))
+    if Change.STOCK_ENGINE in changes:
+        batch_runs.use_stock_engine(monkeypatch)
+    if Change.MOVED_IMPORT in changes:
+        path = Path(request.module.get_notebook_path("broken2.ipynb"))
+        text = path.read_text()
+        path.write_text(
+            text.replace("IPython.core.display import display", "IPython.display import display")
+        )
 
 
 #: Seconds by which a loaded machine may be late.
