@@ -8,6 +8,7 @@ from tests.conftest import environment, missing
 from tests.engines.docker_hub import DockerHub
 from tests.engines.podman_api import PodmanApi
 from tests.engines.slurm_cluster import SlurmCluster
+from tests.far import servers
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,13 @@ def image(podman_api):
     """Build the image; return what else is given to `build_from`."""
     podman_api.build()
     return podman_api
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    """Start a server of S3 for containers; return its address."""
+    with servers.seaweedfs(tmp_path_factory.mktemp("weed")) as url:
+        yield url
 
 
 @pytest.fixture

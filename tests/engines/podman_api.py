@@ -101,9 +101,9 @@ class PodmanApi:
         self("rm", "--all", "--force", "--time", "0")
         self("volume", "rm", "--all", "--force")
 
-    def __call__(self, *words: str) -> str:
-        """Run a podman command; return what it prints."""
-        return self._checked([*self.command, *words])
+    def __call__(self, *words: str, given: str = "") -> str:
+        """Run a podman command with something on its standard input; return what it prints."""
+        return self._checked([*self.command, *words], given)
 
     def end(self) -> None:
         """Stop the service and remove everything but images."""
@@ -113,12 +113,12 @@ class PodmanApi:
             self._service.wait(60)
         self._lock.close()
 
-    def _checked(self, command: list[str]) -> str:
+    def _checked(self, command: list[str], given: str = "") -> str:
         engine = {"ENGINE": " ".join(self.command), "PYTHON": sys.executable}
         done = subprocess.run(
             command,
             env=self.environment | engine,
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             text=True,
             timeout=_BUILD_SECONDS,

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from jupyter_gpuckpt.hub_records import STOP_MARGIN_SECONDS
-from tests.conftest import wait_for
-from tests.hub.test_stops import Two
+from tests.conftest import environment, wait_for
+from tests.engines.docker_hub import DockerHub
+from tests.far import servers
+from tests.hub.test_stops import Two, culling
 from tests.server.test_time_travel import branch
 
 pytestmark = pytest.mark.slow
@@ -25,13 +27,20 @@ def test_two_users_find_what_they_left_however_their_containers_were_stopped(doc
     assert hub.podman("ps", "--all", "--quiet") == ""
     two.find_again()
 
+    # By the culler.
+    two.close_pages()
+    with culling(hub):
+        for user in two.users:
+            user.wait_until_stopped()
+    two.find_again()
+
     # With the hub.
     two.close_pages()
     hub.stop()
     hub.start()
     assert [user.model for user in two.users] == [None, None]
     two.find_again()
-    assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 4
+    assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 6
 
     # By somebody who stops the container and knows nothing of the hub: the server suspends its kernels on SIGTERM.
     two.close_pages()
@@ -49,6 +58,93 @@ def check_container(hub, user):
     assert found["Config"]["StopTimeout"] == 60 + STOP_MARGIN_SECONDS
     options = found["HostConfig"]["SecurityOpt"]
     assert any("profiles/seccomp.json" in option for option in options), options
+
+
+S3 = """
+c.Spawner.environment.update(%r)
+"""
+
+
+def test_snapshots_in_s3_outlive_a_container_and_its_volume(image, s3, criu, short_dir):
+    hub = DockerHub(short_dir, environment(criu, short_dir), image, S3 % servers.s3_variables())
+
+    def remote(*words, given=""):
+        words = ("jupyter", "gpuckpt", "remote", *words)
+        return hub.podman("exec", "--interactive", "jupyter-alice", *words, given=given)
+
+    def add(*options, given=""):
+        where = [f"s3://{servers.BUCKET}/alice", f"--set=endpoint={s3}", "--set=allow_http=true"]
+        return json.loads(remote("add", "team", *where, "--json", *options, given=given))
+
+    try:
+        hub.start()
+        alice = hub.user("alice")
+        alice.start()
+        phrase = add()["recovery_phrase"]
+        page = alice.open("work.ipynb")
+        page.run("x = 41")
+        alice.do("suspend", page.kernel_id)
+        (snapshot,) = alice.get("api/gpuckpt/snapshots")["snapshots"]
+        remote("upload", "team", snapshot["snapshot_id"])
+        alice.stop()
+        # Another node has none of the files.
+        image("volume", "rm", "gpuckpt-alice")
+        alice.start()
+        assert alice.get("api/gpuckpt/snapshots")["snapshots"] == []
+        add("--recovery-phrase", given=phrase)
+        remote("fetch", "team", snapshot["snapshot_id"])
+        assert branch(alice, snapshot["snapshot_id"]).run("x += 1; print(x)") == "42\n"
+        assert servers.SECRET_KEY not in hub.log_path.read_text()
+    finally:
+        hub.end()
+        image.remove_all()
+
+
+#: A kept container has the port of its first start in its command.
+KEPT = """
+ports = {}
+
+def choose_once(spawner):
+    name = spawner.user.name
+    if name not in ports:
+        choose_port(spawner)
+        ports[name] = spawner.port
+    spawner.port = ports[name]
+
+c.Spawner.pre_spawn_hook = choose_once
+c.DockerSpawner.remove = False
+c.DockerSpawner.volumes = {}
+"""
+
+
+def test_a_container_that_is_kept_has_the_sessions_in_itself(image, criu, short_dir):
+    """It is started again, with namespaces that may have the numbers of the former ones, and with the files of its daemons in /tmp."""
+    hub = DockerHub(short_dir, environment(criu, short_dir), image, KEPT)
+    try:
+        hub.start()
+        alice = hub.user("alice")
+        alice.start()
+        page = alice.open("work.ipynb")
+        page.run("x = 0")
+        for count in (1, 2):
+            alice.stop()
+            assert "1 suspended session is waiting: work.ipynb" in alice.start()
+            again = alice.page(page.kernel_id)
+            assert again.run("x += 1; print(x)") == f"{count}\n"
+        alice.do("save", page.kernel_id)
+        again.run("x = 100")
+        alice.close_pages()
+        hub.podman("kill", hub.container("alice"))
+        wait_for(lambda: alice.model is None, said=hub.log)
+        alice.start()
+        # A new container's daemon, unless its namespaces have the numbers of the former ones, knows only the snapshots.
+        sessions = alice.get("api/sessions")
+        assert {one["kernel"]["execution_state"] for one in sessions} <= {"lost"}
+        (latest, *_) = alice.get("api/gpuckpt/snapshots")["snapshots"]
+        assert branch(alice, latest["snapshot_id"]).run("print(x)") == "2\n"
+    finally:
+        hub.end()
+        image.remove_all()
 
 
 def test_a_container_that_is_killed_leaves_the_last_snapshot(docker_hub):
