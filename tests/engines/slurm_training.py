@@ -52,14 +52,16 @@ def undisturbed(folder: Path) -> list[list[str]]:
 class Training:
     """The notebook in a folder, which all nodes see, and its job."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path, last_cell: str = CELLS[-1]) -> None:
+    def __init__(
+        self, cluster: SlurmCluster, folder: Path, last_cell: str = CELLS[-1], job_id: str = ""
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         folder.mkdir(parents=True)
         write_notebook(folder / "training.ipynb", [*CELLS[:-1], last_cell])
         self.output, self.log = folder / "done.ipynb", folder / "job.log"
         self.script = folder / "slurm-job.sh"
         self.script.write_text(slurm_script.script())
-        self.job_id = ""
+        self.job_id = job_id
 
     def submit(self, *options: str) -> str:
         """Submit the job; return its id."""

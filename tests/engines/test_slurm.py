@@ -2,10 +2,13 @@
 
 from itertools import pairwise
 
+import httpx
 import pytest
 
+from jupyter_gpuckpt.cli import slurm_script
 from tests.conftest import wait_for
 from tests.engines.slurm_training import GATE, Training, undisturbed
+from tests.server.conftest import Server
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +83,38 @@ def test_an_error_of_a_cell_ends_the_job_for_good(slurm, short_dir):
     slurm.wait_for_state(training.job_id, "FAILED")
     assert "ZeroDivisionError" in training.log.read_text()
     assert slurm.job(training.job_id)["Restarts"] == "0"
+
+
+def test_a_server_in_a_job_comes_back_on_the_other_node_with_its_sessions(slurm, short_dir):
+    """The servers of both nodes get the same port, because both nodes have the addresses of this machine."""
+    script = short_dir / "slurm-job.sh"
+    script.write_text(slurm_script.script(for_server=True))
+    server = Server(short_dir, slurm.env)
+    # It ends when the job ends.
+    server.prefix = ("sbatch", "--wait", f"--output={short_dir}/job.log", str(script))
+    server.start()
+    job_id = slurm("squeue", "--noheader", "--format=%i").strip()
+    training = Training(slurm, short_dir / "work", job_id=job_id)
+    page = server.open("work.ipynb")
+    assert page.run(f"x = 41\n{PLACE}") == f"{job_id} {training.node()}\n"
+    page.close()
+    with training.preempted() as node:
+        wait_for(
+            lambda: server.get("api/sessions") if answers(server) else None, 120, training.said
+        )
+        (session,) = server.get("api/sessions")
+        assert session["kernel"]["id"] == page.kernel_id
+        assert session["kernel"]["execution_state"] == "suspended"
+        said = server.page(page.kernel_id).run(f"print(x + 1)\n{PLACE}")
+        assert said == f"42\n{job_id} {node}\n"
+    # A user who shuts the server down ends the job.
+    server.stop(None)
+    slurm.wait_for_state(job_id, "COMPLETED")
+
+
+def answers(server):
+    """Return whether a server answers."""
+    try:
+        return server.get("api/status")
+    except httpx.TransportError:
+        return None
