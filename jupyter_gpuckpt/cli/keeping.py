@@ -113,11 +113,11 @@ def _say(args: Namespace, found: Keeping) -> None:
     if args.json:
         output.say_json({"remote": args.name, "dry_run": args.dry_run, "keeping": found})
         return
+    if found.policy.removes_nothing:
+        output.say(f"Remote {args.name} {'would keep' if args.dry_run else 'keeps'} all snapshots.")
+        return
     if args.dry_run:
         _say_table(found)
-    elif found.policy.removes_nothing:
-        output.say(f"Remote {args.name} keeps all snapshots.")
-        return
     else:
         when = f", set {output.age(time.time() - found.changed_at)}" if found.changed_at else ""
         where = f" on {found.changed_on}" if found.changed_on else ""

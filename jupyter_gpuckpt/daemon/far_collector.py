@@ -51,9 +51,12 @@ def collected(task: Task) -> Done:
     now = time.time()
     try:
         found = _collected(task, now)
-        return Done(found, _gone(task))
     except GpuCkptError as error:
         return Done(FarCollection(looked_at=now, error=record_of(error)))
+    try:
+        return Done(found, _gone(task))
+    except GpuCkptError as error:
+        return Done(msgspec.structs.replace(found, error=record_of(error)))
 
 
 def _collected(task: Task, now: float) -> FarCollection:

@@ -29,29 +29,37 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
     wanted = call.keep.policy
-    if wanted is not None and not wanted.removes_nothing:
-        _require_removable(data_dir, opened)
     if wanted is None:
         rule = rules.read(bucket, seal, seen) or rules.Rule(1, RetentionPolicy())
-    elif call.keep.dry_run:
-        rule = rules.Rule(1, wanted)
     else:
+        _require_useful(data_dir, opened, wanted)
+        rule = rules.Rule(1, wanted)
+    # A rule is set only if it could be judged by. To end one must be possible even if something in the remote is damaged.
+    removes = not rule.policy.removes_nothing
+    verdicts, freed = _judged(opened, rule.policy) if removes else ([], 0)
+    if wanted is not None and not call.keep.dry_run:
         host_name = socket.gethostname()
         rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
-    packs = Packs(bucket, seal)
-    sessions = unneeded.all_of(Sessions(bucket, seal, seen))
-    if not rule.policy.removes_nothing:
-        names = {one.manifest for session in sessions for one in session.listed}
-        with ThreadPoolExecutor(_READERS, "manifests") as pool:
-            list(pool.map(packs.of, names))
-    verdicts = unneeded.judge(sessions, rule.policy, packs.of)
-    freed = unneeded.would_free(verdicts, packs.of) if not rule.policy.removes_nothing else 0
-    return Keeping(rule.policy, rule.changed_at, rule.host_name, list(map(_shown, verdicts)), freed)
+    shown = list(map(_shown, verdicts))
+    return Keeping(rule.policy, rule.changed_at, rule.host_name, shown, freed)
 
 
-def _require_removable(data_dir: Path, opened: remote_keys.Opened) -> None:
+def _judged(opened: remote_keys.Opened, policy: RetentionPolicy) -> tuple[list[Judged], int]:
+    """Return the verdicts on all snapshots, and the bytes that their removal frees."""
+    bucket, seal = opened.bucket, opened.keyring.seal
+    packs, sessions = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
+    names = {one.manifest for session in sessions for one in session.listed}
+    with ThreadPoolExecutor(_READERS, "manifests") as pool:
+        list(pool.map(packs.of, names))
+    verdicts = unneeded.judge(sessions, policy, packs.of)
+    return verdicts, unneeded.would_free(verdicts, packs.of)
+
+
+def _require_useful(data_dir: Path, opened: remote_keys.Opened, policy: RetentionPolicy) -> None:
+    """Raise ConfigurationError for a rule that this machine cannot set, or by which nothing could be removed."""
     remote = opened.remote
-    if remote.capabilities and not remote.capabilities.deletes:
+    deletes = remote.capabilities is None or remote.capabilities.deletes
+    if not deletes and not policy.removes_nothing:
         raise ConfigurationError(
             f"Remote {remote.name} does not let this machine delete anything, so no rule can remove snapshots.",
             hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",

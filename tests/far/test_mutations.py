@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ManifestInvalid
+from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.store.codecs import CodecError, decompress
-from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes
+from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes, rules
 from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES, NONCE_BYTES, Seal
 from tests.far.conftest import memory_bucket
 from tests.far.mutations import mutations
@@ -59,6 +60,8 @@ def world() -> World:
     [pack] = [one.name for one in bucket.list("packs")]
     epochs.write_list(bucket, seal, 1, {pack})
     epochs.advance(bucket, seal, now, epochs.Epoch(2, 1))
+    keep_two = RetentionPolicy(keep_last=2)
+    rules.replace(bucket, seal, machine.seen, keep_two, host_name="here", now=1.0)
     [index] = [one.name for one in bucket.list("indexes")]
     sessions = machine.sessions
     readers = {
@@ -67,6 +70,7 @@ def world() -> World:
         index: lambda: indexes.FarIndex(indexes._opened(seal, index, bucket.get(index).data)),
         epochs.NAME: lambda: epochs.read(bucket, seal, machine.seen),
         epochs.list_name(1): lambda: epochs.read_list(bucket, seal, 1),
+        rules.NAME: lambda: rules.read(bucket, seal, machine.seen),
     }
     machine.close()
     kinds = {
@@ -76,7 +80,7 @@ def world() -> World:
     return World(machine, seal, kinds)
 
 
-KINDS = ["sessions", "manifests", "indexes", "epoch", "condemned"]
+KINDS = ["sessions", "manifests", "indexes", "epoch", "condemned", "retention"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
 
 from ...errors import FarObjectInvalid, FarObjectMissing, StoreUnavailable
 from ...retention_policy import RetentionPolicy
+from ..manifest_checks import is_time
 from .objects import Objects, Remembering, Sealing, Stored
+from .sealing import invalid
 from .sessions import Text
 
 NAME = "retention"
@@ -74,5 +77,7 @@ def _stored(bucket: Objects) -> Stored | None:
 
 def _opened(stored: Stored, seal: Sealing, seen: Remembering, newest: int) -> Rule:
     rule = seal.open_record(NAME, stored.data, Rule)
+    if not (is_time(rule.changed_at) and math.isfinite(rule.policy.keep_within_seconds)):
+        raise invalid(NAME, "a time in it is impossible")
     seen.check(NAME, rule.generation, newest)
     return rule
