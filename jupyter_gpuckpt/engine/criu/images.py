@@ -13,7 +13,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +22,8 @@ from ...errors import ObjectCorrupt
 _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
 _COPY_BYTES = 4 << 20
+#: The size of a files.img, with a few thousand files, up to which its content is remembered.
+_REMEMBERED_BYTES = 1 << 20
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 PAGE = 4096
@@ -78,11 +80,13 @@ def strict(
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place, byte in enumerate(data[at : at + _VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * place
+    value = shift = 0
+    for byte in data[at : at + _VARINT_BYTES]:
+        at += 1
+        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at + place + 1
+            return value, at
+        shift += 7
     raise ValueError("a number does not end")
 
 
@@ -97,13 +101,20 @@ def _encode_varint(value: int) -> bytes:
 
 def fields(message: bytes) -> Iterator[Field]:
     """Yield (number, wire type, value) of every field, in order; a value is an int (varint) or bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
+    at, end = 0, len(message)
+    while at < end:
+        # Most numbers have one byte. A save decodes ten thousand fields and more, so the call counts.
+        if (key := message[at]) < 0x80:
+            at += 1
+        else:
+            key, at = _varint(message, at)
         number, wire = key >> 3, key & 7
         value: int | bytes
         if wire == _VARINT:
-            value, at = _varint(message, at)
+            if at < end and message[at] < 0x80:
+                value, at = message[at], at + 1
+            else:
+                value, at = _varint(message, at)
         elif wire == _BYTES:
             length, at = _varint(message, at)
             value, at = message[at : at + length], at + length
@@ -112,7 +123,7 @@ def fields(message: bytes) -> Iterator[Field]:
             value, at = message[at : at + width], at + width
         else:
             raise ValueError(f"wire type {wire} is not used by CRIU")
-        if at > len(message):
+        if at > end:
             raise ValueError("a field is truncated")
         yield number, wire, value
 
@@ -131,7 +142,10 @@ def encode(parts: list[Field]) -> bytes:
 
 def messages(path: Path) -> Iterator[bytes]:
     """Yield the messages of an image file."""
-    data = path.read_bytes()
+    return _split(path.read_bytes())
+
+
+def _split(data: bytes) -> Iterator[bytes]:
     at = _MAGIC_BYTES
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
@@ -275,12 +289,23 @@ class RegularFile:
 @strict
 def regular_files(images: Path) -> list[RegularFile]:
     """Return every regular file of files.img."""
-    found = []
-    for message in messages(images / "files.img"):
-        for number, _, value in fields(message):
-            if number == _FILE_REG and isinstance(value, bytes):
-                found.append(_regular(value))
-    return found
+    content = (images / "files.img").read_bytes()
+    return list(
+        _remembered_files(content) if len(content) <= _REMEMBERED_BYTES else _files(content)
+    )
+
+
+def _files(content: bytes) -> tuple[RegularFile, ...]:
+    return tuple(
+        _regular(value)
+        for message in _split(content)
+        for number, _, value in fields(message)
+        if number == _FILE_REG and isinstance(value, bytes)
+    )
+
+
+#: Every save and resume asks several times, before and after an edit, and most images are those of the last save.
+_remembered_files = lru_cache(maxsize=4)(_files)
 
 
 def _regular(message: bytes) -> RegularFile:
