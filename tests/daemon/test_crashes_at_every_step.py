@@ -68,7 +68,7 @@ with open(path + ".linked", "w+") as linked:
             time.sleep(0.01)
     ticks = []
     threading.Thread(target=lambda: [time.sleep(0.01) or ticks.append(1) for _ in iter(int, 1)], daemon=True).start()
-    private = bytearray(os.urandom(8 << 20))
+    private = bytearray(os.urandom(4 << 20))
     whole = hash(bytes(private))
     count = 0
     while True:
@@ -81,7 +81,7 @@ with open(path + ".linked", "w+") as linked:
         client.sendall(count.to_bytes(8, "big"))
         with open(path, "w") as file:
             file.write(str(count))
-        while len(ticks) == before:
+        while len(ticks) < before + 3:
             time.sleep(0.01)
 """
 
