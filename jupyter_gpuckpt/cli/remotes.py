@@ -22,7 +22,16 @@ from ..remote_records import (
     secrets_in,
 )
 from ..statuses import exit_code
-from . import drilling, erasing, far_sessions, keeping, only_copies, output, remote_keys, uploads
+from . import (
+    drilling,
+    erasing,
+    far_keeping,
+    far_sessions,
+    only_copies,
+    output,
+    remote_keys,
+    uploads,
+)
 from .prune import size_bytes
 from .remote_keys import ask
 
@@ -108,7 +117,7 @@ def add_arguments(to: ArgumentParser) -> None:
     drilling.add_arguments(
         verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
     )
-    keeping.add_arguments(
+    far_keeping.add_arguments(
         verb("keep", "set which snapshots a remote keeps, for all machines that use it")
     )
     remote_keys.add_arguments(verb("key", "list, add or remove the holders of a remote's key"))
@@ -207,7 +216,7 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "key": remote_keys.run,
     "erase": erasing.run,
     "verify": drilling.run,
-    "keep": keeping.run,
+    "keep": far_keeping.run,
 }
 
 

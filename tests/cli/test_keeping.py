@@ -1,0 +1,53 @@
+"""The rule of a remote, with kernels, daemons and the commands that people type."""
+
+import pytest
+
+from jupyter_gpuckpt.daemon.far_collector import Task, collected
+from jupyter_gpuckpt.store.far.remotes import Remotes
+from tests.cli.test_far_sessions import joined
+from tests.conftest import wait_for
+
+
+@pytest.mark.slow
+def test_another_machine_removes_what_was_neither_pinned_nor_is_the_newest(
+    kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
+):
+    share = ["share", f"file://{short_dir}/share"]
+    phrase = joined(daemon_env, *share)
+    for number in range(4):
+        kernel.worth(f"globals().update(x={number})")
+        gpuckpt("save", kernel.id)
+    saved = [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]]
+
+    def uploaded():
+        return [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"] if one["uploads"]]
+
+    wait_for(lambda: gpuckpt_json("remote", "status")["remotes"][0]["uploaded"] == 4)
+    assert uploaded() == saved
+    gpuckpt("pin", saved[2])
+    gpuckpt("note", saved[3], "--title", "Before the merge")
+    here = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = other = here + "/other"
+    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+
+    def verdicts():
+        words = ("--keep-last", "1", "--manual-too", "--dry-run")
+        found = gpuckpt_json("remote", "keep", "share", *words)["keeping"]["verdicts"]
+        return {one["snapshot_id"]: one for one in found}
+
+    wait_for(lambda: [one for one in verdicts().values() if one["removed"]] != [])
+    wait_for(lambda: [name for name, one in verdicts().items() if one["removed"]] == [saved[1]])
+    assert verdicts()[saved[2]]["reason"] == "it is pinned"
+    assert verdicts()[saved[3]]["reason"] == "it has a title or note"
+    assert verdicts()[saved[3]]["title"] == "Before the merge"
+    gpuckpt("remote", "keep", "share", "--keep-last", "1", "--manual-too", "-y")
+    done = collected(Task(other, Remotes(short_dir / "data" / "other").get("share"), 0.0))
+    assert (done.collection.error, done.collection.dropped, done.gone) == (None, 1, [])
+
+    # The first machine has all of them, and learns the same by its own collector.
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = here
+    assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == saved
+    looked = collected(Task(here, Remotes(short_dir / "data").get("share"), 3600.0))
+    assert looked.gone == [saved[1]]
+    listed = gpuckpt_json("remote", "sessions", "share")["sessions"][0]["snapshots"]
+    assert [one["snapshot_id"] for one in listed] == [saved[0], *saved[2:]]
