@@ -235,10 +235,14 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A remote's new rule; None: only the present one is shown. `dry_run`: the rule is judged by, but not set."""
+    """A remote's new rule; None: only the present one is shown. `dry_run`: the rule is judged by, but not set.
+
+    `lost_machine`: the host name or id of a machine that needs nothing in the remote any more, because it never comes back.
+    """
 
     policy: RetentionPolicy | None = None
     dry_run: bool = False
+    lost_machine: str = ""
 
 
 class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -351,7 +355,7 @@ class FarVerdict(msgspec.Struct, frozen=True):
 class Keeping(msgspec.Struct, frozen=True):
     """A remote's rule, when and on which machine it was set (0: never), and its verdicts on all snapshots, newest first.
 
-    `freed_bytes`: of the packs that only removed snapshots need.
+    `freed_bytes`: of the packs that only removed snapshots need. `released`: how many snapshots a lost machine needs no longer.
     """
 
     policy: RetentionPolicy
@@ -359,6 +363,7 @@ class Keeping(msgspec.Struct, frozen=True):
     changed_on: str = ""
     verdicts: list[FarVerdict] = []
     freed_bytes: int = 0
+    released: int = 0
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):

@@ -55,6 +55,12 @@ def add_arguments(to: ArgumentParser) -> None:
     to.add_argument(
         "--manual-too", action="store_true", help="also remove snapshots that users took"
     )
+    to.add_argument(
+        "--lost-machine",
+        metavar="HOST",
+        default="",
+        help="a machine that never comes back: what only it needed there may be removed",
+    )
     to.add_argument("--no-rule", action="store_true", help="remove the rule: all are kept")
     to.add_argument(
         "-n", "--dry-run", action="store_true", help="only show what would be removed; set no rule"
@@ -65,22 +71,39 @@ def add_arguments(to: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Show what a rule removes, and set it after a question on a terminal; without a rule, show the one that is set."""
     policy = _policy(args)
+    if args.lost_machine:
+        if args.dry_run:
+            raise ConfigurationError("--lost-machine cannot be combined with --dry-run.")
+        _confirm(
+            args,
+            f"Does machine {args.lost_machine} never come back? What is only in remote {args.name} can be lost for it.",
+        )
+        request = KeepRequest(lost_machine=args.lost_machine)
+        released = _asked(args, request).released
+        if not args.json:
+            output.say(
+                f"{counted(released, 'snapshot')} that machine {args.lost_machine} had only there may be removed by a rule."
+            )
     if policy is None:
-        _say(args, _asked(args, None, dry_run=False))
+        _say(args, _asked(args, KeepRequest()))
         return 0
     if args.dry_run:
-        _say(args, _asked(args, policy, dry_run=True))
+        _say(args, _asked(args, KeepRequest(policy, dry_run=True)))
         return 0
     if not args.yes and not args.json and sys.stdin.isatty():
-        planned = _asked(args, policy, dry_run=True)
+        planned = _asked(args, KeepRequest(policy, dry_run=True))
         _say_table(planned)
         going = sum(one.removed for one in planned.verdicts)
-        if going and not output.ask(
-            f"Remove {counted(going, 'snapshot')} from remote {args.name} for ever?"
-        ):
-            raise OperationCancelled("The rule was not set.")
-    _say(args, _asked(args, policy, dry_run=False))
+        if going:
+            _confirm(args, f"Remove {counted(going, 'snapshot')} from remote {args.name} for ever?")
+    _say(args, _asked(args, KeepRequest(policy)))
     return 0
+
+
+def _confirm(args: Namespace, question: str) -> None:
+    """Ask a question on a terminal. Raises OperationCancelled."""
+    if not args.yes and not args.json and sys.stdin.isatty() and not output.ask(question):
+        raise OperationCancelled("Nothing was changed.")
 
 
 def _policy(args: Namespace) -> RetentionPolicy | None:
@@ -102,8 +125,8 @@ def _policy(args: Namespace) -> RetentionPolicy | None:
     return None
 
 
-def _asked(args: Namespace, policy: RetentionPolicy | None, *, dry_run: bool) -> Keeping:
-    found = ask(RemoteVerb.KEEP, args.name, keep=KeepRequest(policy, dry_run)).keeping
+def _asked(args: Namespace, request: KeepRequest) -> Keeping:
+    found = ask(RemoteVerb.KEEP, args.name, keep=request).keeping
     if found is None:
         raise ConfigurationError(f"The rule of remote {args.name} is not known.", hint="Try again.")
     return found

@@ -7,13 +7,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from ..errors import ConfigurationError
 from ..remote_records import FarVerdict, Keeping, Remote, RemoteCall
 from ..retention_policy import RetentionPolicy
 from ..store.far import rules, unneeded
 from ..store.far.collect import Packs
 from ..store.far.retries import Retries
-from ..store.far.sessions import Sessions
+from ..store.far.sessions import FarSession, FarSnapshot, Sessions
 from ..store.far.unneeded import Judged
 from . import remote_keys
 
@@ -28,7 +30,10 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     data_dir = Path(call.data_dir)
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
-    wanted = call.keep.policy
+    wanted, released = call.keep.policy, 0
+    if call.keep.lost_machine:
+        _require_useful(data_dir, opened, RetentionPolicy())
+        released = _release(data_dir, opened, call.keep.lost_machine)
     if wanted is None:
         rule = rules.read(bucket, seal, seen) or rules.Rule(1, RetentionPolicy())
     else:
@@ -41,7 +46,39 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
         host_name = socket.gethostname()
         rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
     shown = list(map(_shown, verdicts))
-    return Keeping(rule.policy, rule.changed_at, rule.host_name, shown, freed)
+    return Keeping(rule.policy, rule.changed_at, rule.host_name, shown, freed, released)
+
+
+def _release(data_dir: Path, opened: remote_keys.Opened, machine: str) -> int:
+    """Take back what another machine, given by host name or id, has told of snapshots that it has nowhere else; return their number."""
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    known, found = unneeded.all_of(sessions), dict[str, str]()
+    for session in known:
+        for one in session.listed:
+            found |= one.relied_on_by
+    found.pop(remote_keys.machine_id(data_dir), None)
+    lost = {name for name, host in found.items() if machine in {name, host}}
+    if not lost:
+        others = ", ".join(sorted(set(found.values()))) or "no other machine"
+        raise ConfigurationError(
+            f"No other machine {machine[:200]!r} has snapshots only in remote {opened.remote.name}.",
+            hint=f"Those that have: {others}.",
+        )
+
+    def without(one: FarSnapshot) -> FarSnapshot:
+        left = {name: host for name, host in one.relied_on_by.items() if name not in lost}
+        return msgspec.structs.replace(one, relied_on_by=left)
+
+    def release(session: FarSession) -> FarSession:
+        return msgspec.structs.replace(session, snapshots=list(map(without, session.snapshots)))
+
+    count = 0
+    for session in known:
+        changed = sum(without(one) != one for one in session.listed)
+        if changed:
+            sessions.rewrite(session.facts.session_id, release)
+            count += changed
+    return count
 
 
 def _judged(opened: remote_keys.Opened, policy: RetentionPolicy) -> tuple[list[Judged], int]:

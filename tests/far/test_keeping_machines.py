@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from jupyter_gpuckpt.daemon.far_collecting import FarCollecting
 from jupyter_gpuckpt.daemon.told_file import ToldFile
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.daemon.uploads import Uploads
-from jupyter_gpuckpt.errors import error_from
+from jupyter_gpuckpt.errors import ConfigurationError, error_from
 from jupyter_gpuckpt.remote_records import KeepRequest, Remote, RemoteCall, RemoteVerb
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.snapshot_records import (
@@ -35,6 +36,8 @@ from tests.far.test_fetching import saved
 from tests.far.test_near_copy import BYTES, Near
 
 RULE = RetentionPolicy(keep_last=1, manual_too=True)
+SET = KeepRequest(RULE)
+_SHOW = KeepRequest()
 
 
 class One(Near):
@@ -73,11 +76,9 @@ async def until(condition):
             await asyncio.sleep(0.05)
 
 
-def keep(data_dir, policy=None, *, dry_run=False):
+def keep(data_dir, request=_SHOW):
     """Do what `remote keep` asks for."""
-    call = RemoteCall(
-        RemoteVerb.KEEP, str(data_dir), "share", keep=KeepRequest(policy, dry_run=dry_run)
-    )
+    call = RemoteCall(RemoteVerb.KEEP, str(data_dir), "share", keep=request)
     answer = remotes.answer(call)
     if answer.error:
         raise error_from(answer.error)
@@ -134,12 +135,12 @@ def test_what_one_machine_needs_stays_and_it_learns_what_another_removed(both, s
         one.changed("s2")
         await until(lambda: one.entries()["s2"].about.pinned)
         await until(one.settled)
-        shown = keep(two.joined.data_dir, RULE, dry_run=True)
+        shown = keep(two.joined.data_dir, KeepRequest(RULE, dry_run=True))
         assert [v.snapshot_id for v in shown.verdicts if v.removed] == ["s3"]
         assert BYTES * 0.9 < shown.freed_bytes < BYTES * 1.1
         assert keep(one.data_dir).policy.removes_nothing
         assert await collects(two, share) == 0
-        assert keep(two.joined.data_dir, RULE).policy == RULE
+        assert keep(two.joined.data_dir, SET).policy == RULE
         assert keep(one.data_dir).policy == RULE
         assert await collects(two, share) == 1
         assert sorted(one.entries()) == ["s1", "s2", "s4"]
@@ -200,7 +201,7 @@ def test_a_pin_is_told_although_the_record_of_what_was_told_is_lost(both, share)
 
 def test_the_near_copy_keeps_what_a_collector_removed_first(both, share):
     async def test(one, two):
-        keep(two.joined.data_dir, RULE)
+        keep(two.joined.data_dir, SET)
         assert await collects(two, share) == 3
         # Nobody has told this machine yet.
         assert one.state("s1") is UploadState.UPLOADED
@@ -210,6 +211,14 @@ def test_the_near_copy_keeps_what_a_collector_removed_first(both, share):
         for number in (1, 2, 3):
             one.store.verify(f"s{number}")
         assert (await one.kept(1))[0]
+        # Only another machine can say that this one is lost, and what is the newest stays all the same.
+        lost = KeepRequest(lost_machine=socket.gethostname())
+        with pytest.raises(ConfigurationError, match="No other machine"):
+            keep(one.data_dir, lost)
+        with pytest.raises(ConfigurationError, match="No other machine 'elsewhere'"):
+            keep(two.joined.data_dir, KeepRequest(lost_machine="elsewhere"))
+        assert keep(two.joined.data_dir, lost).released == 1
+        assert not one.entries()["s4"].relied_on_by
         # The suspended kernel whose memory is only there can be resumed.
         assert await collects(two, share) == 0
         one.bring_back("s4")
@@ -221,7 +230,7 @@ def test_a_removal_between_the_question_and_the_eviction_wins(both, share, monke
     """A snapshot that goes while this machine is about to need it there is not evicted."""
 
     async def test(one, two):
-        keep(two.joined.data_dir, RULE)
+        keep(two.joined.data_dir, SET)
         amend = amending.amend
 
         def removed_first(data_dir, opened, changes):
@@ -276,5 +285,6 @@ def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatc
         "the newest of its session",
     }
     assert "cannot be combined" in said("--no-rule", "--keep-last", "2", status=2).err
+    assert "no other machine" in said("--lost-machine", "laptop", status=2).err
     assert "No rule is given" in said("--manual-too", status=2).err
     assert said("--no-rule").out == "Remote share keeps all snapshots.\n"
