@@ -19,6 +19,8 @@ while not stop.exists():
 def stop(lab_server, request):
     """Return a file, and a cell that prints until it exists."""
     path = lab_server.root_dir / f"{request.node.name}.stop"
+    # A test that failed and is run once more has left one.
+    path.unlink(missing_ok=True)
     return path, COUNT.replace("STOP", repr(str(path)))
 
 

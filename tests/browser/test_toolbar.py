@@ -254,6 +254,7 @@ def test_the_main_job_is_done_by_the_keyboard_alone_and_the_focus_returns(open_n
     page.keyboard.press("Enter")
     dialog = page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Restore After [1]")
+    expect(dialog.locator(".jp-mod-accept")).to_be_focused()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(restore).to_be_focused()

@@ -63,7 +63,7 @@ def about(info: SnapshotInfo) -> About:
 
 def title_of(info: SnapshotInfo) -> str:
     """Return the title by which remotes list a snapshot."""
-    return (info.heading or info.name)[:_MAX_TITLE_CHARACTERS]
+    return (info.title or info.name)[:_MAX_TITLE_CHARACTERS]
 
 
 def told(info: SnapshotInfo, relied_on_in: str = "") -> Told:
