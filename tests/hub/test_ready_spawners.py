@@ -337,3 +337,29 @@ def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, cho
     assert 'extra_create_kwargs["stop_timeout"] = 10 s' in done.stderr
     assert "lower suspend_timeout" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_with_a_class_of_its_own_refuses_clean_starts_of_kept_containers_at_its_start(
+    tmp_path,
+):
+    config = tmp_path / "jupyterhub_config.py"
+    config.write_text(
+        "from jupyter_gpuckpt.hub import with_suspend\n"
+        'c.JupyterHub.spawner_class = with_suspend("docker")\n'
+        "c.GpuCkptSpawnerMixin.offer_clean_start = True\n"
+        'c.JupyterHub.authenticator_class = "dummy"\n'
+        "c.Authenticator.allow_all = True\n"
+        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+    )
+    done = subprocess.run(
+        [*python_module("jupyterhub"), "-f", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "does not work with c.DockerSpawner.remove = False" in done.stderr
+    assert "Traceback" not in done.stderr
