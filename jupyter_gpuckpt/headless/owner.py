@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,15 @@ _STEADY = frozenset(
     {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
 )
 _PAUSE = 0.05
+#: How long a kernel of another machine is waited for, and how often it is asked for: after a minute without a heartbeat it is released.
+_OTHER_MACHINE_SECONDS, _OTHER_MACHINE_PAUSE = 90, 1.0
 _AUTOMATIC = frozenset({Cause.AUTOSAVE, Cause.RECLAIM, Cause.SHUTDOWN})
 #: An automatic save replaces the one before it.
 _KEEP_ONE = RetentionPolicy(keep_last=1)
 #: The key of the run in Jupyter's description of a kernel.
 BATCH = "batch"
+
+_log = logging.getLogger(__name__)
 
 
 class BatchOwner(ScriptOwner):
@@ -52,8 +57,11 @@ class BatchOwner(ScriptOwner):
         return found
 
     def find(self) -> bool:
-        """Find the run's kernel, or its last snapshot, and bring it back; return False if there is neither."""
-        found = self._claimed() or (self._claimed() if self._revived() else None)
+        """Find the run's kernel, or its last snapshot, and bring it back; return False if there is neither.
+
+        A kernel of another machine is waited for, until it is released there or that machine counts as ended.
+        """
+        found = self._claimed_or_awaited() or (self._claimed() if self._revived() else None)
         if found is None:
             return False
         kernel = self.bring_back()
@@ -125,6 +133,23 @@ class BatchOwner(ScriptOwner):
         client = self.client()
         claimed = client.send(calls.claim(self.owner_id))
         return next((one for one in claimed if one.kernel.kernel_id == self._kernel_id), None)
+
+    def _claimed_or_awaited(self) -> SuspendedKernel | None:
+        client, deadline = self.client(), time.monotonic() + _OTHER_MACHINE_SECONDS
+        is_said = False
+        while (found := self._claimed()) is None and time.monotonic() < deadline:
+            elsewhere = client.send(calls.claimable(self.owner_id))
+            if all(kernel.kernel_id != self._kernel_id for kernel in elsewhere):
+                break
+            if not is_said:
+                _log.warning(
+                    "The kernel was on another machine, which may have ended. It is continued here as soon as that is certain,"
+                    " after %d seconds at most.",
+                    _OTHER_MACHINE_SECONDS,
+                )
+                is_said = True
+            time.sleep(_OTHER_MACHINE_PAUSE)
+        return found
 
     def _revived(self) -> bool:
         """Create a kernel again that ended or was on another machine; return False if it has no snapshot here."""

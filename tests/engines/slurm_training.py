@@ -63,9 +63,10 @@ class Training:
         self.script.write_text(slurm_script.script())
         self.job_id = job_id
 
-    def submit(self, *options: str) -> str:
+    def submit(self, *options: str, autosave: str = "") -> str:
         """Submit the job; return its id."""
         execute = ["jupyter", "gpuckpt", "execute", "training.ipynb", "-o", self.output.name]
+        execute += ["--autosave", autosave] * bool(autosave)
         place = [f"--chdir={self.folder}", f"--output={self.log}", "--partition=low"]
         self.job_id = self.cluster.submit(*place, *options, str(self.script), *execute)
         return self.job_id

@@ -76,6 +76,19 @@ def test_a_job_that_is_canceled_after_its_preemption_began_stays_canceled(slurm,
     assert slurm.job(training.job_id)["Restarts"] == "0"
 
 
+def test_a_job_goes_on_from_the_last_automatic_save_after_its_node_failed(slurm, short_dir):
+    expected = undisturbed(short_dir / "undisturbed")
+    training = Training(slurm, short_dir / "work")
+    training.submit(autosave="1s")
+    node = training.node()
+    training.wait_for_steps(40)
+    slurm.kill_node(node)
+    # Slurm notices that the node does not answer.
+    wait_for(lambda: training.restarts() == 1, 180, training.said)
+    assert training.node() != node
+    assert training.finish() == expected
+
+
 def test_an_error_of_a_cell_ends_the_job_for_good(slurm, short_dir):
     training = Training(slurm, short_dir / "work", last_cell="1 / 0")
     (training.folder / GATE).touch()
