@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -46,6 +47,21 @@ Value = TypeVar("Value")
 
 #: Seconds after which what has not happened is a failure: an overloaded machine may stand still for half a minute.
 PATIENCE = 120.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while thousands of tests are collected, nor ever among what lasts as long as the process.
+
+    A forked child that looked there would also get a copy of all that memory.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
