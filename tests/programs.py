@@ -30,3 +30,9 @@ filter = struct.pack("HxxxxxxP", 1, ctypes.addressof(rule))
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, filter) == 0  # PR_SET_SECCOMP
 """
+
+#: Defines `noise(length)` in a program or a cell, in one line: random bytes, in a third of the processor time of os.urandom's.
+NOISE = (
+    "from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes; import os; noise = lambda length: "
+    "Cipher(algorithms.AES(os.urandom(16)), modes.CTR(os.urandom(16))).encryptor().update(bytes(length))"
+)

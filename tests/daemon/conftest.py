@@ -20,6 +20,7 @@ from tests.conftest import wait_for
 from tests.far import servers
 from tests.far.installations import Reader, add_remote, save, store_of
 from tests.live_files import entries_below
+from tests.programs import NOISE
 
 #: For what a loaded machine does.
 LONG = 300.0
@@ -38,9 +39,9 @@ while True:
             file.write("yes")
 """
 #: Counts in a file, and holds as many random bytes as its second argument says, so that a save takes long enough to be met.
-LARGE = """
-import os, sys, time
-data, count = os.urandom(int(sys.argv[2])), 0
+LARGE = f"""
+{NOISE}; import sys, time
+data, count = noise(int(sys.argv[2])), 0
 while True:
     count += 1
     with open(sys.argv[1], "w") as file:

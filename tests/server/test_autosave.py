@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_for
+from tests.programs import NOISE
 
 INTERVAL = 0.5
 #: Holds memory that does not compress, so that a save takes long enough to be met in flight.
-LARGE = "import os; data = [os.urandom(1 << 20) for _ in range(600)]"
+LARGE = NOISE + "; data = [noise(1 << 20) for _ in range(600)]"
 #: Counts aloud until somebody says that it is enough.
 COUNTING = """
 import os, time

@@ -13,9 +13,10 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import processes
+from tests.programs import NOISE
 
 #: So much takes a save or a resume long enough to be in the middle of it.
-LARGE = "import os; x, data = 41, os.urandom(200_000_000); print(len(data))"
+LARGE = NOISE + "; x, data = 41, noise(200_000_000); print(len(data))"
 
 
 @pytest.fixture

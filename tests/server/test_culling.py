@@ -11,6 +11,7 @@ import pytest
 from jupyter_client import BlockingKernelClient
 
 from jupyter_gpuckpt.server.messages.probe import drained
+from tests.programs import NOISE
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_an_idle_kernel_to_which_a_cell_was_sent_meanwhile_is_not_suspended(cull
 def test_a_cell_cancels_the_suspend_of_an_idle_kernel(culling, eventually):
     server = culling("--MappingKernelManager.cull_connected=True")
     page = server.open()
-    page.run("import os; x = os.urandom(250 << 20)")
+    page.run(NOISE + "; x = noise(250 << 20)")
     eventually(
         lambda: (
             (operation := server.kernel(page.kernel_id)["operation"])

@@ -8,6 +8,7 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
 from tests.conftest import wait_for
+from tests.programs import NOISE
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_every_change_of_state_is_told_with_the_kernel_as_rest_shows_it(server, 
 
 def test_progress_is_told_but_not_too_often(server, listener):
     page = server.open()
-    page.run("import os; data = os.urandom(400_000_000)")
+    page.run(NOISE + "; data = noise(400_000_000)")
     began = time.monotonic()
     operation = server.do("save", page.kernel_id)
     wait_for(lambda: states(listener)[-2:] == ["saving", "running"])

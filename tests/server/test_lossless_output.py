@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.conftest import wait_for
+from tests.programs import NOISE
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_nothing_of_the_agent_shows(server):
 
 def test_a_kernel_whose_server_died_while_it_was_silent_speaks_to_the_next(server, pages):
     page = pages[0]
-    page.run("import os; data = os.urandom(300_000_000)")
+    page.run(NOISE + "; data = noise(300_000_000)")
     page.execute(COUNTING)
     server.begin("save", page.kernel_id)
     server.kill()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.programs import SANDBOX
+from tests.programs import NOISE, SANDBOX
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernel
 
 def test_a_second_save_is_refused_while_one_is_in_flight(server):
     page = server.open()
-    page.run("import os; data = os.urandom(300_000_000)")
+    page.run(NOISE + "; data = noise(300_000_000)")
     for _ in range(10):
         operation = server.begin("save", page.kernel_id)
         second = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/save", ok=False)

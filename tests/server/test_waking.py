@@ -16,6 +16,7 @@ import websocket
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from tests.conftest import wait_for
+from tests.programs import NOISE
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_looking_at_a_notebook_wakes_nothing(server, suspended):
 
 def test_a_cell_sent_while_the_kernel_is_being_suspended_runs_afterwards(server):
     page = server.open()
-    page.run("import os; x, data = 41, os.urandom(200_000_000)")
+    page.run(NOISE + "; x, data = 41, noise(200_000_000)")
     operation = server.begin("suspend", page.kernel_id)
     held = page.execute("x += 1; print(x)")
     assert server.finish(operation)["state"] == "succeeded"
@@ -121,7 +122,7 @@ def test_what_waits_does_not_wake_a_kernel_when_its_server_stops(server, monkeyp
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     page = server.open()
-    page.run("import os; x, data = 41, os.urandom(200_000_000)")
+    page.run(NOISE + "; x, data = 41, noise(200_000_000)")
     server.process.send_signal(signal.SIGTERM)
     with Client.connect() as client:
         # It answers no requests any more, but websockets are still open, unless all is over already.

@@ -24,11 +24,11 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.programs import COUNTER
+from tests.programs import COUNTER, NOISE
 
-HOLDER = """
-    import os, time
-    memory = os.urandom(160 << 20)
+HOLDER = f"""
+    {NOISE}; import time
+    memory = noise(160 << 20)
     n = 0
     while True:
         n += 1

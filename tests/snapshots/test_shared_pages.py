@@ -13,14 +13,15 @@ from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible, KernelNotChec
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
 from tests.conftest import left_in
+from tests.programs import NOISE
 
 MB = 1 << 20
 
 #: A pool of workers that have inherited 200 MB; one of them has changed a page here and there, as counts of references do, one has
 #: freed some, and each has memory of its own.
-POOL = """
-    import hashlib, os, time
-    data = bytearray(os.urandom(200 << 20))
+POOL = f"""
+    {NOISE}; import hashlib, time
+    data = bytearray(noise(200 << 20))
     number = 0
     for worker in (1, 2, 3):
         if not os.fork():
@@ -36,7 +37,7 @@ POOL = """
         digest = hashlib.blake2b(data)
         digest.update(own)
         print(number, os.getppid(), digest.hexdigest(), flush=True)
-        time.sleep(0.1)
+        time.sleep(1)
 """
 
 
