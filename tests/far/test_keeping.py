@@ -18,9 +18,11 @@ from jupyter_gpuckpt.store.far.seen import Seen
 from jupyter_gpuckpt.store.far.sessions import Facts
 from tests.far.conftest import memory_bucket
 from tests.far.stores import Machine, chunks
+from tests.far.test_collect import assert_sound, at_every_request, stopped
 from tests.manifests import manifest
 from tests.unit.test_store_local import put
 
+PINNED = Told(pinned=True)
 NEWEST_ONLY = RetentionPolicy(keep_last=1)
 
 
@@ -298,3 +300,41 @@ def test_machines_tell_only_what_they_changed(keeper):
     entry = msgspec.structs.replace(a.entry("s1"), about=about(a.store.manifest("s1").info))
     a.sessions.add(Facts("one"), entry)
     assert a.entry("s1").about.pinned
+
+
+def test_what_is_told_while_a_collector_stands_still_at_any_request_is_kept(tmp_path):
+    """Another machine pins one snapshot and evicts its copy of another one, and later epochs come, before the collector goes on."""
+    outcomes = set()
+
+    def collects(at):
+        there = memory_bucket()
+        a, other = Keeper(there, tmp_path / f"a{at}"), Keeper(there, tmp_path / f"b{at}")
+        with closing(a), closing(other):
+            for number in range(4):
+                a.take(f"s{number}", *chunks(number, 1), created=number)
+            a.rule(keep_last=1)
+            infos = [a.store.manifest(f"s{number}").info for number in range(4)]
+            kept = set()
+
+            def meanwhile():
+                for info, now in ((infos[1], Told(relied_on_in="one")), (infos[2], PINNED)):
+                    name = info.snapshot_id
+                    change = Amendment(name, ["one"], Told(), now, about(info))
+                    kept.update(other.sessions.amend("one", {name: change}, ("b", "second")))
+                for _ in range(2):
+                    other.collects()
+
+            bucket = stopped(a, at, meanwhile)
+            a.collects()
+            if bucket.asked < at:
+                return False
+            for _ in range(2):
+                other.collects()
+            assert set(other.listed()) == {*kept, "s3"}, at
+            assert assert_sound(other) == len(kept) + 1, at
+            outcomes.add(tuple(sorted(kept)))
+        return True
+
+    assert at_every_request(collects) > 10
+    # It was late for both, or for none: one swap removes both.
+    assert outcomes == {(), ("s1", "s2")}
