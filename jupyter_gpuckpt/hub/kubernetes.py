@@ -8,7 +8,9 @@ Does not cover: the volume on which snapshots outlive the pod, and the seccomp f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from kubespawner import KubeSpawner
@@ -22,6 +24,20 @@ _GRACE = ("terminationGracePeriodSeconds", "termination_grace_period_seconds")
 #: The time that the hub waits for a pod to vanish beyond the pod's own.
 _VANISH_SECONDS = 30
 _DEFAULT_START_TIMEOUT = 60
+
+
+#: Within calls in which KubeSpawner itself may stop a pod: whether at once. A variable of the task, because the hub may stop it meanwhile.
+_own_stop: ContextVar[bool | None] = ContextVar("_own_stop", default=None)
+
+
+@contextmanager
+def _own_stops(*, now: bool) -> Iterator[None]:
+    """Let stops in this block, of this task, be KubeSpawner's own."""
+    token = _own_stop.set(now)
+    try:
+        yield
+    finally:
+        _own_stop.reset(token)
 
 
 class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc]
@@ -42,9 +58,6 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         pods.SECCOMP_FILE,
         help="""The file of the seccomp filter, relative to the kubelet's folder of seccomp profiles on the nodes.""",
     ).tag(config=True)
-
-    #: Whether a pod is being created; then KubeSpawner stops one of the same name, at once if it could.
-    _makes_room = False
 
     @default("delete_grace_period")
     def _default_delete_grace_period(self) -> int:
@@ -96,20 +109,25 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
             pod.spec.termination_grace_period_seconds,
         )
         create: Callable[..., Any] = super()._make_create_pod_request
-        self._makes_room = True
-        try:
+        # A pod in the way of this one, which KubeSpawner would kill, gets its time: it may be suspending kernels, because it is evicted.
+        with _own_stops(now=False):
             # Two times: the first may have stopped a pod in the way.
             created: object = await create(pod, request_timeout)
             return created or await create(pod, request_timeout)
-        finally:
-            self._makes_room = False
+
+    async def poll(self) -> object:
+        """Return the pod's exit status, or None while it runs; KubeSpawner then also deletes a pod whose container has ended."""
+        with _own_stops(now=True):
+            status: object = await super().poll()
+            return status
 
     async def stop(self, now: bool = False) -> None:
-        """Suspend the kernels, then delete the pod; one in the way of a new pod also gets time, as when it is being evicted."""
-        if self._makes_room:
-            await KubeSpawner.stop(self)
-        else:
+        """Suspend the kernels, then delete the pod. The stops of KubeSpawner itself are no stops of the hub: nothing is suspended."""
+        own = _own_stop.get()
+        if own is None:
             await super().stop(now)
+        else:
+            await KubeSpawner.stop(self, own)
 
     def _security_context(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return a container's security context: ours, changed by what the configuration sets."""

@@ -22,6 +22,7 @@ from jupyter_gpuckpt import pods
 from jupyter_gpuckpt.cli.app import main
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import remedies
+from jupyter_gpuckpt.hub_records import Waiting, WaitingKernel
 from tests.hub.chart import settings_of
 from tests.ports import free_port
 from tests.programs import python_module
@@ -134,6 +135,35 @@ def test_a_pod_in_the_way_of_a_new_one_gets_its_time(monkeypatch):
 
     assert asyncio.run(create()) is True
     assert deleted == [NEEDED]
+
+
+def test_a_poll_that_finds_an_ended_container_is_no_stop_of_the_hub(monkeypatch):
+    """What the server listed at its start need not wait any more: the hub announces nothing."""
+    spawner = made()
+    deleted = []
+
+    class Api:
+        async def delete_namespaced_pod(self, **options):
+            deleted.append(options["grace_period_seconds"])
+            pods_there.clear()
+
+    async def nothing():
+        """Watch no pods."""
+
+    spawner.api, spawner._start_watching_pods = Api(), nothing
+    ended = [{"name": "notebook", "state": {"terminated": {"exitCode": 7}}}]
+    pods_there = {
+        f"{spawner.namespace}/{spawner.pod_name}": {
+            "status": {"phase": "Failed", "containerStatuses": ended}
+        }
+    }
+    reflectors = {spawner._get_reflector_key("pods"): SimpleNamespace(pods=pods_there)}
+    monkeypatch.setattr(type(spawner), "reflectors", reflectors)
+    spawner._waiting = Waiting().and_then([WaitingKernel("a.ipynb")])
+    spawner._started_again = True
+    assert asyncio.run(spawner.poll()) == 7
+    assert deleted == [0]
+    assert not spawner._for_next_start().count
 
 
 def test_a_pod_gets_the_least_that_kernels_need_and_time_to_suspend():
