@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
-import psutil
 
 from .model import SnapshotInfo
 from .protocol import Kernel
@@ -96,6 +95,8 @@ def candidate(
     is_far: Callable[[_Info], bool] | None = None,
 ) -> Candidate:
     """Return a kernel as a candidate; parameters as in `most_at_stake_first`."""
+    import psutil  # noqa: PLC0415 - daemon and commands start faster without it, and most never choose among kernels
+
     try:
         began = psutil.Process(kernel.pid).create_time() if kernel.pid else now
     except psutil.Error:  # the process has just ended
