@@ -1,20 +1,25 @@
-"""A real Slurm with two nodes on this machine, each with processes, a host name, a boot id and a runtime directory of its own.
+"""A real Slurm with two nodes on this machine, each with processes, a host name and a runtime directory of its own.
 
-Jobs run as root, without accounting. Process tracking is by control groups, as on clusters: whatever a job leaves is killed at its end.
+Jobs run as root, or as another user of this machine, without accounting. For root's jobs each node also has a boot id of its own.
+Process tracking is by control groups, as on clusters: whatever a job leaves is killed at its end.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
+from jupyter_gpuckpt.host import doctor
+from tests.as_user import ROOT, open_folders
 from tests.conftest import wait_for
 from tests.ports import free_port
 
@@ -61,18 +66,22 @@ CgroupPlugin=cgroup/v1
 CgroupMountpoint=/sys/fs/cgroup
 CgroupAutomount=no
 """
-#: The first process of a node, which also waits for orphans: FOLDER NAME.
+#: The first process of a node, which also waits for orphans: FOLDER NAME USER PYTHON.
 _NODE = """
-hostname "$2" && mount --bind "$1/boot-$2" /proc/sys/kernel/random/boot_id && mount -t tmpfs node "$1/runtime" || exit
+hostname "$2"
+# Linux lets no ordinary user mount a /proc where a part of this one is hidden.
+[ "$3" != 0 ] || mount --bind "$1/boot-$2" /proc/sys/kernel/random/boot_id || exit
+mount -t tmpfs -o "mode=700,uid=$3" node "$1/runtime" && "$4" -m tests.engines.slurm_cluster || exit
 slurmd -D -N "$2" -f "$1/slurm.conf" & wait $!
 """
 _ON_ITS_OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
 
 
 class SlurmCluster:
-    """A Slurm below `folder`, which needs a short path; `env` is the environment of jobs."""
+    """A Slurm below `folder`, which needs a short path; `env` is the environment of jobs, which are those of `user`."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], user: str = "root") -> None:
+        self.user = pwd.getpwnam(user)
         self.folder = folder / "slurm"
         self.log_path = self.folder / "slurmctld.log"
         self.env = {**env, "SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -128,7 +137,8 @@ class SlurmCluster:
     def start_node(self, node: str) -> None:
         """Start a node, as after a boot."""
         (self.folder / f"boot-{node}").write_text(f"{uuid.uuid4()}\n")
-        command = ["unshare", *_ON_ITS_OWN, "sh", "-c", _NODE, "sh", str(self.folder), node]
+        words = [str(self.folder), node, str(self.user.pw_uid), sys.executable]
+        command = ["unshare", *_ON_ITS_OWN, "sh", "-c", _NODE, "sh", *words]
         self._begin(node, command)
 
     def kill_node(self, node: str) -> None:
@@ -163,6 +173,9 @@ class SlurmCluster:
             words,
             env=self.env,
             cwd=self.folder.parent,
+            user=self.user.pw_uid if words[0] == "sbatch" else None,
+            group=self.user.pw_gid if words[0] == "sbatch" else None,
+            extra_groups=[] if words[0] == "sbatch" else None,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -198,8 +211,20 @@ class SlurmCluster:
             self._started[name] = subprocess.Popen(
                 command,
                 env=self.env | path,
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def main() -> None:
+    """Let other users than root see this Python, CRIU and the checkout in this mount namespace, where they lie in root's home."""
+    criu = doctor.find_criu()
+    assert criu is not None, "there is no CRIU"
+    open_folders([Path(sys.base_prefix).resolve(), criu.resolve().parent, ROOT])
+
+
+if __name__ == "__main__":
+    main()

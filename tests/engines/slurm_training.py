@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,9 +46,16 @@ def undisturbed(folder: Path) -> list[list[str]]:
     (folder / GATE).touch()
     path = write_notebook(folder / "training.ipynb", CELLS)
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}).execute(
+        stderr=subprocess.DEVNULL
+    )
     nbformat.write(notebook, path)
     return outputs(path)
+
+
+#: The commands of jobs; the notebook and the output are filled in.
+EXECUTE = "jupyter gpuckpt execute {} -o {}"
+PAPERMILL = "papermill --engine gpuckpt --autosave-cell-every 1 {} {}"
 
 
 class Training:
@@ -57,15 +66,16 @@ class Training:
     ) -> None:
         self.cluster, self.folder = cluster, folder
         folder.mkdir(parents=True)
+        os.chown(folder, cluster.user.pw_uid, cluster.user.pw_gid)
         write_notebook(folder / "training.ipynb", [*CELLS[:-1], last_cell])
         self.output, self.log = folder / "done.ipynb", folder / "job.log"
         self.script = folder / "slurm-job.sh"
         self.script.write_text(slurm_script.script())
         self.job_id = job_id
 
-    def submit(self, *options: str, autosave: str = "") -> str:
+    def submit(self, *options: str, autosave: str = "", command: str = EXECUTE) -> str:
         """Submit the job; return its id."""
-        execute = ["jupyter", "gpuckpt", "execute", "training.ipynb", "-o", self.output.name]
+        execute = command.format("training.ipynb", self.output.name).split()
         execute += ["--autosave", autosave] * bool(autosave)
         place = [f"--chdir={self.folder}", f"--output={self.log}", "--partition=low"]
         self.job_id = self.cluster.submit(*place, *options, str(self.script), *execute)
@@ -80,7 +90,12 @@ class Training:
     def wait_for_steps(self, more: int) -> int:
         """Wait until the notebook on disk shows so many steps more than now, or all before the gate; return how many."""
         wanted = min(self.steps() + more, STEPS - 2)
-        wait_for(lambda: self.steps() >= wanted, 180, self.said)
+
+        def has_come() -> bool:
+            assert self.cluster.job(self.job_id)["JobState"] != "FAILED", self.said()
+            return self.steps() >= wanted
+
+        wait_for(has_come, 180, self.said)
         return self.steps()
 
     def node(self) -> str:

@@ -1,13 +1,15 @@
 """Notebooks and servers in jobs of a real Slurm with two nodes: preempted, at their time limit, canceled, on a node that fails."""
 
+import os
 from itertools import pairwise
 
 import httpx
 import pytest
 
 from jupyter_gpuckpt.cli import slurm_script
-from tests.conftest import wait_for
-from tests.engines.slurm_training import GATE, Training, undisturbed
+from tests.conftest import environment, missing, wait_for
+from tests.engines.slurm_cluster import SlurmCluster
+from tests.engines.slurm_training import GATE, PAPERMILL, Training, undisturbed
 from tests.server.conftest import Server
 
 pytestmark = pytest.mark.slow
@@ -30,6 +32,39 @@ def test_a_training_that_is_preempted_five_times_ends_as_an_undisturbed_one(slur
     assert training.log.read_text().count("The kernel was suspended") == 5
     # A job whose notebook has ended is not started again.
     assert slurm.job(training.job_id)["Restarts"] == "5"
+
+
+def test_a_job_of_papermill_goes_on_after_a_preemption(slurm, short_dir):
+    expected = undisturbed(short_dir / "undisturbed")
+    training = Training(slurm, short_dir / "work")
+    training.submit(command=PAPERMILL)
+    training.wait_for_steps(20)
+    with training.preempted():
+        training.wait_for_steps(20)
+    assert training.finish() == expected
+
+
+def test_an_ordinary_users_job_is_preempted_and_goes_on(criu, short_dir):
+    """The user has no right; kernels are saved in a user namespace."""
+    if obstacle := SlurmCluster.obstacle():
+        missing("slurm", obstacle)
+    short_dir.chmod(0o755)
+    home = short_dir / "home"
+    home.mkdir()
+    env = environment(criu, home) | {"HOME": str(home), "USER": "games", "TMPDIR": "/tmp"}
+    cluster = SlurmCluster(short_dir, env, user="games")
+    os.chown(home, cluster.user.pw_uid, cluster.user.pw_gid)
+    try:
+        cluster.start()
+        training = Training(cluster, short_dir / "work", last_cell="import os\nprint(os.getuid())")
+        training.submit()
+        training.wait_for_steps(20)
+        with training.preempted():
+            training.wait_for_steps(20)
+        assert training.finish()[-1] == [f"{cluster.user.pw_uid}\n"]
+        assert training.log.read_text().count("The kernel was suspended") == 1
+    finally:
+        cluster.end()
 
 
 def test_a_job_goes_on_after_its_time_limit_with_the_variables_of_the_new_node(slurm, short_dir):
