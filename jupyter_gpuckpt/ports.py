@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -49,13 +49,16 @@ class HeldPorts:
                 continue
             held.close()
 
-    def replace_taken(self) -> dict[int, int]:
-        """Replace the ports that could not be held by free ones, which are held; return old to new."""
+    def replace_taken(self, used: Collection[int] = ()) -> dict[int, int]:
+        """Replace the ports that could not be held, and those in `used`, by free ones, which are held; return old to new."""
         replaced = {}
-        for port in sorted(self._missing):
+        for port in sorted(self._missing | {one for one in self.ports if one in used}):
             free = HeldPorts.free(1)
             self._sockets += free._sockets
             [replaced[port]] = free.ports
+        for held in [one for one in self._sockets if one.getsockname()[1] in replaced]:
+            self._sockets.remove(held)
+            held.close()
         self._missing.clear()
         self.ports = [replaced.get(port, port) for port in self.ports]
         return replaced

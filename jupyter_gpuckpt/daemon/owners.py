@@ -159,9 +159,20 @@ class Owners:
                 await self._replace_taken_ports(kernel)
 
     async def _replace_taken_ports(self, kernel: ManagedKernel) -> None:
-        """Give a kernel without a process other ports for those that programs of this machine use; no client knows its ports yet."""
+        """Give a kernel without a process other ports for those that this machine's programs or kernels use. Never raises.
+
+        No client knows its ports yet. If there are no others, the kernel can be resumed when its own are free.
+        """
         record = kernel.record
-        if record.tree is not None or not (replaced := kernel.ports.replace_taken()):
+        if record.tree is not None:
+            return
+        others = {port for one in self._kernels if one is not kernel for port in one.ports.ports}
+        try:
+            replaced = kernel.ports.replace_taken(others)
+        except OSError as error:
+            _log.warning("kernel %s keeps ports that are in use: %s", kernel.kernel_id, error)
+            return
+        if not replaced:
             return
         _log.info("kernel %s gets other ports: %s", kernel.kernel_id, replaced)
         jupyter = dict(record.jupyter)

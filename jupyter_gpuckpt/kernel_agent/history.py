@@ -67,8 +67,10 @@ class History:
 
 
 def last_cell(shell: Any) -> int:
-    """Return the execution count of the last cell that has begun; 0 if none has."""
+    """Return the execution count of the last cell that has begun; 0 if none has, or a user's code has changed the counter."""
     # IPython 9 counts a cell when it begins, older versions when it has ended. Its source is in the list from its beginning.
-    count = int(shell.execution_count)
-    begun = getattr(getattr(shell, "history_manager", None), "input_hist_raw", ())
-    return count if len(begun) > count else count - 1
+    with suppress(Exception):  # only a label depends on it
+        count = int(shell.execution_count)
+        begun = getattr(getattr(shell, "history_manager", None), "input_hist_raw", ())
+        return max(0, count if len(begun) > count else count - 1)
+    return 0

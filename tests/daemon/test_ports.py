@@ -1,5 +1,7 @@
 """The ports of a kernel stay its own: before it listens, while it is suspended, and under the next daemon."""
 
+import asyncio
+import errno
 import os
 import signal
 import socket
@@ -8,8 +10,17 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt import calls, place
+from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.daemon.kernels import Kernels
+from jupyter_gpuckpt.daemon.machine import Machine
+from jupyter_gpuckpt.daemon.owners import Owners
+from jupyter_gpuckpt.daemon.records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.streams import Streams
+from jupyter_gpuckpt.daemon_settings import Settings
+from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.ports import HeldPorts
+from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.states import KernelState
 from tests.ports import unused_port
 
@@ -114,3 +125,56 @@ def test_a_listener_without_reuse_is_back_on_its_port_though_it_had_connections(
         result = client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
         assert result.moved_ports == {}
         assert answers(port)
+
+
+def test_taken_ports_are_replaced_and_others_stay():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listens = listener.getsockname()[1]
+        other, free = HeldPorts.free(1), unused_port()
+        mine = HeldPorts([listens, other.ports[0], free])
+        mine.hold()
+        replaced = mine.replace_taken(other.ports)
+        assert replaced.keys() == {listens, *other.ports}
+        assert mine.ports == [replaced[listens], replaced[other.ports[0]], free]
+        assert {one.getsockname()[1] for one in mine._sockets} == {*mine.ports}
+        assert mine.replace_taken() == {}
+        for held in (mine, other):
+            held.release()
+
+
+@pytest.mark.parametrize("can_replace", [True, False])
+def test_a_kernel_from_another_machine_gets_other_ports_than_those_of_a_kernel_here(
+    tmp_path, monkeypatch, can_replace
+):
+    def record(kernel_id, port):
+        spec = LaunchSpec(kernel_id, ["python"], {}, "/", "", own_ports=[port])
+        owner, here = this_owner(OwnerKind.SCRIPT), place.this_place(tmp_path)
+        jupyter = {"connection_info": {"shell_port": port}}
+        return KernelRecord(spec, owner, here, KernelState.SUSPENDED, jupyter=jupyter)
+
+    def refused(count):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main():
+        here = place.this_place(tmp_path)
+        machine = Machine(Settings(str(tmp_path)), here)
+        kernels = Kernels(Records(tmp_path / "state", here), machine, Streams())
+        port = unused_port()
+        first, second = (kernels.add(record(one, port)) for one in ("first", "second"))
+        for kernel in (first, second):
+            kernel.ports.hold()
+        owners = Owners(Streams(), kernels, None, None, None, machine, list)
+        if not can_replace:
+            monkeypatch.setattr(HeldPorts, "free", refused)
+        await owners._replace_taken_ports(second)
+        [other] = second.ports.ports
+        assert (other != port) is can_replace
+        assert second.record.spec.own_ports == [other]
+        assert second.record.jupyter["connection_info"] == {"shell_port": other}
+        assert first.record.spec.own_ports == [port]
+        for kernel in (first, second):
+            kernel.ports.release()
+        await kernels.close()
+        machine.close()
+
+    asyncio.run(main())

@@ -94,8 +94,13 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
         content["on_save"],
         content["on_resume"],
         content.get("uses_gpu", True),
-        content.get("cell", 0),
+        _cell(content.get("cell")),
     )
+
+
+def _cell(found: object) -> int:
+    """Return an execution count from a kernel, which may claim anything; 0 if it cannot be one."""
+    return found if isinstance(found, int) and 0 <= found < 1 << 31 else 0
 
 
 async def call_on_save(manager: ServerKernelManager, found: AgentState) -> bool:
