@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.as_user import ROOT
+from tests.daemon.test_crashes_at_every_step import MOMENTS, STEPS
 
 #: What takes long, and the same way for every user.
 SLOW = "not twenty_cycles and not rewritten and not pools and not dask and not does_not_end"
@@ -26,7 +27,11 @@ CRASHES = "tests/daemon/test_crashes_at_every_step.py"
 #: Crashes in steps that a user takes in another way.
 OTHER_WAYS = "freeze or capture or images or restore or pages or go or write"
 #: One crash in each of them.
-ONE_OF_EACH = "suspend-freeze or save-capture or resume-images or resume-restore or save-write or resume-go or resume-write"
+CHOSEN = (
+    *("suspend-freeze", "save-capture", "resume-images", "resume-restore", "resume-pages"),
+    *("save-write", "resume-go", "resume-write"),
+)
+ONE_OF_EACH = " or ".join(CHOSEN)
 #: Words for pytest.
 PARTS = {
     "GPU memory": ["tests/engine/test_gpu_order*.py"],
@@ -42,6 +47,11 @@ def test_every_file_of_snapshots_is_in_a_part():
     assert {*ROOT.glob("tests/snapshots/test_*.py")} <= {*matched}
     assert len(matched) == len({*matched})
     assert {*matched} >= THE_SAME
+
+
+def test_each_chosen_crash_is_one_of_those_at_every_step():
+    crashes = [f"{verb}-{at.rpartition('.')[2]}" for verb, at in [*STEPS, *MOMENTS]]
+    assert [crashes.count(one) for one in CHOSEN] == [1] * len(CHOSEN)
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as one")
