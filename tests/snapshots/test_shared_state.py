@@ -53,7 +53,7 @@ def main():
                 "writer": writer.is_alive(),
             }
             print(json.dumps(told), flush=True)
-            time.sleep(0.01)
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
