@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
+from ..errors import (
+    AccessDenied,
+    ConfigurationError,
+    ErrorRecord,
+    FarObjectInvalid,
+    FarObjectMissing,
+    FormatTooNew,
+    StoreUnavailable,
+    record_of,
+)
 from ..model import SnapshotInfo
 from ..store.far.about import Amendment, Told, about, told
 from ..store.far.sessions import Sessions
 from . import remote_keys
 from .remote_keys import Opened
 
+#: After so many sessions that did not answer, one after the other, the rest is told later.
+_MAX_MISSES = 2
+
 _log = logging.getLogger(__name__)
 
 
 class Amended(msgspec.Struct, frozen=True):
-    """The result of amendments: the far session of each snapshot that was found, and the snapshots that no far session lists."""
+    """The result of amendments: the far session of each snapshot that was found, and the snapshots that no far session lists.
+
+    `later`: the snapshots of far sessions that did not answer, which are told again later because of `error`.
+    """
 
     sessions: dict[str, str] = {}
     gone: list[str] = []
+    later: list[str] = []
+    error: ErrorRecord | None = None
 
 
 def changes_to_tell(
@@ -54,33 +72,71 @@ def changes_to_tell(
     return changes
 
 
+class _Amending:
+    """One run of amendments, session after session."""
+
+    def __init__(
+        self, sessions: Sessions, machine: tuple[str, str], changes: Sequence[Amendment]
+    ) -> None:
+        self._sessions, self._machine = sessions, machine
+        self._left = {one.snapshot_id: one for one in changes}
+        self._found: dict[str, str] = {}
+        self._unclear, self._later = set[str](), set[str]()
+        self._error: ErrorRecord | None = None
+        #: How many sessions did not answer, one after the other.
+        self._misses = 0
+
+    def tell(self, place: int) -> None:
+        """Tell those far sessions that are at this place in the lists of the sessions that may list a snapshot."""
+        by_session: dict[str, dict[str, Amendment]] = {}
+        for name, one in self._left.items():
+            if place < len(one.sessions) and name not in self._later:
+                by_session.setdefault(one.sessions[place], {})[name] = one
+        # In any order, so that those that do not answer are not always the first ones.
+        for session_id, some in random.sample(list(by_session.items()), len(by_session)):
+            self._tell(session_id, some)
+
+    def _tell(self, session_id: str, some: dict[str, Amendment]) -> None:
+        if self._misses == _MAX_MISSES:
+            self._later.update(some)  # each attempt may take long
+            return
+        try:
+            listed = self._sessions.amend(session_id, some, self._machine)
+        except FarObjectMissing:
+            listed = set()
+        except (StoreUnavailable, AccessDenied) as error:
+            _log.warning("session %s is told of changes later: %s", session_id, error)
+            self._misses, self._error = self._misses + 1, record_of(error)
+            self._later.update(some)
+            return
+        except (FarObjectInvalid, FormatTooNew, ConfigurationError) as error:
+            _log.warning("session %s is not told of changes: %s", session_id, error)
+            self._unclear.update(some)
+            listed = set()
+        self._misses = 0
+        self._found |= dict.fromkeys(listed, session_id)
+        for name in listed:
+            del self._left[name]
+
+    def result(self) -> Amended:
+        """Return what came of it."""
+        later = sorted(self._later)
+        gone = sorted(self._left.keys() - self._unclear - self._later)
+        return Amended(self._found, gone, later, self._error)
+
+
 def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amended:
-    """Tell a remote what has changed. Raises what `Bucket` raises.
+    """Tell a remote what has changed. Raises what `Bucket` raises, except for a session that does not answer: that prevents no other.
 
     A far session that cannot be read is logged and left as it is. Nothing is told to a remote that only another machine may write to.
     """
     if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         return Amended({one.snapshot_id: one.sessions[0] for one in changes})
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    left, unclear, found = {one.snapshot_id: one for one in changes}, set[str](), dict[str, str]()
+    run = _Amending(sessions, this_machine(data_dir), changes)
     for place in range(max((len(one.sessions) for one in changes), default=0)):
-        by_session: dict[str, dict[str, Amendment]] = {}
-        for name, one in left.items():
-            if place < len(one.sessions):
-                by_session.setdefault(one.sessions[place], {})[name] = one
-        for session_id, some in by_session.items():
-            try:
-                listed = sessions.amend(session_id, some, this_machine(data_dir))
-            except FarObjectMissing:
-                continue
-            except (FarObjectInvalid, FormatTooNew) as error:
-                _log.warning("session %s is not told of changes: %s", session_id, error)
-                unclear.update(some)
-                continue
-            found |= dict.fromkeys(listed, session_id)
-            for name in listed:
-                del left[name]
-    return Amended(found, sorted(left.keys() - unclear))
+        run.tell(place)
+    return run.result()
 
 
 def this_machine(data_dir: Path) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from ..errors import (
     SnapshotExists,
     SnapshotNotFound,
     StoreError,
+    error_from,
 )
 from ..model import SnapshotInfo
 from ..progress import Progress, Stage
@@ -73,7 +74,10 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo) -> None:
     # It is recorded first: if this daemon is killed, the next one knows that the remote may have to be told otherwise.
     file.note({name: msgspec.structs.replace(before or Told(), relied_on_in=session_id)})
     change = Amendment(name, [session_id], before, told(info, session_id), about(info), info.title)
-    if amending.amend(data_dir, opened, [change]).gone:
+    done = amending.amend(data_dir, opened, [change])
+    if done.error is not None:
+        raise error_from(done.error)
+    if name not in done.sessions:
         raise _not_listed(opened, info)
     file.note({name: change.now})
 

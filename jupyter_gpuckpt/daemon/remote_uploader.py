@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost
+from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost, error_from
 from ..model import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import RemoteUploads, Upload, UploadState
@@ -218,12 +218,12 @@ class RemoteUploader:
     async def _do_next(self) -> bool:
         """Do the next task; return False if there was none."""
         found = await self._look()
-        if not (self.queue.amends or self.queue.next(found)):
+        if not (self.queue.amends(found) or self.queue.next(found)):
             return False
         while self._must_wait():  # noqa: ASYNC110 - there is no notification of an operation's end
             await asyncio.sleep(_LOOK_SECONDS)
         found = await self._look()  # the store may have changed meanwhile
-        if self.queue.amends:
+        if self.queue.amends(found):
             return await self._amend(found)
         snapshot_id = self.queue.next(found)
         if snapshot_id in found:
@@ -323,7 +323,10 @@ class RemoteUploader:
             self._snapshots.is_stale = True
         if done is None:
             return False
-        self.queue.told()
+        if done.error:
+            self.queue.amending_failed(error_from(done.error))
+        else:
+            self.queue.told()
         if done.gone:
             names = ", ".join(done.gone)
             _log.info("%s does not have these snapshots any more: %s", self.remote.name, names)

@@ -69,7 +69,9 @@ class Telling:
             ended = {one.snapshot_id for one in changes if one.about is None}
             forgotten = ended & {*noted, *done.gone} | set(done.gone)
             self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
-            self.refuse(one for one in changes if one.snapshot_id not in {*noted, *forgotten})
+            self.refuse(
+                one for one in changes if one.snapshot_id not in {*noted, *forgotten, *done.later}
+            )
         return done
 
     def refuse(self, changes: Iterable[Amendment]) -> None:

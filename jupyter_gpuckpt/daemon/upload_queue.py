@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -30,14 +29,12 @@ from ..store.faults import store_errors
 from ..store.manifests import replace_file
 from ..store.stub_files import Stub
 from . import remote_keys
+from .pauses import Pauses
 
 #: Transient errors: networks, credentials that are renewed, full disks.
 _PASSES = (StoreUnavailable, AccessDenied, StoreFull)
 #: Errors of the remote, not of a snapshot: no upload is tried until the remote is changed.
 _OF_THE_REMOTE = (ConfigurationError, HostError)
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 600.0
-#: How long an otherwise unneeded daemon waits for an unreachable remote; the next daemon continues.
-PATIENCE_SECONDS = 3600.0
 
 _NO_TRAFFIC = Traffic()
 _NONE: Mapping[str, Stub] = MappingProxyType({})
@@ -118,13 +115,11 @@ class RemoteQueue:
         self._left: list[str] = []
         self._not_given_up: set[str] = set()
         self._failed: dict[str, ErrorRecord] = {}
-        #: The remote's error at the last attempt.
-        self._trouble: ErrorRecord | None = None
-        self._is_refused = False
+        self._pauses = Pauses()
+        #: The pauses of telling changes. They are not those of uploads, which must not wait because one session cannot be changed.
+        self._pauses_of_changes = Pauses()
         #: The snapshot of the failed last attempt: another one goes first, in case only this one causes the error.
         self._stuck = ""
-        self._failures = 0
-        self._not_before = self._in_trouble_since = 0.0
         #: Whether this machine goes soon: the newest snapshot of each kernel comes first, the smallest first.
         self.hurries = False
         #: The changes of snapshots that the remote has to be told; the caller updates them.
@@ -189,10 +184,9 @@ class RemoteQueue:
         record = record_of(error)
         if isinstance(error, _PASSES):
             self._stuck = snapshot_id
-            self._be_in_trouble(record)
+            self._pauses.failed(record)
         elif isinstance(error, _OF_THE_REMOTE):
-            self._be_in_trouble(record)
-            self._is_refused = True
+            self._pauses.failed(record, refused=True)
             # Requested uploads fail with the error; they are not retried when the remote is changed.
             self._failed |= dict.fromkeys(self.asked, record)
             self.asked.clear()
@@ -207,23 +201,13 @@ class RemoteQueue:
         """Record that the remote could not be told of changes; return whether that is tried again."""
         if not isinstance(error, (*_PASSES, *_OF_THE_REMOTE)):
             return False
-        self.failed("", error)
+        self._pauses_of_changes.failed(record_of(error), refused=isinstance(error, _OF_THE_REMOTE))
         return True
 
     def told(self) -> None:
-        """Record that the remote answered."""
+        """Record that the remote was told of all changes."""
         self.amendments = []
-        self._forget_trouble()
-
-    def _be_in_trouble(self, record: ErrorRecord) -> None:
-        now = time.monotonic()
-        if self._trouble is None:
-            self._in_trouble_since = now
-        self._trouble, self._is_refused = record, False
-        longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
-        self._failures = min(self._failures + 1, 20)
-        # Jitter keeps daemons from retrying at the same moment.
-        self._not_before = now + longest * (0.5 + random.random() / 2)  # noqa: S311 - no secret
+        self._pauses_of_changes.end()
 
     def waiting(self, local_snapshots: Mapping[str, SnapshotInfo]) -> Iterator[str]:
         """Yield the snapshots to be uploaded, in order."""
@@ -266,24 +250,29 @@ class RemoteQueue:
         is_lost = info.kernel_id in self.remote.erased or info.snapshot_id in self.uploaded.gone
         return self._is_uploaded(info) or (is_only_there and not is_lost)
 
+    def amends(self, local_snapshots: Mapping[str, SnapshotInfo]) -> bool:
+        """Return whether the remote is to be told of changes now. After a failure the uploads go first."""
+        pauses = self._pauses_of_changes
+        if not self._has_changes or not pauses.is_over:
+            return False
+        return pauses.trouble is None or not self.next(local_snapshots)
+
     @property
-    def amends(self) -> bool:
-        """Return whether the remote is to be told of changes now."""
-        may_try = not self._is_refused and time.monotonic() >= self._not_before
-        return bool(self.amendments) and may_try and not self.remote.paused and not self.hurries
+    def _has_changes(self) -> bool:
+        return bool(self.amendments) and not self.remote.paused and not self.hurries
 
     def next(self, local_snapshots: Mapping[str, SnapshotInfo]) -> str:
         """Return the snapshot to be given up or uploaded now; empty if there is none."""
-        if self._is_refused or time.monotonic() < self._not_before:
-            return ""
-        return self._first(local_snapshots)
+        return self._first(local_snapshots) if self._pauses.is_over else ""
+
+    def _pending(self, local_snapshots: Mapping[str, SnapshotInfo]) -> list[Pauses]:
+        found = [self._pauses_of_changes] if self._has_changes else []
+        return found + [self._pauses] * bool(self._first(local_snapshots))
 
     def seconds_left(self, local_snapshots: Mapping[str, SnapshotInfo]) -> float | None:
         """Return the seconds until the next attempt; None if none is scheduled."""
-        is_telling = self.amendments and not self.remote.paused and not self.hurries
-        if self._is_refused or not (is_telling or self._first(local_snapshots)):
-            return None
-        return max(0.0, self._not_before - time.monotonic())
+        times = [one.seconds_left for one in self._pending(local_snapshots)]
+        return min((one for one in times if one is not None), default=None)
 
     def _first(self, local_snapshots: Mapping[str, SnapshotInfo]) -> str:
         left = [] if self.remote.paused or self.hurries else self._left
@@ -292,11 +281,8 @@ class RemoteQueue:
         return next(waiting, first) if first == self._stuck else first
 
     def is_worth_waiting(self, local_snapshots: Mapping[str, SnapshotInfo]) -> bool:
-        """Return whether an upload may start soon."""
-        if self.seconds_left(local_snapshots) is None:
-            return False
-        since = time.monotonic() - self._in_trouble_since
-        return self._trouble is None or since < PATIENCE_SECONDS
+        """Return whether an upload may start soon, or the remote may soon be told of changes."""
+        return any(one.is_worth_waiting for one in self._pending(local_snapshots))
 
     def upload_of(self, info: SnapshotInfo) -> Upload | None:
         """Return the state of a snapshot's upload to this remote; None if it will not be uploaded there."""
@@ -309,8 +295,8 @@ class RemoteQueue:
         is_lost = info.kernel_id in self.remote.erased or snapshot_id in self.uploaded.gone
         is_wanted = self.remote.automatic and snapshot_id not in self._stubs and not is_lost
         if snapshot_id in self.asked or is_wanted:
-            state = UploadState.FAILED if self._is_refused else UploadState.WAITING
-            return Upload(name, state, total_bytes=size, error=self._trouble)
+            state = UploadState.FAILED if self._pauses.is_refused else UploadState.WAITING
+            return Upload(name, state, total_bytes=size, error=self._pauses.trouble)
         return None
 
     def view(
@@ -322,6 +308,9 @@ class RemoteQueue:
         """Return the state of uploads to the remote. `uploading`: the running one; `trouble`: the remote's current error."""
         waits = [*self.asked, *(self._others(local_snapshots) if self.remote.automatic else ())]
         left = self.seconds_left(local_snapshots)
+        known = self._pauses.trouble or (
+            self._pauses_of_changes.trouble if self._has_changes else None
+        )
         return RemoteUploads(
             remote=self.remote.name,
             automatic=self.remote.automatic,
@@ -334,8 +323,8 @@ class RemoteQueue:
             uploading=uploading,
             failed=[FailedUpload(one, error) for one, error in self._failed.items()],
             last_uploaded_at=self.uploaded.last_at or None,
-            trouble=trouble or self._trouble,
-            retry_at=time.time() + left if left is not None and self._trouble else None,
+            trouble=trouble or known,
+            retry_at=time.time() + left if left is not None and known else None,
             provider=self.remote.provider,
             traffic=self.uploaded.traffic,
         )
@@ -344,5 +333,5 @@ class RemoteQueue:
         self.asked = [one for one in self.asked if one != snapshot_id]
 
     def _forget_trouble(self) -> None:
-        self._trouble, self._is_refused, self._stuck = None, False, ""
-        self._failures, self._not_before = 0, 0.0
+        self._stuck = ""
+        self._pauses.end()

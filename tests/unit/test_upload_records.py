@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.cli import prices
-from jupyter_gpuckpt.daemon import upload_queue
+from jupyter_gpuckpt.daemon import pauses
 from jupyter_gpuckpt.daemon.far_facts import facts_of
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import (
@@ -134,7 +134,7 @@ def test_what_passes_by_itself_is_tried_again_later_and_later(queue, kind):
 
 
 def test_a_snapshot_that_alone_meets_trouble_lets_the_others_go_first(queue, monkeypatch):
-    monkeypatch.setattr(upload_queue, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(pauses, "_FIRST_SECONDS", 0.0)
     queue.failed("a", StoreUnavailable("Its session cannot be written."))
     assert queue.next(HERE) == "b"
     queue.failed("b", StoreUnavailable("The remote is down."))
@@ -149,7 +149,7 @@ def test_a_daemon_gives_a_remote_up_after_an_hour(queue, monkeypatch):
     assert queue.is_worth_waiting(HERE)
     queue.failed("a", StoreUnavailable("Not now."))
     assert queue.is_worth_waiting(HERE)
-    monkeypatch.setattr(upload_queue, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(pauses, "PATIENCE_SECONDS", 0.0)
     assert not queue.is_worth_waiting(HERE)
     assert not queue.is_worth_waiting({})
 
