@@ -125,11 +125,10 @@ export class SnapshotActions {
     const { snapshot_id, kernel_id } = snapshot;
     const kernel = this._states.get(kernel_id);
     const path = kernel?.path || snapshot.name;
-    const open = this._cellsAt(path);
-    if (kernel && open?.isShared) {
+    const cells = this._cellsAt(path);
+    if (cells?.isShared) {
       return this._restoreInCopy(snapshot);
     }
-    const cells = open?.isShared ? null : open;
     const changes = await this._snapshots.api.changes(snapshot_id);
     const isPlain =
       changes.files.length === 0 && changes.obstacles.length === 0;
@@ -158,6 +157,10 @@ export class SnapshotActions {
     if (wanted && !(await this._kernelActions.saveNotebook(path))) {
       return;
     }
+    // Somebody may have opened the notebook meanwhile.
+    if (cells?.isShared) {
+      return this._restoreInCopy(snapshot);
+    }
     const name = this._trans.__(
       '%1 to %2',
       this._notebook(snapshot),
@@ -175,13 +178,13 @@ export class SnapshotActions {
           body: { snapshot_id },
           undo: async () => {
             await undo();
-            if (wanted) {
+            if (wanted && !cells?.isShared) {
               cells?.put(before);
             }
           }
         })
       : await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
-    if (restored && wanted) {
+    if (restored && wanted && !cells?.isShared) {
       cells?.put(wanted);
     }
   }

@@ -210,6 +210,43 @@ describe('snapshot commands', () => {
     expect(server.requests).not.toContain('POST kernels/k/roll_back');
   });
 
+  it('restore in a copy if others open the notebook before it is restored', async () => {
+    const then = [{ ...now[0], source: 'then' }];
+    const stored = { notebook: { cells: then }, modified: 1000 };
+    server.on('GET snapshots/s/notebook', stored);
+    states.get('k')!.path = 'work/a.ipynb';
+    try {
+      const done = run('goBack');
+      const shown = await dialog('1 cell changes.');
+      cells.isShared = true;
+      press(shown, 'accept');
+      press(await dialog('Restore Before in a copy?'), 'accept');
+      await done;
+      expect(server.requests).not.toContain('POST kernels/k/roll_back');
+      expect(branchFrom).toHaveBeenCalled();
+    } finally {
+      cells.isShared = false;
+    }
+  });
+
+  it('leave the cells to others who open the notebook before an undo', async () => {
+    const then = [{ ...now[0], source: 'then' }];
+    const stored = { notebook: { cells: then }, modified: 1000 };
+    server.on('GET snapshots/s/notebook', stored);
+    states.get('k')!.path = 'work/a.ipynb';
+    await run('goBack', register({ confirmRollBack: false }));
+    const [undo] = notifications()[0].options.actions ?? [];
+    cells.isShared = true;
+    try {
+      undo.callback(new MouseEvent('click'));
+      await new Promise(resolve => setTimeout(resolve));
+      expect(cells.put.mock.calls).toEqual([[then]]);
+    } finally {
+      cells.isShared = false;
+      cells.put.mockClear();
+    }
+  });
+
   it('bring cells and outputs back without a question, too, and undo it', async () => {
     const then = [{ ...now[0], source: 'then' }];
     server.on('GET snapshots/s/notebook', {
