@@ -21,7 +21,7 @@ SECCOMP_FILE = "gpuckpt-seccomp.json"
 SECCOMP_FOLDER = "/var/lib/kubelet/seccomp"
 SUSPEND_SECONDS = 60.0
 #: The user of the image that deploy/build-image builds, and where that user's snapshots are.
-_USER, _HOME = 1000, "/home/jovyan"
+_USER, HOME = 1000, "/home/jovyan"
 _IMAGE = "jupyter-gpuckpt"
 _PORT = 8888
 #: With these root can do everything that a save takes, also if parts of /proc are hidden.
@@ -94,12 +94,12 @@ def pod(
     }
     if privileges == "capabilities":
         container["args"].append("--allow-root")
-        container["env"] = [{"name": "HOME", "value": _HOME}]
+        container["env"] = [{"name": "HOME", "value": HOME}]
     if gpus:
         container["resources"] = {"limits": _gpus(gpus)}
     spec = pod_settings(privileges, suspend_seconds) | {"containers": [container]}
     if claim:
-        container["volumeMounts"] = [{"name": "home", "mountPath": _HOME}]
+        container["volumeMounts"] = [{"name": "home", "mountPath": HOME}]
         spec["volumes"] = [{"name": "home", "persistentVolumeClaim": {"claimName": claim}}]
         spec["securityContext"] = {"fsGroup": _USER}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -124,10 +124,12 @@ def hub_values(
         "fsGid": _USER,
         # The hub waits as long for the start of a pod, and for its end.
         "startTimeout": max(300, stop_seconds(suspend_seconds) + 60),
-        "storage": {"type": "dynamic", "capacity": capacity, "homeMountPath": _HOME},
+        "storage": {"type": "dynamic", "capacity": capacity, "homeMountPath": HOME},
     }
     if privileges == "capabilities":
-        singleuser["extraEnv"] = {"HOME": _HOME}
+        # No other user has the added capabilities.
+        singleuser["uid"] = 0
+        singleuser["extraEnv"] = {"HOME": HOME}
         singleuser["cmd"] = ["jupyterhub-singleuser", "--allow-root"]
     if gpus:
         singleuser["extraResource"] = {"limits": _gpus(gpus)}

@@ -8,15 +8,18 @@ Does not cover: the volume on which snapshots outlive the pod, and the seccomp f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
+from kubernetes_asyncio.client import V1EnvVar, V1Lifecycle
 from kubespawner import KubeSpawner
-from traitlets import Enum, Unicode, default
+from traitlets import Enum, Unicode, default, observe
 
 from .. import pods
+from .pod_volumes import keep_snapshots
 from .spawner import GpuCkptSpawnerMixin
 
 #: The names of a pod's grace period in c.KubeSpawner.extra_pod_config: as in YAML, and as in the Python client.
@@ -24,6 +27,7 @@ _GRACE = ("terminationGracePeriodSeconds", "termination_grace_period_seconds")
 #: The time that the hub waits for a pod to vanish beyond the pod's own.
 _VANISH_SECONDS = 30
 _DEFAULT_START_TIMEOUT = 60
+_ROOT, _HOME_OF_ROOT = 0, "/root"
 
 
 #: Within calls in which KubeSpawner itself may stop a pod: whether at once. A variable of the task, because the hub may stop it meanwhile.
@@ -59,14 +63,25 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         help="""The file of the seccomp filter, relative to the kubelet's folder of seccomp profiles on the nodes.""",
     ).tag(config=True)
 
+    #: The times that this class has chosen, and not the configuration.
+    _chosen: Mapping[str, int] = MappingProxyType({})
+
     @default("delete_grace_period")
     def _default_delete_grace_period(self) -> int:
-        return self.stop_seconds
+        return self._choose("delete_grace_period", self.stop_seconds)
 
     @default("start_timeout")
     def _default_start_timeout(self) -> int:
-        # KubeSpawner also waits as long for the end of a pod.
-        return max(_DEFAULT_START_TIMEOUT, self.stop_seconds + _VANISH_SECONDS)
+        # A start may first wait for the end of a pod in the way. KubeSpawner's stop waits as long for the end of the pod.
+        seconds = self.stop_seconds + _VANISH_SECONDS + _DEFAULT_START_TIMEOUT
+        return self._choose("start_timeout", seconds)
+
+    @observe("suspend_timeout")
+    def _choose_anew(self, _change: object) -> None:
+        """Choose the times anew that depend on it: a profile or a hook may set it after they were chosen."""
+        for name, seconds in self._chosen.items():
+            if getattr(self, name) == seconds:
+                setattr(self, name, getattr(self, f"_default_{name}")())
 
     def check_configuration(self) -> None:
         """Refuse grace periods that are shorter than a suspend may take, and warn if no volume keeps snapshots."""
@@ -77,10 +92,22 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
             if name in self.extra_pod_config:
                 setting = f'c.KubeSpawner.extra_pod_config["{name}"]'
                 self.require_time(setting, self.extra_pod_config[name])
-        if not self._has_volume():
+        user = self.uid
+        if self.privileges == "capabilities" and isinstance(user, int) and user != _ROOT:
             self.log.warning(
-                "c.KubeSpawner has neither storage_pvc_ensure nor volumes: the snapshots of a user are removed with the pod, unless"
-                " a remote has them."
+                'With c.GpuCkptKubeSpawner.privileges = "capabilities" kernels can only be saved by root, and c.KubeSpawner.uid is %d.'
+                " Set it to 0, with --allow-root in c.KubeSpawner.cmd.",
+                user,
+            )
+        if self.privileges == "capabilities" and user is None:
+            user = _ROOT
+        volumes, mounts = map(self._sorted_dict_values, (self.volumes, self.volume_mounts))
+        if not self._keeps_snapshots(volumes, mounts, self.environment, user):
+            self.log.warning(
+                "c.KubeSpawner.volumes and volume_mounts have no lasting volume at the directory of the snapshots, which is in %s unless"
+                " c.KubeSpawner.environment has HOME or JUPYTER_GPUCKPT_DATA_DIR: the snapshots of a user are removed with the pod,"
+                " unless a remote has them.",
+                pods.HOME,
             )
 
     async def get_pod_manifest(self) -> object:
@@ -94,12 +121,23 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
             if getattr(pod.spec, names[name]) is None:
                 setattr(pod.spec, names[name], value)
         notebook = pod.spec.containers[0]
-        hooks = self.lifecycle_hooks
-        if not ("preStop" in hooks or "pre_stop" in hooks):
-            stop = pods.pre_stop(self.suspend_timeout, disk_survives=self._has_volume())
-            notebook.lifecycle = {**hooks, "preStop": stop}
         if not self.privileged:
             notebook.security_context = self._security_context(notebook.security_context or {})
+        whole = pod.spec.security_context or {}
+        user = (notebook.security_context or {}).get("runAsUser", whole.get("runAsUser"))
+        volumes, mounts = _dicts(pod.spec.volumes), _dicts(notebook.volume_mounts)
+        environ = {one["name"]: one.get("value") or one for one in _dicts(notebook.env)}
+        # Kubernetes gives root the home /root, and the image's user has another.
+        moves_home = self.privileges == "capabilities" and user == _ROOT and "HOME" not in environ
+        if moves_home and not keep_snapshots(volumes, mounts, environ, _HOME_OF_ROOT):
+            notebook.env = [*(notebook.env or ()), V1EnvVar(name="HOME", value=pods.HOME)]
+        survives = self._keeps_snapshots(volumes, mounts, environ, user)
+        stop = pods.pre_stop(self.suspend_timeout, disk_survives=survives)
+        hooks = notebook.lifecycle = notebook.lifecycle or V1Lifecycle()
+        if isinstance(hooks, dict):  # from c.KubeSpawner.extra_container_config
+            notebook.lifecycle = hooks if "pre_stop" in hooks else {"preStop": stop} | hooks
+        elif hooks.pre_stop is None:
+            hooks.pre_stop = stop
         return pod
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> object:  # noqa: ANN401 - kubespawner's own
@@ -140,5 +178,24 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         kept = own if callable(configured) else {name: own[name] for name in own.keys() & explicit}
         return own | ours | kept
 
-    def _has_volume(self) -> bool:
-        return bool(self.storage_pvc_ensure or self.volumes)
+    def _keeps_snapshots(
+        self,
+        volumes: list[dict[str, Any]],
+        mounts: list[dict[str, Any]],
+        environ: Mapping[str, object],
+        user: object,
+    ) -> bool:
+        """Return whether the snapshots outlive a pod with these volumes, mounts and variables, whose servers are run by `user`."""
+        homes = [_HOME_OF_ROOT] if user == _ROOT else [pods.HOME]
+        if self.privileges == "capabilities":
+            homes.append(pods.HOME)
+        return any(keep_snapshots(volumes, mounts, environ, home) for home in homes)
+
+    def _choose(self, name: str, seconds: int) -> int:
+        self._chosen = {**self._chosen, name: seconds}
+        return seconds
+
+
+def _dicts(models: Iterable[Any] | None) -> list[dict[str, Any]]:
+    """Return models of the Python client as dictionaries; the configuration may have put dictionaries among them."""
+    return [one if isinstance(one, dict) else one.to_dict() for one in models or ()]

@@ -154,8 +154,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             )
         self.check_configuration()
 
-    def require_time(self, setting: str, seconds: float) -> None:
+    def require_time(self, setting: str, seconds: object) -> None:
         """Raise ConfigurationError if a setting of the engine lets it kill a server earlier than `stop_seconds` after the signal."""
+        if not isinstance(seconds, int | float):
+            raise ConfigurationError(
+                f"{setting} = {seconds!r} is not a number of seconds.",
+                hint=f"Set it to {self.stop_seconds} or more, without quotes; or leave it out, so that this spawner chooses the time.",
+            )
         if seconds < self.stop_seconds:
             raise ConfigurationError(
                 f"With {setting} = {seconds:g} s a server would be killed while its kernels are being suspended, which may take"

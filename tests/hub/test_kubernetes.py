@@ -69,7 +69,8 @@ def test_the_defaults_leave_time_and_kubespawner_itself_would_not():
     assert isinstance(spawner, KubeSpawner)
     spawner.check_configuration()
     assert spawner.delete_grace_period == spawner.stop_seconds == NEEDED
-    assert spawner.start_timeout > NEEDED
+    # A pod in the way may take its own time, and the new pod's start takes time after that.
+    assert spawner.start_timeout >= NEEDED + 60
     # What this class is for: the hub's stop would leave a pod one second.
     assert KubeSpawner.delete_grace_period.default_value == 1
 
@@ -81,6 +82,14 @@ TOO_SHORT = [
     {"extra_pod_config": {"terminationGracePeriodSeconds": 30}},
     {"extra_pod_config": {"termination_grace_period_seconds": 30}},
 ]
+
+
+@pytest.mark.parametrize("value", ["300", None])
+def test_a_grace_period_that_is_no_number_is_refused(value):
+    spawner = made({"extra_pod_config": {"terminationGracePeriodSeconds": value}})
+    with pytest.raises(ConfigurationError, match="is not a number of seconds") as refused:
+        spawner.check_configuration()
+    assert f"{NEEDED} or more" in refused.value.hint
 
 
 @pytest.mark.parametrize("settings", TOO_SHORT)
@@ -188,20 +197,118 @@ def test_uploads_are_not_awaited_where_a_volume_keeps_the_snapshots(caplog):
     made().check_configuration()
     assert "the snapshots of a user are removed with the pod" in caplog.text
     caplog.clear()
-    spawner = made({"storage_pvc_ensure": True})
+    spawner = made(HOME_ON_CLAIM)
     spawner.check_configuration()
+    assert is_told_that_disk_survives(spawner)
     assert not caplog.text
+
+
+def is_told_that_disk_survives(spawner):
     hook = pod_of(spawner)["spec"]["containers"][0]["lifecycle"]["preStop"]
-    assert hook["exec"]["command"][-1] == "--disk-survives"
+    return "--disk-survives" in hook["exec"]["command"]
+
+
+def with_volume(path, **environment):
+    """Return settings with a claim at a path, and memory in place of shared memory, as hubs often have it."""
+    return {
+        "environment": environment,
+        "volumes": [
+            {"name": "home", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+        "volume_mounts": [
+            {"name": "home", "mountPath": path},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+HOME_ON_CLAIM = with_volume("/home/jovyan")
+#: Volumes that are removed with the pod, or that are not where snapshots are.
+NO_HOME = [
+    {"storage_pvc_ensure": True},
+    {**HOME_ON_CLAIM, "volumes": HOME_ON_CLAIM["volumes"][1:]},
+    {**HOME_ON_CLAIM, "volumes": [{"name": "home", "emptyDir": {}}]},
+    {**HOME_ON_CLAIM, "volumes": [{"name": "home", "ephemeral": {"volumeClaimTemplate": {}}}]},
+    with_volume("/data"),
+    with_volume("/home/jovyan/work"),
+    with_volume("/home/jovyan", HOME="/home/ada"),
+    with_volume("/home/jovyan", JUPYTER_GPUCKPT_DATA_DIR="/scratch"),
+    with_volume("/home/jovyan", JUPYTER_GPUCKPT_STORE_DIR="/scratch"),
+    {**HOME_ON_CLAIM, "environment": {"HOME": {"valueFrom": {"secretKeyRef": {"name": "s"}}}}},
+    {**HOME_ON_CLAIM, "uid": 0},
+]
+A_HOME = [
+    with_volume("/home"),
+    with_volume("/home/jovyan/.local"),
+    with_volume("/home/ada", HOME="/home/ada"),
+    with_volume("/data", JUPYTER_GPUCKPT_DATA_DIR="/data/snapshots"),
+    {
+        "volumes": {"1": {"name": "home", "nfs": {"server": "s", "path": "/"}}},
+        "volume_mounts": {"1": {"name": "home", "mount_path": "/home/jovyan"}},
+    },
+    {**with_volume("/root"), "uid": 0},
+]
+
+
+@pytest.mark.parametrize("settings", NO_HOME)
+def test_a_volume_elsewhere_or_one_that_goes_with_the_pod_keeps_no_snapshots(settings, caplog):
+    spawner = made(settings)
+    spawner.check_configuration()
+    assert "the snapshots of a user are removed with the pod" in caplog.text
+    assert not is_told_that_disk_survives(spawner)
+
+
+@pytest.mark.parametrize("settings", A_HOME)
+def test_a_lasting_volume_above_the_snapshots_keeps_them(settings, caplog):
+    spawner = made(settings)
+    spawner.check_configuration()
+    assert is_told_that_disk_survives(spawner)
+    assert not caplog.text
+
+
+def test_a_later_time_for_suspends_changes_the_times_that_depend_on_it_and_no_others():
+    """Such as the one of a profile that a user chooses."""
+    spawner = made()
+    spawner.check_configuration()
+    for seconds in (300, 60, 120):
+        spawner.suspend_timeout = seconds
+        spawner.check_configuration()
+        assert spawner.delete_grace_period == seconds + 15
+        assert pod_of(spawner)["spec"]["terminationGracePeriodSeconds"] == seconds + 15
+    spawner = made({"delete_grace_period": NEEDED})
+    spawner.check_configuration()
+    spawner.suspend_timeout = 300
+    with pytest.raises(ConfigurationError):
+        spawner.check_configuration()
 
 
 def test_capabilities_are_an_alternative_for_older_clusters():
-    spec = pod_of(made({"uid": 1000}, privileges="capabilities"))["spec"]
+    spec = pod_of(made(HOME_ON_CLAIM, privileges="capabilities"))["spec"]
     assert "hostUsers" not in spec
-    context = spec["containers"][0]["securityContext"]
+    (container,) = spec["containers"]
+    context = container["securityContext"]
+    assert context["runAsUser"] == 0
+    # Kubernetes itself gives root the home /root, which is not on the volume.
+    assert {"name": "HOME", "value": "/home/jovyan"} in container["env"]
+    assert "--disk-survives" in container["lifecycle"]["preStop"]["exec"]["command"]
     assert context["capabilities"] == {"add": ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]}
     assert context["allowPrivilegeEscalation"] is True
     assert "procMount" not in context
+    root = pod_of(made(with_volume("/root"), privileges="capabilities"))["spec"]["containers"][0]
+    assert "HOME" not in [one["name"] for one in root["env"]]
+    assert "--disk-survives" in root["lifecycle"]["preStop"]["exec"]["command"]
+
+
+def test_an_ordinary_user_with_capabilities_is_warned_of(caplog):
+    """The capabilities are not effective then."""
+    made({**HOME_ON_CLAIM, "uid": 1000}, privileges="capabilities").check_configuration()
+    assert "c.KubeSpawner.uid is 1000" in caplog.text
+    caplog.clear()
+    for uid in (0, None):
+        made({**HOME_ON_CLAIM, "uid": uid}, privileges="capabilities").check_configuration()
+    made({**HOME_ON_CLAIM, "uid": 1000}).check_configuration()
+    assert not caplog.text
 
 
 def test_settings_of_the_configuration_stay_as_they_are():
@@ -220,9 +327,13 @@ def test_settings_of_the_configuration_stay_as_they_are():
     assert container["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
     assert container["securityContext"]["procMount"] == "Unmasked"
     assert container["lifecycle"] == {"preStop": {"exec": {"command": ["mine"]}}}
-    hooks = {"postStart": {"exec": {"command": ["mine"]}}}
-    lifecycle = pod_of(made({"lifecycle_hooks": hooks}))["spec"]["containers"][0]["lifecycle"]
-    assert set(lifecycle) == {"postStart", "preStop"}
+    for name in ("postStart", "post_start"):
+        hooks = {name: {"exec": {"command": ["mine"]}}}
+        lifecycle = pod_of(made({"lifecycle_hooks": hooks}))["spec"]["containers"][0]["lifecycle"]
+        assert set(lifecycle) == {"postStart", "preStop"}
+    own = {"lifecycle": {"preStop": {"exec": {"command": ["mine"]}}}}
+    lifecycle = pod_of(made({"extra_container_config": own}))["spec"]["containers"][0]["lifecycle"]
+    assert lifecycle["preStop"]["exec"]["command"] == ["mine"]
     privileged = pod_of(made({"privileged": True}))["spec"]["containers"][0]["securityContext"]
     assert privileged["privileged"] is True
     assert "procMount" not in privileged
@@ -265,21 +376,25 @@ def printed(capsys, *words):
     return list(yaml.safe_load_all(capsys.readouterr().out))
 
 
-def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys):
-    (values,) = printed(capsys, "hub-values", "--suspend-timeout=2m", "--gpus=1", "--image=r/i:7")
+@pytest.mark.parametrize(("privileges", "user"), [("user-namespace", 1000), ("capabilities", 0)])
+def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys, caplog, privileges, user):
+    common = ("--suspend-timeout=2m", "--gpus=1", "--image=r/i:7", f"--privileges={privileges}")
+    (values,) = printed(capsys, "hub-values", *common)
     config = Config(settings_of(values))
     hub = JupyterHub(config=config)
     assert hub.spawner_class.__name__ == "GpuCkptKubeSpawner"
     spawner = in_loop(lambda: hub.spawner_class(_mock=True, config=config))
     spawner.check_configuration()
+    assert not caplog.text
     spawned = pod_of(spawner)["spec"]
-    words = ("pod", "--suspend-timeout=2m", "--gpus=1", "--image=r/i:7", "--claim=home")
-    (alone,) = printed(capsys, *words)
+    (alone,) = printed(capsys, "pod", *common, "--claim=home")
     for name in ("terminationGracePeriodSeconds", "hostUsers", "securityContext"):
-        assert spawned[name] == alone["spec"][name], name
+        assert spawned.get(name) == alone["spec"].get(name), name
     (theirs,), (ours,) = spawned["containers"], alone["spec"]["containers"]
     for name in ("image", "lifecycle", "securityContext"):
         assert theirs[name] == ours[name], name
+    assert theirs["securityContext"]["runAsUser"] == user
+    assert all(variable in theirs["env"] for variable in ours.get("env", []))
     assert theirs["resources"]["limits"] == ours["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     assert spawned["terminationGracePeriodSeconds"] == 135
 
