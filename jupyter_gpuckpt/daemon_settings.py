@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +20,14 @@ DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
 #: The variable with an administrator's rules for how long snapshots are kept, and their names, which are those of the traits.
 RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
 _RETENTION = ("keep_last", "keep_suspends", "keep_within", "max_bytes")
+#: The largest value of a rule: a JSON number up to this is exact.
+_MOST = 2**53
 _RETENTION_HINT = f"The rules are {', '.join(_RETENTION)}, each with a number that is not negative."
 #: The most threads of an operation: more do not make a save faster, because the disk or the memory bus is the limit.
 MAX_THREADS = 16
+
+
+_log = logging.getLogger(__name__)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,23 +104,48 @@ def default_idle_exit(environ: Mapping[str, str] = os.environ) -> float:
         ) from error
 
 
-def default_retention(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """Return the rules of `$JUPYTER_GPUCKPT_RETENTION`, by which a hub sets the defaults of all servers. Raises ConfigurationError."""
-    text = environ.get(RETENTION_VARIABLE, "")
-    try:
-        rules = decoding.from_json(text or "{}", dict[str, float])
-    except msgspec.DecodeError as error:
-        raise ConfigurationError(
-            f"{RETENTION_VARIABLE} is not a JSON object with a number for each rule: {error}",
-            hint=_RETENTION_HINT,
-        ) from error
-    wrong = [name for name, value in rules.items() if name not in _RETENTION or value < 0]
+def default_retention(environ: Mapping[str, str] = os.environ) -> Mapping[str, float]:
+    """Return the rules of `$JUPYTER_GPUCKPT_RETENTION`, by which a hub sets the defaults of all servers.
+
+    A rule that is unknown or has a bad value is ignored, with a warning: it may be one of a newer hub, and without it a server still works.
+    """
+    return _usable_retention(environ.get(RETENTION_VARIABLE, ""))
+
+
+def require_retention(rules: object) -> None:
+    """Raise ConfigurationError unless servers of this version use all of these rules."""
+    _, wrong = _retention(rules)
     if wrong:
-        raise ConfigurationError(
-            f"{RETENTION_VARIABLE} has a rule that is unknown or negative: {wrong[0]}.",
-            hint=_RETENTION_HINT,
-        )
+        raise ConfigurationError(wrong[0], hint=_RETENTION_HINT)
+
+
+@functools.cache  # so that the warning comes once
+def _usable_retention(text: str) -> Mapping[str, float]:
+    try:
+        found = decoding.from_json(text or "{}", object)
+    except (msgspec.DecodeError, RecursionError):
+        found = None
+    rules, wrong = _retention(found)
+    for sentence in wrong:
+        _log.warning("%s: %s It is ignored. %s", RETENTION_VARIABLE, sentence, _RETENTION_HINT)
     return rules
+
+
+def _retention(rules: object) -> tuple[dict[str, float], list[str]]:
+    """Return the usable ones of some rules, and a sentence for each other one."""
+    if not isinstance(rules, dict):
+        return {}, ["The rules are not a JSON object."]
+    usable, wrong = {}, []
+    for name, value in rules.items():
+        if name not in _RETENTION:
+            wrong.append(f"The rule {name!r} is unknown.")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            wrong.append(f"The rule {name} is not a number.")
+        elif not 0 <= value <= _MOST:
+            wrong.append(f"The rule {name} is negative or too large.")
+        else:
+            usable[name] = float(value) if name == "keep_within" else int(value)
+    return usable, wrong
 
 
 def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:

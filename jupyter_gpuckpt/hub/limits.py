@@ -20,9 +20,9 @@ def environment(retention: dict[str, float], disk_limit: int) -> dict[str, str]:
 
 
 def check(retention: dict[str, float]) -> None:
-    """Raise ConfigurationError for rules that servers would refuse."""
+    """Raise ConfigurationError for rules that servers would ignore."""
     try:
-        daemon_settings.default_retention(environment(retention, 0))
+        daemon_settings.require_retention(retention)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"c.GpuCkptSpawnerMixin.retention is not valid: {error.message}", hint=error.hint

@@ -86,9 +86,9 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     ).tag(config=True)
 
     retention = Dict(
-        help="""The defaults of servers for how long automatic snapshots are kept: `{"keep_last": 2, "keep_suspends": 5,
-        "keep_within": 86400, "max_bytes": 20_000_000_000}`, or some of these (c.GpuCkptDaemon.keep_last and so on). A user's own
-        configuration has precedence."""
+        help="""The defaults of servers for how long snapshots are kept: `{"keep_last": 2, "keep_suspends": 5, "keep_within": 86400,
+        "max_bytes": 20_000_000_000}`, or some of these (c.GpuCkptDaemon.keep_last and so on). keep_suspends is for suspends by hand; the
+        others are for automatic snapshots. A user's own configuration has precedence."""
     ).tag(config=True)
 
     disk_limit = Int(
@@ -142,7 +142,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Raise ConfigurationError if the engine would kill a server while it suspends kernels. Here nothing is known of the engine."""
 
     def check_all(self) -> None:
-        """Raise ConfigurationError for what would cut suspends short, lose a user's choice of a start, or be refused by servers."""
+        """Raise ConfigurationError for what would cut suspends short, lose a user's choice of a start, or be ignored by servers."""
         limits.check(self.retention)
         if self.offer_clean_start and not getattr(self, "remove", True):
             # The choice is in the container's environment. To make the container anew could remove the user's files.

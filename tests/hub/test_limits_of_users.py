@@ -8,6 +8,7 @@ import pytest
 from jupyterhub.spawner import SimpleLocalProcessSpawner
 from traitlets.config import Config
 
+from jupyter_gpuckpt import daemon_settings
 from jupyter_gpuckpt.config import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.hub import with_suspend
@@ -60,7 +61,7 @@ def test_servers_remove_automatic_snapshots_beyond_the_limit_unless_a_rule_says_
 
 
 @pytest.mark.parametrize("rules", [{"keep_lats": 1}, {"keep_last": "many"}, {"max_bytes": -1}])
-def test_wrong_rules_are_refused_by_the_hub_before_servers_refuse_them(rules):
+def test_wrong_rules_are_refused_by_the_hub(rules):
     with pytest.raises(ConfigurationError) as refused:
         made(retention=rules).check_all()
     assert "c.GpuCkptSpawnerMixin.retention" in refused.value.message
@@ -68,11 +69,33 @@ def test_wrong_rules_are_refused_by_the_hub_before_servers_refuse_them(rules):
     made(retention={"keep_last": 1}).check_all()
 
 
-@pytest.mark.parametrize("text", ["5", "{", '{"keep_last": null}', '{"unknown": 1}'])
-def test_a_server_names_a_variable_that_it_cannot_read(monkeypatch, text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        "{",
+        "[" * 10_000,
+        '{"keep_last": null}',
+        '{"keep_last": true}',
+        '{"keep_last": "7"}',
+        '{"keep_last": -1}',
+        '{"keep_last": 1e300}',
+        '{"unknown": 1}',
+    ],
+)
+def test_a_server_ignores_with_one_warning_what_it_cannot_use(monkeypatch, caplog, text):
+    """The rules of a newer hub must not prevent that an older server suspends kernels."""
+    without = GpuCkptDaemon().retention()
     monkeypatch.setenv("JUPYTER_GPUCKPT_RETENTION", text)
-    with pytest.raises(ConfigurationError, match="JUPYTER_GPUCKPT_RETENTION"):
-        GpuCkptDaemon().retention()
+    daemon_settings._usable_retention.cache_clear()
+    assert GpuCkptDaemon().retention() == GpuCkptDaemon().retention() == without
+    (warning,) = caplog.messages
+    assert "JUPYTER_GPUCKPT_RETENTION" in warning
+
+
+def test_a_server_uses_the_rules_that_it_knows(monkeypatch):
+    monkeypatch.setenv("JUPYTER_GPUCKPT_RETENTION", '{"keep_weekly": 4, "keep_last": 1}')
+    assert GpuCkptDaemon().retention().keep_last == 1
 
 
 def test_a_user_over_the_limit_is_told_at_the_start_and_the_administrator_by_log_and_report(caplog):
