@@ -9,7 +9,7 @@ from traitlets.config import Configurable
 
 from . import daemon_settings
 from .daemon_settings import Settings
-from .snapshot_records import RetentionPolicy
+from .retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
 
 
 class GpuCkptDaemon(Configurable):
@@ -212,6 +212,10 @@ class GpuCkptDaemon(Configurable):
         It is not among the daemon's settings, because the client that starts the daemon, e.g. the command line, may not have the
         configuration of a server's user.
         """
+        # A value beyond what the daemon accepts must not let a save fail.
         return RetentionPolicy(
-            self.keep_last, self.keep_within, self.max_bytes, keep_suspends=self.keep_suspends
+            min(self.keep_last, MAX_COUNT),
+            min(self.keep_within, MAX_SECONDS),
+            min(self.max_bytes, MAX_BYTES),
+            keep_suspends=min(self.keep_suspends, MAX_COUNT),
         )

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+#: The largest values that make sense: a million snapshots, a thousand years, and a million terabytes.
+MAX_COUNT, MAX_SECONDS, MAX_BYTES = 10**6, 1000 * 366 * 86400.0, 10**18
+
 
 class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
@@ -16,12 +19,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
     """
 
-    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
+    keep_last: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
     #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
-    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)] = 0
     manual_too: bool = False
-    keep_suspends: Annotated[int, msgspec.Meta(ge=0)] = 0
+    keep_suspends: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
 
     @property
     def removes_nothing(self) -> bool:
