@@ -21,6 +21,7 @@ from ..images.workers.messages import receive, send
 from ..plurals import counted
 from ..remote_records import Remote
 from ..snapshot_records import FarCollection, RemoteUploads
+from ..store.far import rules
 from ..store.far.remotes import Remotes
 from . import remote_keys
 from .far_collector import Done, Task
@@ -111,9 +112,16 @@ class FarCollecting:
         if answer is None:
             return []
         done = answer.collection
+        for session_id, dropped in answer.dropped.items():
+            # Titles are no part of it, because logs are passed on.
+            _log.info(
+                "rule %d of remote %s removed from session %s: %s",
+                *(answer.rule, remote.name, session_id, ", ".join(dropped)),
+            )
         if done.error is not None:
-            _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
-        elif done.at:
+            what = "it could not be read what is listed" if done.at else "nothing was collected"
+            _log.warning("%s in remote %s: %s", what, remote.name, done.error.message)
+        if done.at:
             _log.info(
                 "collected in remote %s: removed %s by its rule, and %s with %d bytes, condemned %d",
                 *(remote.name, counted(done.dropped, "snapshot"), counted(done.removed, "pack")),
@@ -122,7 +130,7 @@ class FarCollecting:
         last = self._last(remote.name)
         if not done.at and last is not None:
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
-        self._note(remote, done)
+        self._note(remote, done, answer.rule)
         return answer.gone
 
     def _asked(self, task: Task) -> Done | None:
@@ -157,12 +165,15 @@ class FarCollecting:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _note(self, remote: Remote, done: FarCollection) -> None:
+    def _note(self, remote: Remote, done: FarCollection, rule: int = 0) -> None:
+        """Record the result of a collection, and the generation of the rule, so that an older rule is refused later."""
         folder = remote_keys.state_dir(self._data_dir, remote.name)
         try:
             # No file is written for a remote that was removed meanwhile.
             with remote_keys.uploading(self._data_dir, remote):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_file(folder / _FILE, msgspec.json.encode(done))
+                if rule:
+                    remote_keys.seen(self._data_dir, remote.name).check(rules.NAME, rule, 0)
         except (RemoteNotFound, OSError) as error:
             _log.debug("remote %s: %s", remote.name, error)

@@ -24,6 +24,7 @@ from ..images.workers.messages import receive, send
 from ..remote_records import Remote
 from ..snapshot_records import FarCollection
 from ..store.far import collect, epochs, unneeded
+from ..store.far.collect import ByRule
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
 from ..store.far.sessions import Sessions
@@ -40,26 +41,33 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a task. `gone`: the snapshots that this machine has uploaded and that the remote does not list any more."""
+    """The answer to a task. `gone`: the snapshots that this machine has uploaded and that the remote does not list any more.
+
+    `dropped`: the ids of the snapshots that the remote's rule removed, by session; `rule`: the generation of that rule; 0 without one.
+    """
 
     collection: FarCollection
     gone: list[str] = []
+    dropped: dict[str, list[str]] = {}
+    rule: int = 0
 
 
 def collected(task: Task) -> Done:
     """Carry out a task; return its result, which contains the error if it failed."""
-    now = time.time()
+    now, by_rule = time.time(), ByRule()
     try:
-        found = _collected(task, now)
+        found = _collected(task, now, by_rule)
     except GpuCkptError as error:
-        return Done(FarCollection(looked_at=now, error=record_of(error)))
+        failed = FarCollection(looked_at=now, error=record_of(error))
+        return Done(failed, [], by_rule.dropped, by_rule.generation)
     try:
-        return Done(found, _gone(task))
+        gone = _gone(task)
     except GpuCkptError as error:
-        return Done(msgspec.structs.replace(found, error=record_of(error)))
+        gone, found = [], msgspec.structs.replace(found, error=record_of(error))
+    return Done(found, gone, by_rule.dropped, by_rule.generation)
 
 
-def _collected(task: Task, now: float) -> FarCollection:
+def _collected(task: Task, now: float, by_rule: ByRule) -> FarCollection:
     data_dir, remote = Path(task.data_dir), task.remote
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal = opened.bucket, opened.keyring.seal
@@ -70,7 +78,7 @@ def _collected(task: Task, now: float) -> FarCollection:
     if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
         return FarCollection(looked_at=now)
     with _seen(data_dir, remote) as seen:
-        found = collect.collect(bucket, seal, seen)
+        found = collect.collect(bucket, seal, seen, by_rule=by_rule)
     traffic = bucket.counter.traffic
     return FarCollection(
         now,

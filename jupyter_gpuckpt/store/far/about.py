@@ -73,12 +73,14 @@ def told(info: SnapshotInfo, relied_on_in: str = "") -> Told:
 
 
 def amended(known: About | None, change: Amendment) -> About | None:
-    """Return what a far session has to say of a snapshot after a change. What others have told stays, unless this change differs."""
+    """Return what a far session has to say of a snapshot after a change. What others have told stays, unless this change differs.
+
+    If an older version uploaded the snapshot and said nothing of it, nothing is added: another machine cannot know whether the one that
+    uploaded it has pinned it, so retention keeps it.
+    """
     before, now = change.before, change.now
-    if change.about is None:
+    if change.about is None or known is None:
         return known
-    if known is None:
-        return change.about
     if before is None:
         # What was told before is not known, so only what protects the snapshot is told.
         before = Told()

@@ -15,11 +15,13 @@ pack is removed that a listed snapshot needs:
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from ...errors import FarObjectMissing
-from . import epochs, far_manifests, far_packs, indexes, leases, roots, unneeded
+from . import epochs, far_manifests, far_packs, indexes, leases, roots, rules, unneeded
 from .buckets import Bucket
 from .epochs import Epoch
 from .far_manifests import FarManifest
@@ -27,6 +29,7 @@ from .objects import ListedObject
 from .sealing import Seal
 from .seen import Seen
 from .sessions import Sessions
+from .unneeded import Plan
 
 #: Packs younger than this, by the remote's clock, are not condemned: otherwise a slow upload would have to send them repeatedly.
 MIN_AGE = timedelta(days=1)
@@ -41,16 +44,38 @@ class Collected(NamedTuple):
     dropped: int = 0
 
 
-def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_AGE) -> Collected:
-    """Begin a new epoch, apply the remote's rule, remove packs that an earlier epoch condemned, and condemn unneeded ones.
+@dataclass
+class ByRule:
+    """What a remote's rule has removed, which is known even if the collection fails later.
 
-    Nothing is removed if another collector begins the epoch, or if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew,
-    AccessDenied, StoreUnavailable, OperationCancelled.
+    `generation`: that of the rule; 0 without one. `dropped`: the ids of the removed snapshots, by session.
+    """
+
+    generation: int = 0
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+
+
+def collect(
+    bucket: Bucket,
+    seal: Seal,
+    seen: Seen,
+    *,
+    min_age: timedelta = MIN_AGE,
+    by_rule: ByRule | None = None,
+) -> Collected:
+    """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn unneeded ones.
+
+    `by_rule`: if given, the remote's rule is applied, and its removals are recorded there. Nothing is removed if another collector
+    begins the epoch, and no pack if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable,
+    OperationCancelled.
     """
     now = epochs.read(bucket, seal, seen)
     last = now.epoch.number
     complete = last > 0 and bucket.head(epochs.list_name(last)) is not None
     epoch = Epoch(last + 1, last if complete else now.epoch.condemned)
+    packs = Packs(bucket, seal)
+    # This comes first: a rule that cannot be read must not use up an epoch with every attempt.
+    plan = unneeded.plan(bucket, seal, seen, packs.of) if by_rule else None
     if not epochs.advance(bucket, seal, now, epoch):
         return Collected()
     written = bucket.get(epochs.NAME).modified
@@ -58,11 +83,14 @@ def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_
         condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
     except FarObjectMissing:
         return Collected()  # other collectors have completed later epochs meanwhile
-    packs = Packs(bucket, seal)
-    dropped = unneeded.remove(bucket, seal, seen, packs.of, time.time())
+    # A machine may be fetching what the rule removes, so those manifests stay until the next epoch.
+    just_now = (
+        _removed_by_rule(bucket, seal, seen, epoch, plan, by_rule) if plan and by_rule else set()
+    )
     found = roots.read(bucket, seal, seen, packs_of, packs.read)
     needed = set().union(*found.all)
-    _forget_deleted(bucket, seal, seen, found.gone)
+    gone = {session_id: names - just_now for session_id, names in found.gone.items()}
+    _forget_deleted(bucket, seal, seen, {name: some for name, some in gone.items() if some})
     there = {one.name: one for one in bucket.list(far_packs.FOLDER)}
     removed = _remove(bucket, sorted(condemned - needed))
     if removed:
@@ -78,7 +106,26 @@ def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_
     old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - MIN_AGE]
     bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
-    return Collected(len(removed), freed, len(fresh), dropped)
+    return Collected(len(removed), freed, len(fresh), len(just_now))
+
+
+def _removed_by_rule(
+    bucket: Bucket, seal: Seal, seen: Seen, epoch: Epoch, plan: Plan, by_rule: ByRule
+) -> set[str]:
+    """Remove what a rule asks for; return the names of the manifests, and record in `by_rule` what was removed."""
+    by_rule.generation = plan.rule.generation if plan.rule else 0
+    removals = unneeded.remove(
+        plan,
+        Sessions(bucket, seal, seen),
+        lambda: rules.read(bucket, seal, seen),
+        lambda: epochs.number(bucket, seal, seen) == epoch.number,
+        time.time(),
+    )
+    names = set()
+    for session_id, snapshots in removals:
+        by_rule.dropped[session_id] = [one.snapshot_id for one in snapshots]
+        names |= {one.manifest for one in snapshots}
+    return names
 
 
 class Packs:
@@ -112,7 +159,8 @@ def _forget_deleted(bucket: Bucket, seal: Seal, seen: Seen, deleted: dict[str, s
     """Remove the manifests of deleted and erased snapshots; packs that only they needed are removed two epochs later."""
     for session_id, names in deleted.items():
         gone = names.difference(bucket.delete(sorted(names)))
-        Sessions(bucket, seal, seen).forget_deleted(session_id, gone)
+        with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
+            Sessions(bucket, seal, seen).forget_deleted(session_id, gone)
 
 
 def _remove(bucket: Bucket, names: list[str]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...errors import StoreError, StoreFull
+from ...errors import FarObjectMissing, StoreError, StoreFull
 from ...model import Manifest, SnapshotInfo
 from ...snapshot_records import SnapshotChange, SnapshotChangeKind
 from .. import manifests, packs
@@ -105,7 +105,13 @@ def require_wanted(store: LocalStore, snapshot_id: str) -> None:
 
 def far_manifest(bucket: Bucket, seal: Seal, snapshot: FarSnapshot) -> FarManifest:
     """Return the manifest that a far session names. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
-    far = far_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
+    try:
+        far = far_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
+    except FarObjectMissing as error:
+        raise FarObjectMissing(
+            str(error),
+            hint="Somebody has deleted the snapshot from the remote, or the remote's rule has removed it. List its snapshots again.",
+        ) from error
     if far.snapshot_id != snapshot.snapshot_id:
         raise invalid(snapshot.manifest, "it belongs to another snapshot")
     return far

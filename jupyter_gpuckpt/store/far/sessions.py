@@ -5,7 +5,7 @@ An upload changes it last, so every snapshot that it lists is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated
 
@@ -135,16 +135,23 @@ class Sessions:
                 raise ManifestErased
             others = [one for one in session.snapshots if one.snapshot_id != snapshot.snapshot_id]
             is_newest = all(one.created <= snapshot.created for one in others)
+            # Nothing else would name the manifest of a replaced tombstone, so the collector would never remove it.
+            old = {
+                one.manifest
+                for one in session.snapshots
+                if one.deleted_at and one not in others and one.manifest != snapshot.manifest
+            }
             return msgspec.structs.replace(
                 session,
                 facts=facts if is_newest else session.facts,
                 snapshots=[*others, _as_known(snapshot, session)],
+                erased=_and(session.erased, old) if old else session.erased,
             )
 
         return self._change(facts, add)
 
     def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> FarSession:
-        """Mark a snapshot as deleted for all machines. Do nothing if it is not listed or was deleted before."""
+        """Mark a snapshot as deleted for all machines, if it is listed. Raises FarObjectMissing."""
 
         def mark(session: FarSession) -> FarSession:
             marked = [
@@ -155,25 +162,7 @@ class Sessions:
             ]
             return msgspec.structs.replace(session, snapshots=marked)
 
-        return self._change(self.get(session_id).facts, mark)
-
-    def mark_unneeded(self, session_id: str, snapshots: Collection[FarSnapshot], now: float) -> int:
-        """Mark snapshots as deleted, except the newest one and those whose entries have changed; return how many were marked."""
-        known, count = {one.manifest: one for one in snapshots}, 0
-
-        def mark(session: FarSession) -> FarSession:
-            nonlocal count
-            going = {one.manifest for one in session.listed[1:] if known.get(one.manifest) == one}
-            count = len(going)
-            marked = [
-                msgspec.structs.replace(one, deleted_at=now) if one.manifest in going else one
-                for one in session.snapshots
-            ]
-            return msgspec.structs.replace(session, snapshots=marked)
-
-        with suppress(FarObjectMissing):
-            self._change(self.get(session_id).facts, mark)
-        return count
+        return self.change(session_id, mark)
 
     def amend(
         self, session_id: str, changes: Mapping[str, Amendment], machine: tuple[str, str]
@@ -196,11 +185,11 @@ class Sessions:
                     facts = msgspec.structs.replace(facts, title=change.title)
             return msgspec.structs.replace(session, facts=facts, snapshots=snapshots)
 
-        after = self._change(self.get(session_id).facts, amend)
+        after = self.change(session_id, amend)
         return {one.snapshot_id for one in after.listed} & changes.keys()
 
     def forget_deleted(self, session_id: str, manifests: set[str]) -> None:
-        """Remove the tombstones of snapshots whose manifests were removed."""
+        """Remove the tombstones of snapshots whose manifests were removed. Raises FarObjectMissing."""
 
         def forget(session: FarSession) -> FarSession:
             left = [
@@ -210,7 +199,7 @@ class Sessions:
             ]
             return msgspec.structs.replace(session, snapshots=left)
 
-        self._change(self.get(session_id).facts, forget)
+        self.change(session_id, forget)
 
     def lists(self, session_id: str, manifest: str) -> bool:
         """Return whether a far session lists a manifest now."""
@@ -264,7 +253,7 @@ class Sessions:
             erased = _and(session.erased, gone)
             return msgspec.structs.replace(session, snapshots=snapshots, erased=erased)
 
-        return self._change(self.get(session_id).facts, replace)
+        return self.change(session_id, replace)
 
     def begin(self, facts: Facts, term: int, lease: Lease | None = None) -> FarSession:
         """Create a far session without snapshots, unless it is there already; return it."""
@@ -274,12 +263,19 @@ class Sessions:
                 return self.get(facts.session_id)
         return new
 
+    def change(self, session_id: str, change: Callable[[FarSession], FarSession]) -> FarSession:
+        """Change a far session, and return it. One that is missing, because it was erased, is not created anew.
+
+        Raises FarObjectMissing, and the errors of `change`.
+        """
+        return self._change(Facts(session_id), change, creates=False)
+
     def rewrite(self, session_id: str, change: Callable[[FarSession], FarSession]) -> FarSession:
         """Write a new version of a far session, even if `change` returns it unchanged, so that swaps of older versions fail.
 
         Raises FarObjectMissing if the session does not exist, and the errors of `change`.
         """
-        return self._change(Facts(session_id), change, creates=False)
+        return self._change(Facts(session_id), change, creates=False, always=True)
 
     def _change(
         self,
@@ -287,11 +283,11 @@ class Sessions:
         change: Callable[[FarSession], FarSession],
         *,
         creates: bool = True,
+        always: bool = False,
     ) -> FarSession:
         """Apply `change` to the newest version of a far session. `change` must be idempotent: it is repeated after a lost race.
 
-        With `creates`, a missing session is created, and an unchanged one is not written. Without it, a missing session is an error,
-        and an unchanged one is written.
+        With `creates` a missing session is created, otherwise it is an error. An unchanged one is written only with `always`.
         """
         name = name_of(facts.session_id)
         for _ in range(_ATTEMPTS):
@@ -306,7 +302,7 @@ class Sessions:
                     return made
                 continue
             after = change(before)
-            if after == before and creates:
+            if after == before and not always:
                 return before
             after = msgspec.structs.replace(after, generation=before.generation + 1)
             if self._bucket.swap(name, self._seal.seal_record(name, after), version):

@@ -1,14 +1,20 @@
 """The retention of a remote: which snapshots of all machines its rule removes, and their removal from the far sessions.
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
-session, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a machine has nowhere
-else. A removal checks this again in the swap that changes the session, so it cannot remove what changed meanwhile.
+session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
+machine has nowhere else. Clocks of machines differ, so the one that was listed last counts as the newest, too.
+
+A removal takes two epochs of the collector: one marks the snapshots as deleted, the next removes their manifests. So a fetch that has
+begun can end. Nothing is marked in a session in which something that was judged has changed since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from ...errors import FarObjectMissing
 from ...model import Cause, Sizes, SnapshotInfo
@@ -16,9 +22,12 @@ from ...retention_policy import RetentionPolicy
 from .. import retention
 from . import rules
 from .objects import Objects, Remembering, Sealing
+from .rules import Rule
 from .sessions import FarSession, FarSnapshot, Sessions
 
 NEWEST = "the newest of its session"
+LISTED_LAST = "the last that was uploaded to its session"
+NEWEST_OF_KERNEL = "the newest of a kernel of its session"
 NAMED = "it has a title or note"
 UNKNOWN = "an older version uploaded it, and did not say whether it is pinned"
 #: The packs that a manifest needs, by its name, with their lengths; none for a manifest that is lost.
@@ -55,16 +64,18 @@ def judge(
 ) -> list[Judged]:
     """Return the verdicts on all listed snapshots, newest first. `packs_of` is called only if `policy` limits the bytes."""
     listed: dict[str, tuple[FarSession, FarSnapshot]] = {}
-    infos, held = [], dict[str, str]()
+    infos, held, needed = [], dict[str, str](), set[str]()
     for session in sessions:
-        for place, one in enumerate(session.listed):
+        newest = _newest(session)
+        for one in session.listed:
             # The name of its manifest names an entry, because two sessions may list one snapshot.
             listed[one.manifest] = session, one
             infos.append(_info(session, one))
-            if why := _why_kept(one, is_newest=place == 0):
+            if why := newest.get(one.manifest) or _why_kept(one):
                 held[one.manifest] = why
+            if one.manifest in newest or one.relied_on_by:
+                needed.add(one.manifest)
     living = {info.kernel_id for info in infos}
-    needed = {name for name, why in held.items() if why == NEWEST or listed[name][1].relied_on_by}
     verdicts = retention.judge(
         infos, policy, needed=needed, living=living, scales=_PackScales(packs_of)
     )
@@ -85,23 +96,50 @@ def would_free(verdicts: Iterable[Judged], packs_of: PacksOf) -> int:
     return sum(length for name, length in going.items() if name not in kept)
 
 
-def remove(bucket: Objects, seal: Sealing, seen: Remembering, packs_of: PacksOf, now: float) -> int:
-    """Apply the rule of a remote; return how many snapshots it removed. Raises FarObjectInvalid if rule or a session is damaged."""
+class Plan(NamedTuple):
+    """The removals that a rule asks for: by id the sessions as they were judged, with the names of the manifests that shall go."""
+
+    rule: Rule | None
+    going: dict[str, tuple[FarSession, set[str]]]
+
+
+def plan(bucket: Objects, seal: Sealing, seen: Remembering, packs_of: PacksOf) -> Plan:
+    """Judge by the rule of a remote, and change nothing. Raises FarObjectInvalid if the rule or a session is damaged."""
     rule = rules.read(bucket, seal, seen)
-    if rule is None or rule.policy.removes_nothing:
-        return 0
-    sessions = Sessions(bucket, seal, seen)
-    going: dict[str, list[FarSnapshot]] = {}
-    for one in judge(all_of(sessions), rule.policy, packs_of):
-        if one.removed:
-            going.setdefault(one.session.facts.session_id, []).append(one.snapshot)
-    count = 0
-    for session_id, snapshots in going.items():
-        # Somebody may have changed the rule since; this collector may have been stopped for days.
-        if rules.read(bucket, seal, seen) != rule:
+    going: dict[str, tuple[FarSession, set[str]]] = {}
+    if rule is not None and not rule.policy.removes_nothing:
+        for one in judge(all_of(Sessions(bucket, seal, seen)), rule.policy, packs_of):
+            if one.removed:
+                _, names = going.setdefault(one.session.facts.session_id, (one.session, set()))
+                names.add(one.snapshot.manifest)
+    return Plan(rule, going)
+
+
+def remove(
+    wanted: Plan,
+    sessions: Sessions,
+    rule_now: Callable[[], Rule | None],
+    is_ours: Callable[[], bool],
+    now: float,
+) -> Iterator[tuple[str, list[FarSnapshot]]]:
+    """Mark the snapshots of a plan as deleted; yield each session's id with the snapshots that were marked.
+
+    `rule_now`: reads the rule. `is_ours`: whether no other collector has begun an epoch since. Otherwise, or if the rule has changed,
+    this collector may have been stopped for days, and removes nothing more.
+    """
+    for session_id, (judged, names) in wanted.going.items():
+        if not is_ours() or rule_now() != wanted.rule:
             break
-        count += sessions.mark_unneeded(session_id, snapshots, now)
-    return count
+        found = _mark(sessions, judged, names, now)
+        # The rule may have changed just before the swap. Nothing of these snapshots has been removed yet.
+        if (
+            found
+            and rule_now() != wanted.rule
+            and _took_back(sessions, session_id, found, is_ours, now)
+        ):
+            break
+        if found:
+            yield session_id, list(found.values())
 
 
 def all_of(sessions: Sessions) -> list[FarSession]:
@@ -115,9 +153,80 @@ def all_of(sessions: Sessions) -> list[FarSession]:
     return found
 
 
-def _why_kept(one: FarSnapshot, *, is_newest: bool) -> str:
-    if is_newest:
-        return NEWEST
+def _mark(
+    sessions: Sessions, judged: FarSession, going: Collection[str], now: float
+) -> dict[str, FarSnapshot]:
+    """Mark snapshots of a session as deleted, given by manifest, unless something changed that was judged; return those marked."""
+    marked: dict[str, FarSnapshot] = {}
+
+    def mark(session: FarSession) -> FarSession:
+        nonlocal marked
+        there = {one.manifest: one for one in session.listed}
+        is_same = all(there.get(one.manifest) == one for one in judged.listed)
+        newest = _newest(session)
+        marked = {name: there[name] for name in going if is_same and name not in newest}
+        return _with_deleted(session, marked, now)
+
+    try:
+        sessions.change(judged.facts.session_id, mark)
+    except FarObjectMissing:
+        return {}  # everything in the remote was erased meanwhile
+    return marked
+
+
+def _took_back(
+    sessions: Sessions,
+    session_id: str,
+    marked: Collection[str],
+    is_ours: Callable[[], bool],
+    now: float,
+) -> bool:
+    """List snapshots again that were marked as deleted; return False if another collector may already remove their manifests."""
+
+    def back(session: FarSession) -> FarSession:
+        listed = [
+            msgspec.structs.replace(one, deleted_at=0.0)
+            if one.manifest in marked and one.deleted_at == now
+            else one
+            for one in session.snapshots
+        ]
+        return msgspec.structs.replace(session, snapshots=listed)
+
+    if not is_ours():
+        return False
+    with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
+        sessions.change(session_id, back)
+        if not is_ours():
+            # A listed snapshot without a manifest would be worse than a deleted one.
+            sessions.change(session_id, lambda session: _with_deleted(session, marked, now))
+            return False
+    return True
+
+
+def _with_deleted(session: FarSession, names: Collection[str], now: float) -> FarSession:
+    snapshots = [
+        msgspec.structs.replace(one, deleted_at=now)
+        if one.manifest in names and not one.deleted_at
+        else one
+        for one in session.snapshots
+    ]
+    return msgspec.structs.replace(session, snapshots=snapshots)
+
+
+def _newest(session: FarSession) -> dict[str, str]:
+    """Return the newest snapshots of a session and of each kernel in it, by manifest, with the reasons to keep them."""
+    in_order = [one for one in session.snapshots if not one.deleted_at]
+    held: dict[str, str] = {}
+    for found, reason in ((session.listed, NEWEST), (in_order[::-1], LISTED_LAST)):
+        kernels = set[str]()
+        for one in found:
+            if one.kernel_id not in kernels:
+                held.setdefault(one.manifest, NEWEST_OF_KERNEL if kernels else reason)
+                kernels.add(one.kernel_id)
+    return held
+
+
+def _why_kept(one: FarSnapshot) -> str:
     if one.relied_on_by:
         return f"machine {', '.join(sorted(one.relied_on_by.values()))} has no other copy"
     if one.about is None or one.about.known_cause is None:
