@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from ..errors import (
 from ..model import SnapshotInfo
 from ..store.far.about import Amendment, Told, about, told
 from ..store.far.sessions import Sessions
+from ..store.stub_files import Stub
 from . import remote_keys
 from .remote_keys import Opened
 
@@ -44,30 +46,59 @@ class Amended(msgspec.Struct, frozen=True):
     error: ErrorRecord | None = None
 
 
+class LocalState(NamedTuple):
+    """The state of this machine's snapshots, as far as a remote is told of it.
+
+    `needed`: the snapshots that suspended kernels need. `store`: the identity of the store. `is_deleted`: whether a snapshot was deleted
+    for good; one that cannot be read, or whose store is not mounted, was not.
+    """
+
+    stubs: Mapping[str, Stub]
+    needed: Collection[str]
+    store: str
+    is_deleted: Callable[[str], bool]
+
+    def is_relied_on(self, snapshot_id: str, remote: str, *, newest: bool) -> bool:
+        """Return whether this machine relies on a remote's copy. No rule removes the `newest` of a kernel, so its need is not told."""
+        stub = self.stubs.get(snapshot_id)
+        # If the stub is damaged, any remote may have the only copy.
+        is_only_there = stub is not None and stub.remote in {"", remote}
+        return is_only_there or (snapshot_id in self.needed and not newest)
+
+    def deleted(self, known: Iterable[str], there: Collection[str]) -> set[str]:
+        """Return those of the snapshots `known` that were deleted for good."""
+        here = {*there, *self.stubs}
+        return {name for name in known if name not in here and self.is_deleted(name)}
+
+
 def changes_to_tell(
+    remote: str,
     there: Iterable[SnapshotInfo],
-    only_there: Collection[str],
+    local: LocalState,
     known: Mapping[str, Told],
     sessions_of: Callable[[SnapshotInfo], list[str]],
 ) -> list[Amendment]:
     """Return the changes since a remote was told.
 
-    `there`: the snapshots of this machine that the remote has; `only_there`: those that have their content only there. `known`: what
-    was told. `sessions_of`: the far sessions that may list a snapshot.
+    `there`: the snapshots of this machine that the remote has, newest first. `known`: what was told. `sessions_of`: the far sessions that
+    may list a snapshot.
     """
     found = {info.snapshot_id: info for info in there}
+    newest = {info.kernel_id: name for name, info in reversed(list(found.items()))}
     changes = []
     for name, info in found.items():
-        before = known.get(name)
+        before, now = known.get(name), told(info)
         relied_on_in = before.relied_on_in if before else ""
-        now = told(info, relied_on_in or info.kernel_id) if name in only_there else told(info)
+        if local.is_relied_on(name, remote, newest=newest[info.kernel_id] == name):
+            now = told(info, relied_on_in or info.kernel_id, local.store)
         if now != before:
             sessions = list(dict.fromkeys([*filter(None, [relied_on_in]), *sessions_of(info)]))
             changes.append(Amendment(name, sessions, before, now, about(info), info.title))
-    for name, before in known.items():
+    for name in local.deleted(known, found):
+        before = known[name]
         # It was deleted here, so this machine needs it there no longer.
-        if before.relied_on_in and name not in found and name not in only_there:
-            now = msgspec.structs.replace(before, relied_on_in="")
+        if before.relied_on_in and before.store == local.store:
+            now = msgspec.structs.replace(before, relied_on_in="", store="")
             changes.append(Amendment(name, [before.relied_on_in], before, now))
     return changes
 

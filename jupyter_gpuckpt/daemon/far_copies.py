@@ -22,7 +22,7 @@ from ..errors import (
 from ..model import SnapshotInfo
 from ..progress import Progress, Stage
 from ..store.far import fetch
-from ..store.far.about import Amendment, Told, about, told
+from ..store.far.about import Amendment, Told, about, title_of, told
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSnapshot, Sessions
@@ -58,8 +58,10 @@ def _not_listed(opened: Opened, info: SnapshotInfo) -> SnapshotNotFound:
     )
 
 
-def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo) -> None:
+def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> None:
     """Tell a remote that this machine will have the content of a snapshot nowhere else, so that no rule removes it there.
+
+    `store`: the identity of the store that has the rest of the snapshot.
 
     Raises SnapshotNotFound if the remote does not list it any more, ConfigurationError if this machine may not write there.
     """
@@ -72,8 +74,10 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo) -> None:
     file, name = ToldFile(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)
     # It is recorded first: if this daemon is killed, the next one knows that the remote may have to be told otherwise.
-    file.note({name: msgspec.structs.replace(before or Told(), relied_on_in=session_id)})
-    change = Amendment(name, [session_id], before, told(info, session_id), about(info), info.title)
+    known = before or Told(title=title_of(info))
+    file.note({name: msgspec.structs.replace(known, relied_on_in=session_id, store=store)})
+    now = told(info, session_id, store)
+    change = Amendment(name, [session_id], before, now, about(info), info.title)
     done = amending.amend(data_dir, opened, [change])
     if done.error is not None:
         raise error_from(done.error)

@@ -29,6 +29,17 @@ class Inventory:
         ours = {kernel.kernel_id: kernel.record for kernel in self._kernels}
         return list(({record.kernel_id: record for record in on_disk} | ours).values()), snapshots
 
+    def suspended_here(self) -> set[str]:
+        """Return the snapshots of this daemon's suspended kernels."""
+        return _suspended_at(kernel.record for kernel in self._kernels)
+
+    async def suspended_at(self) -> set[str]:
+        """Return the snapshots of the suspended kernels of all places that share the store."""
+        on_disk = await asyncio.to_thread(self._records.all)
+        ours = {kernel.kernel_id for kernel in self._kernels}
+        others = (record for record in on_disk if record.kernel_id not in ours)
+        return self.suspended_here() | _suspended_at(others)
+
     async def require_unneeded(self, snapshot_id: str) -> None:
         """Raise SnapshotInUse if an operation reads the snapshot or a suspended kernel needs it."""
         records, infos = await self.look()
@@ -38,6 +49,11 @@ class Inventory:
                 f"Kernel {needs.kernel_id} is {needs.state} and needs snapshot {snapshot_id}.",
                 hint="Resume or kill that kernel first.",
             )
+
+
+def _suspended_at(records: Iterable[KernelRecord]) -> set[str]:
+    states = {KernelState.SUSPENDED, KernelState.RESUMING}
+    return {record.snapshot_id for record in records if record.state in states}
 
 
 def needed_ids(

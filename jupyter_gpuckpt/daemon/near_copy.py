@@ -211,7 +211,7 @@ class NearCopy:
                 return False
             self._require_listed(opened, info)
             far_copies.require_whole(self._data_dir, opened, store, info)
-            far_copies.rely_on(self._data_dir, opened, info)
+            far_copies.rely_on(self._data_dir, opened, info, store.stubs.identity())
         except OperationCancelled:
             raise
         except GpuCkptError as error:

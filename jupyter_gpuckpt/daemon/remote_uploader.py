@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from ..model import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import RemoteUploads, Upload, UploadState
 from ..store.far import journal
-from ..store.far.about import Told, told
+from ..store.far.about import Amendment, Told, title_of
 from . import remote_keys
-from .amending import Amended
+from .amending import Amended, LocalState
 from .far_facts import facts_of
 from .leases_at_remote import OnLost
 from .local_snapshots import LocalSnapshots
@@ -37,6 +37,8 @@ _AGAIN_SECONDS = 5.0
 _NOTHING: Mapping[str, Told] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+#: A function that returns the snapshots of the suspended kernels of this store.
+SuspendedAt = Callable[[], Awaitable[Collection[str]]]
 
 
 @dataclass
@@ -61,7 +63,8 @@ class RemoteUploader:
     """The uploader to one remote in its current configuration; a changed remote gets a new one. On the event loop's thread.
 
     `is_busy`: whether work runs for which a user waits. `tell`: called with the id of a snapshot whose upload changed. `on_lost`: called
-    in a thread when another machine has taken over the far session of an upload.
+    in a thread when another machine has taken over the far session of an upload. `suspended_at`: returns the snapshots
+    of suspended kernels.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class RemoteUploader:
         is_busy: Callable[[], bool],
         tell: Callable[[str], None],
         on_lost: OnLost,
+        suspended_at: SuspendedAt,
     ) -> None:
         self.queue, self._snapshots = queue, snapshots
         self._machine, self._data_dir = machine, data_dir
@@ -86,6 +90,9 @@ class RemoteUploader:
         self._task: asyncio.Task[None] | None = None
         self._notes: set[asyncio.Task[None]] = set()
         self._telling = Telling(data_dir, queue.remote.name)
+        self._suspended_at = suspended_at
+        #: The snapshots of suspended kernels at the last look.
+        self._needed: Collection[str] = ()
 
     @property
     def remote(self) -> Remote:
@@ -155,7 +162,9 @@ class RemoteUploader:
             return known.and_now(snapshot_id, found, last_at=last_at)
 
         self.queue.uploaded = change(self.queue.uploaded)
-        self._note(self._put_on_record(change, {snapshot_id: told(info)} if info else {}))
+        # A pin or a title that it has here already is still to be told; others that have none undo nothing there.
+        known = {snapshot_id: Told(title=title_of(info))} if info else {}
+        self._note(self._put_on_record(change, known))
 
     def note_gone(self, snapshot_ids: Collection[str]) -> None:
         """Record that the remote does not list snapshots any more: its rule removed them, or another machine erased them."""
@@ -245,9 +254,20 @@ class RemoteUploader:
         self.queue.forget_others(found)
         begun = await asyncio.to_thread(journal.unfinished, state)
         self.queue.take_left(one for one in begun if one not in found)
-        there, stubs = self.queue.there(found), dict(self._snapshots.stubs)
-        self.queue.amendments = await asyncio.to_thread(self._telling.changes, there, stubs)
+        there, self._needed = self.queue.there(found), await self._suspended_at()
+
+        def changes() -> list[Amendment]:
+            local = self._local_state()
+            self._telling.forget_deleted(there, local)
+            return self._telling.changes(there, local)
+
+        self.queue.amendments = await asyncio.to_thread(changes)
         return found
+
+    def _local_state(self) -> LocalState:
+        """Return what the remote is to be told of. Raises StoreError. In a thread."""
+        stubs = self._machine.store.stubs
+        return LocalState(stubs.all(), self._needed, stubs.identity(), stubs.is_deleted)
 
     async def _upload(self, info: SnapshotInfo) -> None:
         name, snapshot_id = self.remote.name, info.snapshot_id
@@ -305,9 +325,8 @@ class RemoteUploader:
         current = self._begin("")
 
         def work(trouble: Callable[[ErrorRecord | None], None]) -> Amended | None:
-            stubs = self._machine.store.stubs
             send = partial(current.sending.amend, trouble=trouble)
-            return self._telling.tell(there, stubs.all, send)
+            return self._telling.tell(there, self._local_state, send)
 
         try:
             done = await self._sent(current, work)

@@ -85,6 +85,7 @@ class Daemon:
             lambda: self.needs_quiet,
             self._publish,
             on_lost,
+            self.inventory,
         )
         self.lease_renewal = LeaseRenewal(
             settings.data, self.kernels, self.uploads, self.leases, on_lost

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from ..file_locks import alone_at_once
 from ..model import SnapshotInfo
 from ..store.far.about import Amendment, Told
 from ..store.faults import store_errors
-from ..store.stub_files import Stub
 from . import remote_keys
-from .amending import Amended, changes_to_tell
+from .amending import Amended, LocalState, changes_to_tell
 from .lease_file import LeaseFile
 from .told_file import ToldFile
 
@@ -41,23 +42,23 @@ class Telling:
         #: What could not be told and is not tried again.
         self._refused: dict[str, Told] = {}
 
-    def changes(self, there: Iterable[SnapshotInfo], stubs: Mapping[str, Stub]) -> list[Amendment]:
-        """Return the changes to be told. `there`: the snapshots that the remote has."""
-        only_there = {name for name, stub in stubs.items() if stub.remote == self._remote}
-        found = changes_to_tell(there, only_there, self._file.all(), self._leases.sessions_of)
+    def changes(self, there: Iterable[SnapshotInfo], local: LocalState) -> list[Amendment]:
+        """Return the changes to be told. `there`: the snapshots that the remote has, newest first."""
+        known = self._file.all()
+        found = changes_to_tell(self._remote, there, local, known, self._leases.sessions_of)
         return [one for one in found if self._refused.get(one.snapshot_id) != one.now]
 
     def tell(
         self,
         there: Iterable[SnapshotInfo],
-        stubs_now: Callable[[], Mapping[str, Stub]],
+        local_now: Callable[[], LocalState],
         send: Callable[[list[Amendment]], Amended],
     ) -> Amended | None:
         """Tell the remote by `send`; return what came of it, or None if that has to wait. Raises what `send` raises."""
         with alone_telling(self._data_dir, self._remote) as is_alone:
             if not is_alone:
                 return None
-            if not (changes := self.changes(there, stubs_now())):
+            if not (changes := self.changes(there, local_now())):
                 return Amended()
             done = send(changes)
             noted = {
@@ -74,6 +75,13 @@ class Telling:
             )
         return done
 
+    def forget_deleted(self, there: Iterable[SnapshotInfo], local: LocalState) -> None:
+        """Remove the records of snapshots that were deleted here and that this machine does not rely on."""
+        known = self._file.all()
+        deleted = local.deleted(known, {info.snapshot_id for info in there})
+        if gone := {name for name in deleted if not known[name].relied_on_in}:
+            self._file.note({}, gone)
+
     def refuse(self, changes: Iterable[Amendment]) -> None:
         """Do not try these again until they are others."""
         self._refused |= {one.snapshot_id: one.now for one in changes}
@@ -88,4 +96,4 @@ def _noted(change: Amendment, session_id: str) -> Told:
     now = change.now
     if not now.relied_on_in or now.relied_on_in == session_id:
         return now
-    return Told(now.pinned, now.named, now.title, session_id)
+    return msgspec.structs.replace(now, relied_on_in=session_id)

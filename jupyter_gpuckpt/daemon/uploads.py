@@ -25,6 +25,7 @@ from ..snapshot_records import (
 )
 from ..store import manifests
 from ..store.far.remotes import Remotes
+from .inventory import Inventory
 from .leases_at_remote import OnLost
 from .local_snapshots import LocalSnapshots
 from .machine import Machine
@@ -38,7 +39,7 @@ class Uploads:
     """The uploads to all remotes. On the event loop's thread.
 
     `is_busy`: whether work runs for which a user waits. `tell`: called with the change of a snapshot whose uploads changed. `on_lost`:
-    called in a thread when another machine has taken over the far session of an upload.
+    called in a thread when another machine has taken over the far session of an upload. `inventory`: says what suspended kernels need.
     """
 
     def __init__(
@@ -48,13 +49,16 @@ class Uploads:
         is_busy: Callable[[], bool],
         tell: Callable[[SnapshotChange], None],
         on_lost: OnLost,
+        inventory: Inventory,
     ) -> None:
         self._machine, self._data_dir = machine, data_dir
         self._is_busy, self._tell_others, self._on_lost = is_busy, tell, on_lost
-        self._remotes = Remotes(data_dir)
+        self._remotes, self._inventory = Remotes(data_dir), inventory
         #: The identity of the remotes' file when it was read last.
         self._known: object = None
         self._uploaders: dict[str, RemoteUploader] = {}
+        #: The snapshots of this daemon's suspended kernels at the last look.
+        self._suspended: set[str] = set()
         #: Tasks that close the uploaders of changed or removed remotes.
         self._closing: set[asyncio.Task[None]] = set()
         self._snapshots = LocalSnapshots(machine)
@@ -98,6 +102,7 @@ class Uploads:
         async with self._one_at_a_time:
             try:
                 await self._look()
+                self._look_at_kernels()
             except (ConfigurationError, FormatTooNew) as error:
                 _log.warning("remotes are used as they were: %s", error)
             except StoreUnavailable as error:
@@ -121,6 +126,13 @@ class Uploads:
             }
         )
         self._take(found, uploaded)
+
+    def _look_at_kernels(self) -> None:
+        """Let remotes be told if suspended kernels need other snapshots now."""
+        suspended = self._inventory.suspended_here()
+        if suspended != self._suspended:
+            self._suspended = suspended
+            self._wake()
 
     def on_snapshot(self, change: SnapshotChange) -> None:
         """Handle a snapshot that was added, removed or made a stub."""
@@ -247,6 +259,7 @@ class Uploads:
             self._is_busy,
             self._tell,
             self._on_lost,
+            self._inventory.suspended_at,
         )
         uploader.hurry(on=self._hurries)
         if self._is_started:

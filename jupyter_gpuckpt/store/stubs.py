@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -48,6 +49,18 @@ class Stubs:
                 return {}
             listed = self._listing.all()
         return {one.info.snapshot_id: one.stub for one in listed if one.stub is not None}
+
+    def identity(self) -> str:
+        """Return what tells this store from others, also if its folder is not mounted and another one is in its place."""
+        with store_errors(self._directory):
+            return f"{self._directory.stat().st_ino:x}"
+
+    def is_deleted(self, snapshot_id: str) -> bool:
+        """Return whether a snapshot was deleted for good: no file is left of it, not even one that cannot be read."""
+        manifest = manifests.path_of(self._directory, snapshot_id)
+        stub = stub_files.path_of(self._directory, snapshot_id)
+        with store_errors(self._directory):
+            return not (os.path.lexists(manifest) or os.path.lexists(stub))
 
     def find(self, snapshot_id: str) -> Stub | None:
         """Return the stub of a snapshot; None if its chunks are here, or if it is not listed."""

@@ -16,6 +16,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.daemon.far_sessions import FarSessions
+from jupyter_gpuckpt.daemon.inventory import Inventory
 from jupyter_gpuckpt.daemon.kernels import Kernels
 from jupyter_gpuckpt.daemon.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.leases import DaemonLeases
@@ -75,8 +76,14 @@ class Here:
         self.leases = DaemonLeases(data_dir, self.machine, self.kernels, life_seconds=life_seconds)
         # No kernel here is suspended when it becomes a branch, so the verbs are not needed.
         on_lost = LostLeases(data_dir, self.kernels, None).note
+        self.inventory = Inventory(self.kernels, records, self.machine)
         self.uploads = Uploads(
-            self.machine, data_dir, lambda: False, lambda change: self.leases.wake(), on_lost
+            self.machine,
+            data_dir,
+            lambda: False,
+            lambda change: self.leases.wake(),
+            on_lost,
+            self.inventory,
         )
         self.lease_renewal = LeaseRenewal(
             data_dir, self.kernels, self.uploads, self.leases, on_lost

@@ -188,7 +188,10 @@ def test_a_pin_is_told_although_the_record_of_what_was_told_is_lost(both, share)
         await one.uploads.close()
         for name in ("told.json", "uploaded.json"):
             (remote_keys.state_dir(one.data_dir, "share") / name).unlink()
-        again = Uploads(one.machine, one.data_dir, lambda: False, lambda _: None, lambda *_: None)
+        again = Uploads(
+            *(one.machine, one.data_dir, lambda: False, lambda _: None, lambda *_: None),
+            one.inventory,
+        )
         one.uploads = again
         await again.start()
         await until(lambda: one.entries()["s1"].about.pinned)

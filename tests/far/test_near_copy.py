@@ -11,8 +11,6 @@ import pytest
 
 from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon import far_copies, remote_keys
-from jupyter_gpuckpt.daemon.inventory import Inventory
-from jupyter_gpuckpt.daemon.kernels import Kernels
 from jupyter_gpuckpt.daemon.near_copy import NearCopy
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.snapshot_lists import SnapshotLists
@@ -55,9 +53,7 @@ class Near(Here):
         self.place = this_place(data_dir)
         self.joined = join(data_dir, share)
         self.records = Records(data_dir / "state", self.place)
-        kernels = Kernels(self.records, self.machine, self.streams)
-        self.inventory = Inventory(kernels, self.records, self.machine)
-        self.lists = SnapshotLists(self.inventory, kernels, self.machine, self.uploads)
+        self.lists = SnapshotLists(self.inventory, self.kernels, self.machine, self.uploads)
 
     def near_copy(self, near_bytes):
         """Return what keeps a limit."""

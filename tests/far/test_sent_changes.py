@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from functools import partial
+
 import msgspec
 import pytest
 
 from jupyter_gpuckpt.daemon import amending, far_copies, remote_keys
+from jupyter_gpuckpt.daemon.amending import LocalState
+from jupyter_gpuckpt.daemon.telling import Telling
+from jupyter_gpuckpt.daemon.told_file import ToldFile
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.about import Amendment, about, told
 from jupyter_gpuckpt.store.far.retries import Retries
 from jupyter_gpuckpt.store.far.sessions import Sessions
+from jupyter_gpuckpt.store.stub_files import Stub
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
 from tests.far.test_fetching import saved
+from tests.far.test_near_copy import Near
 
+#: How long another process may take, in seconds.
+PATIENCE = 300
 #: The number of bytes of a chunk.
 SMALL = 5_000
 
@@ -36,6 +47,31 @@ class Told:
     def opened(self):
         """Return the remote, without retries."""
         return remote_keys.opened(self.data_dir, self.joined.remote, Retries(attempts=1))
+
+    def state(self, *needed):
+        """Return what the remote is to be told of."""
+        stubs = self.store.stubs
+        return LocalState(stubs.all(), needed, stubs.identity(), stubs.is_deleted)
+
+    def tell(self, *needed):
+        """Tell the remote what has changed; return what is on record of it then."""
+        telling = Telling(self.data_dir, "share")
+        there = list(self.infos().values())
+        telling.forget_deleted(there, self.state())
+        send = partial(amending.amend, self.data_dir, self.opened)
+        assert telling.tell(there, lambda: self.state(*needed), send).error is None
+        return ToldFile(remote_keys.state_dir(self.data_dir, "share")).all()
+
+    def make_stub(self, number):
+        """Make a stub of a snapshot, as the near copy does."""
+        info = self.infos()[f"s{number}"]
+        far_copies.rely_on(self.data_dir, self.opened, info, self.store.stubs.identity())
+        assert self.store.stubs.make(info.snapshot_id, Stub("share", []))
+
+    def file(self, suffix):
+        """Return a file of the first snapshot in the store."""
+        [found] = (self.data_dir / "store/manifests").glob(f"s1{suffix}")
+        return found
 
     def infos(self):
         """Return the snapshots here, by id."""
@@ -84,7 +120,7 @@ def test_a_session_that_does_not_answer_keeps_no_other_pin_away(one, tmp_path):
     assert done.error.code == StoreUnavailable.code
     assert one.entry(2).about.pinned
     with pytest.raises(StoreUnavailable):
-        far_copies.rely_on(one.data_dir, one.opened, one.infos()["s1"])
+        one.make_stub(1)
     mend()
     assert not one.entry(1).about.pinned
     assert one.tell_of_pins().later == []
@@ -96,7 +132,7 @@ def test_a_session_that_cannot_be_read_is_not_relied_on(one, monkeypatch):
 
     monkeypatch.setattr(Sessions, "amend", damaged)
     with pytest.raises(Exception, match="does not list"):
-        far_copies.rely_on(one.data_dir, one.opened, one.infos()["s1"])
+        one.make_stub(1)
 
 
 def test_changes_that_cannot_be_told_keep_no_upload_away(one):
@@ -116,3 +152,100 @@ def test_changes_that_cannot_be_told_keep_no_upload_away(one):
         queue.told()
         assert (queue.view(found, "", None).trouble, queue.seconds_left(found)) == (None, None)
     assert msgspec.structs.asdict(queue.uploaded)["snapshots"].keys() == {"s1", "s2"}
+
+
+def test_only_a_whole_or_a_deleted_snapshot_is_no_longer_relied_on(one):
+    machine = remote_keys.machine_id(one.data_dir)
+    one.make_stub(1)
+    for suffix in (".stub", ".manifest"):
+        # Nothing is known of it if its stub or its manifest cannot be read for a moment.
+        path = one.file(suffix)
+        content = path.read_bytes()
+        path.write_bytes(b"damaged")
+        assert ("s1" in one.infos()) == (suffix == ".stub")
+        assert one.tell()["s1"].relied_on_in == "k1"
+        assert machine in one.entry(1).relied_on_by
+        path.write_bytes(content)
+    one.store.mark_deleted("s1", 60.0)
+    one.tell()
+    assert machine in one.entry(1).relied_on_by
+    one.store.delete("s1")
+    assert "s1" not in one.tell()
+    assert not one.entry(1).relied_on_by
+
+
+def test_a_store_that_is_not_there_needs_what_it_needed(one):
+    one.make_stub(1)
+    folder = one.data_dir / "store/manifests"
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.mkdir()
+    assert one.infos() == {}
+    assert one.tell()["s1"].relied_on_in == "k1"
+    assert one.entry(1).relied_on_by
+    shutil.rmtree(folder)
+    aside.rename(folder)
+    one.store.delete("s1")
+    one.tell()
+    assert not one.entry(1).relied_on_by
+
+
+def test_what_was_told_of_deleted_snapshots_is_forgotten(one):
+    assert one.tell().keys() == {"s1", "s2"}
+    one.store.delete("s1")
+    assert one.tell().keys() == {"s2"}
+
+
+def test_what_a_suspended_kernel_needs_is_told_unless_it_is_the_newest(one):
+    content = chunks(3, 2, SMALL)
+    saved(one.store, "s3", *content, kernel_id="k1", created=3.0)
+    one.joined.upload(one.store, "s3")
+    told = one.tell("s1", "s2", "s3")
+    assert {name: bool(now.relied_on_in) for name, now in told.items()} == {
+        "s1": True,
+        "s2": False,
+        "s3": False,
+    }
+    opened = one.opened
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    assert [bool(found.relied_on_by) for found in sessions.get("k1").listed] == [False, True]
+    assert not any(now.relied_on_in for now in one.tell("s2").values())
+    assert not any(found.relied_on_by for found in sessions.get("k1").listed)
+
+
+def test_an_interrupted_eviction_renames_nothing_there(one, monkeypatch):
+    sessions = Sessions(one.opened.bucket, one.opened.keyring.seal, one.opened.seen)
+    info = one.infos()["s1"]
+    named = msgspec.structs.replace(told(info), title="Of another machine")
+    sessions.amend("k1", {"s1": Amendment("s1", ["k1"], told(info), named, about(info))}, ("m", ""))
+    with monkeypatch.context() as patched:
+        patched.setattr(amending, "amend", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one.make_stub(1)
+    one.store.annotate("s1", {"pinned": True})
+    one.tell()
+    assert (one.entry(1).title, one.entry(1).about.pinned) == ("Of another machine", True)
+
+
+def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_path):
+    """A snapshot that was fetched may be pinned before its fetch is on record."""
+    share = tmp_path / "share"
+
+    async def test():
+        machine = Near(tmp_path / "one", Remote("share", f"file://{share}"))
+        try:
+            machine.save(1)
+            machine.store.annotate("s1", {"pinned": True})
+            await machine.note(1)
+            await machine.uploads.start()
+            opened = remote_keys.opened(machine.data_dir, machine.joined.remote)
+            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            async with asyncio.timeout(PATIENCE):
+                while not sessions.get("k1").listed[0].about.pinned:  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.05)
+        finally:
+            await machine.far.close()
+            await machine.uploads.close()
+            machine.machine.close()
+
+    asyncio.run(test())

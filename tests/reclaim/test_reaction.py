@@ -13,6 +13,7 @@ import pytest
 
 from jupyter_gpuckpt import decoding
 from jupyter_gpuckpt.client.mirror import Mirror
+from jupyter_gpuckpt.daemon.inventory import Inventory
 from jupyter_gpuckpt.daemon.reclaim import reaction as reaction_module
 from jupyter_gpuckpt.daemon.reclaim.reaction import Reaction
 from jupyter_gpuckpt.daemon.reclaim.risks import _ago
@@ -600,7 +601,8 @@ def test_a_look_for_remotes_that_is_given_up_is_made_again(tmp_path):
 
         path = tmp_path / "remotes.json"
         path.touch()
-        uploads = Uploads(None, tmp_path, is_busy=None, tell=None, on_lost=None)
+        parts = {"is_busy": None, "tell": None, "on_lost": None}
+        uploads = Uploads(None, tmp_path, **parts, inventory=Inventory([], None, None))
         uploads._remotes = SimpleNamespace(path=path, all=remotes)
         look = asyncio.ensure_future(uploads.look())
         await asyncio.wait_for(begun.wait(), PATIENCE)

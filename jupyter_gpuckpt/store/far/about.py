@@ -32,13 +32,15 @@ class About(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a snapshot on one machine, as it was or will be told to a remote.
 
-    `relied_on_in`: the far session with the only copy of the snapshot's content that this machine has; empty if its content is here.
+    `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
+    identity of the local store that has the rest of the snapshot then.
     """
 
     pinned: bool = False
     named: bool = False
     title: str = ""
     relied_on_in: str = ""
+    store: str = ""
 
 
 class Amendment(msgspec.Struct, frozen=True):
@@ -66,10 +68,10 @@ def title_of(info: SnapshotInfo) -> str:
     return (info.title or info.name)[:_MAX_TITLE_CHARACTERS]
 
 
-def told(info: SnapshotInfo, relied_on_in: str = "") -> Told:
+def told(info: SnapshotInfo, relied_on_in: str = "", store: str = "") -> Told:
     """Return the present state of a snapshot of this machine."""
     now = about(info)
-    return Told(now.pinned, now.named, title_of(info), relied_on_in)
+    return Told(now.pinned, now.named, title_of(info), relied_on_in, store)
 
 
 def amended(known: About | None, change: Amendment) -> About | None:
