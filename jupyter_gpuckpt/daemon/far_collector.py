@@ -29,6 +29,7 @@ from ..store.far.retries import Retries
 from ..store.far.seen import Seen
 from ..store.far.sessions import Sessions
 from . import remote_keys
+from .telling import correct_record
 from .upload_queue import read_uploaded, record_path
 
 
@@ -103,6 +104,7 @@ def _gone(task: Task) -> list[str]:
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     with _seen(data_dir, remote) as seen:
         found = unneeded.all_of(Sessions(opened.bucket, opened.keyring.seal, seen))
+    correct_record(data_dir, remote.name, found)
     listed = {one.snapshot_id for session in found for one in session.listed}
     return sorted(uploaded - listed)
 

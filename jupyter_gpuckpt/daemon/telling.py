@@ -15,6 +15,7 @@ import msgspec
 from ..file_locks import alone_at_once
 from ..model import SnapshotInfo
 from ..store.far.about import Amendment, Told
+from ..store.far.sessions import FarSession, FarSnapshot
 from ..store.faults import store_errors
 from . import remote_keys
 from .amending import Amended, LocalState, changes_to_tell
@@ -30,6 +31,41 @@ def alone_telling(data_dir: Path, remote: str) -> Iterator[bool]:
         alone_at_once(data_dir / "remotes" / f"{remote}.telling") as is_alone,
     ):
         yield is_alone
+
+
+def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) -> None:
+    """Correct the record of what a remote was told if its far sessions no longer say it, so that it is told again. Raises StoreError.
+
+    Something may have removed it there: another machine that was told that this one is lost, an older version, a restored backup.
+    """
+    machine = remote_keys.machine_id(data_dir)
+    listed: dict[str, list[FarSnapshot]] = {}
+    for session in sessions:
+        for one in session.listed:
+            listed.setdefault(one.snapshot_id, []).append(one)
+    with alone_telling(data_dir, remote) as is_alone:
+        if not is_alone:
+            return  # the next collection corrects it
+        file = ToldFile(remote_keys.state_dir(data_dir, remote))
+        known = file.all()
+        corrected = {
+            name: _as_listed(known[name], found, machine)
+            for name, found in listed.items()
+            if name in known
+        }
+        file.note({name: one for name, one in corrected.items() if one != known[name]})
+
+
+def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
+    """Return that part of what is on record which the entries of a snapshot still say."""
+    if not any(machine in one.relied_on_by for one in found):
+        known = msgspec.structs.replace(known, relied_on_in="", store="")
+    abouts = [one.about for one in found if one.about is not None]
+    return msgspec.structs.replace(
+        known,
+        pinned=known.pinned and (not abouts or any(one.pinned for one in abouts)),
+        named=known.named and (not abouts or any(one.named for one in abouts)),
+    )
 
 
 class Telling:

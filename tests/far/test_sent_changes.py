@@ -9,11 +9,12 @@ from functools import partial
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.daemon import amending, far_copies, remote_keys
+from jupyter_gpuckpt.daemon import amending, far_collector, far_copies, remote_keys
 from jupyter_gpuckpt.daemon.amending import LocalState
+from jupyter_gpuckpt.daemon.far_collector import Task
 from jupyter_gpuckpt.daemon.telling import Telling
 from jupyter_gpuckpt.daemon.told_file import ToldFile
-from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
+from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.about import Amendment, about, told
@@ -23,6 +24,7 @@ from jupyter_gpuckpt.store.stub_files import Stub
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
+from tests.far.test_far_collecting import HOUR
 from tests.far.test_fetching import saved
 from tests.far.test_near_copy import Near
 
@@ -249,3 +251,30 @@ def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_pa
             machine.machine.close()
 
     asyncio.run(test())
+
+
+def test_what_the_remote_says_no_longer_is_told_again(one):
+    one.make_stub(1)
+    one.store.annotate("s2", {"pinned": True})
+    before = one.tell()
+    opened = one.opened
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+
+    def without(session):
+        lost = [
+            msgspec.structs.replace(
+                found, about=msgspec.structs.replace(found.about, pinned=False), relied_on_by={}
+            )
+            for found in session.snapshots
+        ]
+        return msgspec.structs.replace(session, snapshots=lost)
+
+    remote, uploaded = one.joined.remote, Uploaded(snapshots={"s1": 1.0, "s2": 1.0})
+    write_uploaded(record_path(one.data_dir, "share"), uploaded)
+    for _ in range(2):
+        assert far_collector.collected(Task(str(one.data_dir), remote, HOUR)).gone == []
+        assert one.tell() == before
+        assert one.entry(1).relied_on_by
+        assert one.entry(2).about.pinned
+        for name in ("k1", "k2"):
+            sessions.rewrite(name, without)
