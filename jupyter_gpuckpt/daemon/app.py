@@ -112,7 +112,7 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
         for directory in (settings.data, settings.store):
             _own(directory)
         lifetime.log_to(settings.log_file)
-        audit.log_to(settings.log_file.with_name("audit.jsonl"))
+        audit.log_to(settings.log_file.parent, place.key)
         _log.info("the socket is %s", path)
         records = Records(settings.state, place)
         records.hold()

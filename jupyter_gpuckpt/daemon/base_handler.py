@@ -40,7 +40,7 @@ class BaseHandler(RequestHandler):
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """Reset the idle-exit timer, and write to the audit log what was changed."""
+        """Reset the idle-exit timer, and write to the audit log what was requested."""
         self.daemon.touch()
         audit.request(self.request.method or "", self.request.path, self.get_status())
 

@@ -45,6 +45,8 @@ class Job:
     retention: RetentionPolicy | None = None
     #: Whether no user requested it; then it is refused where it would disturb a user's work.
     is_automatic: bool = False
+    #: Why a snapshot is taken; empty for other operations.
+    cause: str = ""
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
@@ -94,7 +96,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
     is_automatic = request.cause.spares_connections
     # The description is set at the start: a server that starts during the operation needs it to list the kernel.
     entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
-    return Job(*what, work, entering, request.retention, is_automatic)
+    return Job(*what, work, entering, request.retention, is_automatic, request.cause)
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:

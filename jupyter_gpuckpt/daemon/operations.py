@@ -43,14 +43,21 @@ class RunningOperation:
     """A running or ended operation. Its methods belong to the event loop's thread; the worker's thread advances `progress`.
 
     `is_automatic`: no user requested it, so it may be refused where it would cost something, and explicit requests do not join it.
-    `away_seconds`: how long the kernel had been suspended or parked.
+    `cause`: why a snapshot is taken; empty for other operations. `away_seconds`: how long the kernel had been suspended or parked.
     """
 
     def __init__(
-        self, kind: OperationKind, kernel: Subject, streams: Streams, *, is_automatic: bool
+        self,
+        kind: OperationKind,
+        kernel: Subject,
+        streams: Streams,
+        *,
+        is_automatic: bool,
+        cause: str,
     ) -> None:
         self.operation_id = uuid.uuid4().hex
         self.kind, self.kernel, self.is_automatic = kind, kernel, is_automatic
+        self.cause = cause
         self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
@@ -109,7 +116,7 @@ class RunningOperation:
         self._last = self.progress.record()
         record = self.public()
         _log.info("%s", summary(record, self.progress.seconds_by_stage))
-        audit.operation(record, is_automatic=self.is_automatic)
+        audit.operation(record, cause=self.cause)
         self._over.set()
         self.kernel.on_operation(self)
 
@@ -133,11 +140,18 @@ class Operations:
         return iter(list(self._operations.values()))
 
     def add(
-        self, kind: OperationKind, kernel: Subject, *, is_automatic: bool = False
+        self,
+        kind: OperationKind,
+        kernel: Subject,
+        *,
+        is_automatic: bool = False,
+        cause: str = "",
     ) -> RunningOperation:
         """Begin an operation."""
         self._drop_old()
-        operation = RunningOperation(kind, kernel, self._streams, is_automatic=is_automatic)
+        operation = RunningOperation(
+            kind, kernel, self._streams, is_automatic=is_automatic, cause=cause
+        )
         self._operations[operation.operation_id] = operation
         kernel.on_operation(operation)
         return operation

@@ -20,6 +20,7 @@ from ..model import SnapshotInfo
 from ..protocol import OperationState
 from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..store import retention
+from . import audit
 from .inventory import Inventory, needed_ids
 from .jobs import Job
 from .machine import Machine
@@ -126,6 +127,7 @@ class Removal:
         else:
             if gone:
                 _log.info("deleted for good: %s", ", ".join(gone))
+                audit.removed(gone, "deletion")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -154,4 +156,6 @@ class Removal:
             return PruneReport(verdicts)
         if dry_run:
             return PruneReport(verdicts, retention.would_free(verdicts, store.weights()))
-        return PruneReport(verdicts, store.delete(*gone))
+        freed = store.delete(*gone)
+        audit.removed(gone, "retention")
+        return PruneReport(verdicts, freed)
