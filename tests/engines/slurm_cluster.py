@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from jupyter_gpuckpt.host import doctor
@@ -203,7 +204,9 @@ class SlurmCluster:
                 process.wait(60)
         for node in self.nodes:
             for group in sorted(_FREEZER.glob(f"slurm_{node}/**/"), reverse=True):
-                group.rmdir()
+                wait_for(
+                    lambda group=group: _is_removed(group)
+                )  # when the node's processes are gone
 
     def _begin(self, name: str, command: list[str]) -> None:
         path = {"PATH": f"{self.env['PATH']}:/usr/sbin:/sbin"}
@@ -217,6 +220,13 @@ class SlurmCluster:
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove a control group, if it has no process; return whether it is gone."""
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def main() -> None:

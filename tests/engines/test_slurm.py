@@ -147,9 +147,7 @@ def test_a_server_in_a_job_comes_back_on_the_other_node_with_its_sessions(slurm,
     assert page.run(f"x = 41\n{PLACE}") == f"{job_id} {training.node()}\n"
     page.close()
     with training.preempted() as node:
-        wait_for(
-            lambda: server.get("api/sessions") if answers(server) else None, 120, training.said
-        )
+        wait_for(lambda: answers(server), 120, training.said)
         (session,) = server.get("api/sessions")
         assert session["kernel"]["id"] == page.kernel_id
         assert session["kernel"]["execution_state"] == "suspended"
