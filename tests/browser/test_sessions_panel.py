@@ -159,6 +159,8 @@ def test_three_live_branches_go_their_own_ways(open_notebook, expect):
     first.press("save")
     first.chip.click()
     snapshots = first.snapshots()
+    # Else the cell may run before the snapshot is taken.
+    expect(snapshots).to_have_count(1)
     first.run_cell(1, "[0, 1]")
     branches = []
     for number in (1, 2):
