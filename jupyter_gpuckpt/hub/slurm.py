@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from typing import Any
 
 from batchspawner import JobStatus, SlurmSpawner
 
@@ -16,6 +17,9 @@ from .spawner import GpuCkptSpawnerMixin
 _SIGNAL = re.compile(r"--signal[= ](?:[RB]+:)?\w+(?:@(\d+))?")
 _DEFAULT_SIGNAL_SECONDS = 60
 _REQUEUE = re.compile(r"--(no-)?requeue\b")
+#: What batchspawner replaces in a batch script.
+_REPLACED = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_SRUN = re.compile(r"(?<![-\w])srun\b")
 _POLL_SECONDS = 1.0
 
 
@@ -28,26 +32,18 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
     """
 
     req_options: str
+    req_srun: str
+    batch_script: str
 
     def check_configuration(self) -> None:
-        """Refuse a signal that comes less time before the time limit than a suspend may take, and warn of jobs that are requeued."""
-        if found := _SIGNAL.search(self.req_options):
-            seconds = int(found[1] or _DEFAULT_SIGNAL_SECONDS)
-            self.require_time("--signal in c.SlurmSpawner.req_options", seconds)
-        found = _REQUEUE.search(self.req_options)
-        if found and not found[1]:
+        """Refuse a signal that comes less time before the time limit than a suspend may take, and warn of what loses the signal."""
+        self._check(self.req_options)
+        if not (self.req_srun or _SRUN.search(_REPLACED.sub("", self.batch_script))):
             self.log.warning(
-                "With --requeue in c.SlurmSpawner.req_options a preempted server comes back on another node, where users do not reach it:"
-                " the hub connects to the former node. Leave it out: the server's kernels are suspended, and its next start lists them."
+                "c.SlurmSpawner.req_srun is empty, and c.SlurmSpawner.batch_script has no srun: Slurm sends the signal before a time"
+                " limit, or at a preemption, to the steps of a job only, and such a job has none. Its server may be killed before its"
+                " kernels are suspended. Leave req_srun out."
             )
-
-    async def start(self) -> object:
-        """Submit the job, with a signal before its time limit, and not to be requeued."""
-        if not _SIGNAL.search(self.req_options):
-            self._add_option(f"--signal=TERM@{self.stop_seconds}")
-        if not _REQUEUE.search(self.req_options):
-            self._add_option("--no-requeue")
-        return await super().start()
 
     async def stop(self, now: bool = False) -> None:
         """Cancel the job and wait for its end: batchspawner itself waits for 10 s."""
@@ -58,5 +54,26 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _add_option(self, option: str) -> None:
-        self.req_options = f"{self.req_options} {option}".strip()
+    async def _get_batch_script(self, **subvars: Any) -> str:  # noqa: ANN401 - batchspawner's own
+        """Return the base class's script, with a signal before the job's time limit, and not to be requeued."""
+        # The setting itself is not changed: the signal's time depends on suspend_timeout, which a profile may change.
+        options = str(subvars.get("options") or "")
+        self._check(options)
+        if not _SIGNAL.search(options):
+            options += f" --signal=TERM@{self.stop_seconds}"
+        if not _REQUEUE.search(options):
+            options += " --no-requeue"
+        script: str = await super()._get_batch_script(**{**subvars, "options": options.strip()})
+        return script
+
+    def _check(self, options: str) -> None:
+        """Refuse a signal that comes too late, and warn of jobs that are requeued."""
+        if found := _SIGNAL.search(options):
+            seconds = int(found[1] or _DEFAULT_SIGNAL_SECONDS)
+            self.require_time("--signal in c.SlurmSpawner.req_options", seconds)
+        found = _REQUEUE.search(options)
+        if found and not found[1]:
+            self.log.warning(
+                "With --requeue in c.SlurmSpawner.req_options a preempted server comes back on another node, where users do not reach it:"
+                " the hub connects to the former node. Leave it out: the server's kernels are suspended, and its next start lists them."
+            )

@@ -267,16 +267,40 @@ def test_systemd_is_told_the_time_and_to_signal_the_server_alone(monkeypatch):
     assert asyncio.run(spawner.start()) == {"KillMode": "mixed", "TimeoutSec": "5min"}
 
 
-def test_slurm_signals_a_job_before_its_time_limit(monkeypatch):
-    async def started(self):
-        return self.req_options
+def options_of_job(spawner):
+    """Return the last options of Slurm in the batch script, which are ours."""
+    variables = {"options": spawner.req_options, "srun": "srun", "cmd": "jupyterhub-singleuser"}
+    script = asyncio.run(spawner._get_batch_script(**variables))
+    assert "srun jupyterhub-singleuser" in script
+    assert hasattr(SlurmSpawner, "_get_batch_script"), "the options are never added"
+    return [line for line in script.splitlines() if line.startswith("#SBATCH ")][-1]
 
-    monkeypatch.setattr(SlurmSpawner, "start", started)
+
+def test_slurm_signals_a_job_before_its_time_limit():
     spawner = made("slurm", "SlurmSpawner", req_options="--requeue")
-    assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
-    assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
+    assert options_of_job(spawner) == f"#SBATCH --requeue --signal=TERM@{NEEDED}"
+    # A profile may have another time.
+    for seconds in (300, 60):
+        spawner.suspend_timeout = seconds
+        spawner.check_all()
+        assert options_of_job(spawner) == f"#SBATCH --requeue --signal=TERM@{seconds + 15}"
     spawner = made("slurm", "SlurmSpawner", req_options="--signal=B:USR1@90")
-    assert asyncio.run(spawner.start()) == "--signal=B:USR1@90 --no-requeue"
+    assert options_of_job(spawner) == "#SBATCH --signal=B:USR1@90 --no-requeue"
+    spawner.suspend_timeout = 300
+    with pytest.raises(ConfigurationError):
+        options_of_job(spawner)
+
+
+def test_a_job_without_a_step_to_signal_is_warned_of(caplog):
+    made("slurm").check_configuration()
+    own = "#!/bin/sh\n{% if srun %}{{srun}} {% endif %}{{cmd}}\n"
+    stepped = own.replace("{{cmd}}", "srun --mpi=none {{cmd}}")
+    made("slurm", "SlurmSpawner", req_srun="", batch_script=stepped).check_configuration()
+    assert not caplog.records
+    for settings in ({"req_srun": ""}, {"req_srun": "", "batch_script": own}):
+        caplog.clear()
+        made("slurm", "SlurmSpawner", **settings).check_configuration()
+        assert "c.SlurmSpawner.req_srun is empty" in caplog.text
 
 
 def test_a_job_that_would_come_back_on_another_node_is_warned_of(caplog):
