@@ -40,6 +40,7 @@ APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubunt
 APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
+comma := ,
 say = @echo "== $(1)"
 # As in an activated environment, where a link names CRIU.
 run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -70,10 +71,12 @@ demo-slurm: setup $(STAMPS)/test $(STAMPS)/apt-engines
 lab: setup
 	$(run) $(BIN)/python tools/lab.py
 
-# Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
+# What a test needs and does not find fails the run here, and skips the test elsewhere.
+test: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(if $(filter ubuntu,$(DISTRIBUTION)),,$(comma)browser)
 # A test that fails is run once more, and shown as RERUN with its first failure, which is a defect to look at. More than a few
 # of them fail the run (MOST_RERUNS in tests/conftest.py).
 RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
+# Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
@@ -128,6 +131,7 @@ containers: setup $(STAMPS)/test $(STAMPS)/apt-test
 	-$(run) GPUCKPT_CONTAINER_LINES=$(VENV)/container-lines.jsonl $(BIN)/python -m pytest -q --tb=line -m "slow or not slow" tests/containers $(PYTEST_ARGS)
 	$(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
+test-engines: export GPUCKPT_REQUIRE ?= criu,hub,podman,slurm
 test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines
 	$(run) $(BIN)/python -m pytest -m "slow or not slow" tests/engines $(PYTEST_ARGS)
 
