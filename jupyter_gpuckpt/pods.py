@@ -5,6 +5,7 @@ The spawner (hub/kubernetes.py) and the files that `jupyter gpuckpt kubernetes` 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any, Literal
@@ -20,9 +21,11 @@ SECCOMP_FILE = "gpuckpt-seccomp.json"
 #: That folder.
 SECCOMP_FOLDER = "/var/lib/kubelet/seccomp"
 SUSPEND_SECONDS = 60.0
+#: The image of the pods that write the filter to the nodes.
+NODE_IMAGE = "busybox:stable"
 #: The user of the image that deploy/build-image builds, and where that user's snapshots are.
 _USER, HOME = 1000, "/home/jovyan"
-_IMAGE = "jupyter-gpuckpt"
+IMAGE = "jupyter-gpuckpt"
 _PORT = 8888
 #: With these root can do everything that a save takes, also if parts of /proc are hidden.
 _CAPABILITIES = ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]
@@ -76,7 +79,7 @@ def pre_stop(suspend_seconds: float, *, disk_survives: bool) -> dict[str, Any]:
 def pod(
     *,
     name: str = "jupyter-gpuckpt",
-    image: str = _IMAGE,
+    image: str = IMAGE,
     privileges: Privileges = "user-namespace",
     suspend_seconds: float = SUSPEND_SECONDS,
     gpus: int = 0,
@@ -107,7 +110,7 @@ def pod(
 
 def hub_values(
     *,
-    image: str = _IMAGE,
+    image: str = IMAGE,
     privileges: Privileges = "user-namespace",
     suspend_seconds: float = SUSPEND_SECONDS,
     gpus: int = 0,
@@ -141,9 +144,13 @@ def hub_values(
     return {"hub": {"config": config}, "singleuser": singleuser}
 
 
-def node_filter(profile: str) -> list[dict[str, Any]]:
-    """Return objects that write the seccomp filter to the kubelet's folder on every node. `profile`: the filter."""
-    name, image = "gpuckpt-seccomp", "busybox:stable"
+def node_filter(profile: str, image: str = NODE_IMAGE) -> list[dict[str, Any]]:
+    """Return objects that write the seccomp filter to the kubelet's folder on every node.
+
+    `profile`: the filter; `image`: one with sh, cp and mv, which runs as root on every node.
+    """
+    name = "gpuckpt-seccomp"
+    text = json.dumps(json.loads(profile), separators=(",", ":"))
     source, target = "/filter", "/kubelet"
     # Renamed at the end, so that the kubelet never reads a part of it.
     copy = f"cp {source}/{SECCOMP_FILE} {target}/.{SECCOMP_FILE} && mv {target}/.{SECCOMP_FILE} {target}/{SECCOMP_FILE}"
@@ -180,7 +187,7 @@ def node_filter(profile: str) -> list[dict[str, Any]]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name},
-            "data": {SECCOMP_FILE: json.dumps(json.loads(profile), separators=(",", ":"))},
+            "data": {SECCOMP_FILE: text},
         },
         {
             "apiVersion": "apps/v1",
@@ -188,10 +195,21 @@ def node_filter(profile: str) -> list[dict[str, Any]]:
             "metadata": {"name": name},
             "spec": {
                 "selector": {"matchLabels": {"app": name}},
-                "template": {"metadata": {"labels": {"app": name}}, "spec": containers},
+                "template": {
+                    # The filter's digest: another filter makes new pods, which write it.
+                    "metadata": {
+                        "labels": {"app": name},
+                        "annotations": {"jupyter-gpuckpt/filter": _digest(text)},
+                    },
+                    "spec": containers,
+                },
             },
         },
     ]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _gpus(count: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import resources
 
 from .. import pods
+from ..errors import ConfigurationError
 from . import output
 
 SUMMARY = "print files for Kubernetes with which kernels can be saved in pods"
@@ -15,6 +16,8 @@ DESCRIPTION = (
     " JupyterLab, without a hub."
 )
 FILES = ("hub-values", "node-filter", "pod")
+#: The files for which an argument is.
+_USES = {"claim": ("pod",), "gpus": ("hub-values", "pod")}
 
 
 def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
@@ -22,8 +25,9 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
     to.add_argument("file", choices=FILES, help="which file")
     to.add_argument(
         "--image",
-        default="jupyter-gpuckpt",
-        help="the image of users' servers (default: %(default)s, which deploy/build-image builds)",
+        default="",
+        help=f"the image of users' servers (default: {pods.IMAGE}, which deploy/build-image builds); node-filter: one with sh, cp and mv"
+        f" (default: {pods.NODE_IMAGE})",
     )
     to.add_argument(
         "--privileges",
@@ -39,7 +43,7 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
         default=pods.SUSPEND_SECONDS,
         help="the time for suspending all kernels of a server: 90s, 2m (default: %(default)g s)",
     )
-    to.add_argument("--gpus", metavar="N", type=int, default=0, help="GPUs for each pod")
+    to.add_argument("--gpus", metavar="N", type=_count, default=0, help="GPUs for each pod")
     to.add_argument(
         "--claim",
         metavar="NAME",
@@ -49,7 +53,12 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the file: YAML, or with --json a list of its documents."""
+    """Print the file: YAML, or with --json a list of its documents. Raises ConfigurationError for arguments that it does not use."""
+    for name in ("claim", "gpus"):
+        if getattr(args, name) and args.file not in _USES[name]:
+            raise ConfigurationError(
+                f"--{name} is not for {args.file}.", hint=f"It is for: {', '.join(_USES[name])}."
+            )
     documents = _documents(args)
     if args.json:
         output.say_json(documents)
@@ -63,20 +72,26 @@ def run(args: argparse.Namespace) -> int:
 def _documents(args: argparse.Namespace) -> list[dict[str, object]]:
     if args.file == "node-filter":
         profile = resources.files("jupyter_gpuckpt").joinpath("profiles", "seccomp.json")
-        return pods.node_filter(profile.read_text())
+        return pods.node_filter(profile.read_text(), args.image or pods.NODE_IMAGE)
     if args.file == "hub-values":
         values = pods.hub_values(
-            image=args.image,
+            image=args.image or pods.IMAGE,
             privileges=args.privileges,
             suspend_seconds=args.suspend_timeout,
             gpus=args.gpus,
         )
         return [values]
     pod = pods.pod(
-        image=args.image,
+        image=args.image or pods.IMAGE,
         privileges=args.privileges,
         suspend_seconds=args.suspend_timeout,
         gpus=args.gpus,
         claim=args.claim,
     )
     return [pod]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number of GPUs: {text}")
+    return int(text)

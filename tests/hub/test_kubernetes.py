@@ -410,6 +410,43 @@ def test_the_filter_for_nodes_is_the_one_that_pods_name(capsys):
     assert name in copy["command"][-1]
 
 
+def test_another_filter_makes_new_pods_that_write_it():
+    """A DaemonSet whose template is unchanged keeps its pods, and they have written the former filter."""
+    templates = [
+        pods.node_filter(json.dumps({"defaultAction": action}))[1]["spec"]["template"]
+        for action in ("SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO", "SCMP_ACT_KILL")
+    ]
+    assert templates[0] == templates[1] != templates[2]
+
+
+def test_the_image_on_nodes_can_be_chosen(capsys):
+    _, daemon_set = printed(capsys, "node-filter", "--image=r/busybox@sha256:7")
+    spec = daemon_set["spec"]["template"]["spec"]
+    images = {one["image"] for one in spec["initContainers"] + spec["containers"]}
+    assert images == {"r/busybox@sha256:7"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pod", "--gpus=-2"),
+        ("pod", "--gpus=1.5"),
+        ("node-filter", "--gpus=1"),
+        ("hub-values", "--claim=home"),
+        ("node-filter", "--claim=home"),
+    ],
+)
+def test_arguments_that_would_have_no_effect_or_a_wrong_one_are_refused(capsys, words):
+    try:
+        status = main(["kubernetes", *words])
+    except SystemExit as error:
+        status = error.code
+    said = capsys.readouterr()
+    assert status != 0
+    assert not said.out
+    assert words[1].partition("=")[0] in said.err
+
+
 def test_the_command_of_the_filter_for_nodes_copies_it(tmp_path):
     """Run it with other folders in place of the container's."""
     _, daemon_set = pods.node_filter('{"defaultAction": "SCMP_ACT_ERRNO"}')
