@@ -29,9 +29,14 @@ def check(retention: dict[str, float]) -> None:
         ) from error
 
 
+def exceeds(usage: Usage) -> bool:
+    """Return whether a user's snapshots take more than the limit."""
+    return 0 < usage.limit_bytes < usage.disk_bytes
+
+
 def exceeded(usage: Usage) -> str:
     """Return a sentence for a user whose snapshots take more than the limit; an empty string for others."""
-    if not 0 < usage.limit_bytes < usage.disk_bytes:
+    if not exceeds(usage):
         return ""
     return (
         f"Your snapshots take {size(usage.disk_bytes)} on the disk; your limit is {size(usage.limit_bytes)}."

@@ -35,7 +35,7 @@ from ..hub_records import (
     Waiting,
     WaitingKernel,
 )
-from ..plurals import counted
+from ..plurals import counted, size
 from . import limits, server_request
 from .server_request import Report
 from .waiting import CLEAN, FIELD, form, message
@@ -276,9 +276,16 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Request the server's numbers; those of an earlier request stay if that fails. Never raises."""
         try:
             found = await server_request.usage(server_url, tokens, self._ssl_context())
-            self._usage = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
-            if exceeded := limits.exceeded(self._usage):
-                self.log.warning("%s: over the limit: %s", self._log_name, exceeded)
+            was_exceeded = limits.exceeds(self._usage)
+            self._usage = now = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
+            # Once and not with each request.
+            if limits.exceeds(now) and not was_exceeded:
+                self.log.warning(
+                    "%s: the snapshots take %s on the disk, more than the limit of %s.",
+                    self._log_name,
+                    size(now.disk_bytes),
+                    size(now.limit_bytes),
+                )
         except GpuCkptError as error:
             self.log.debug("%s: no numbers for hub-report: %s", self._log_name, error)
         except Exception:

@@ -33,6 +33,6 @@ def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_
     assert user.get("api/status")["last_activity"] == before
     # It is more than the limit, which keeps nobody from saving.
     assert found["limit_bytes"] == 1_000_000
-    assert "eve: over the limit: " in hub.log_path.read_text()
+    assert "eve: the snapshots take " in hub.log_path.read_text()
     user.stop()
     assert any("your limit is 1.0 MB" in message for message in user.start())
