@@ -355,7 +355,8 @@ class FarVerdict(msgspec.Struct, frozen=True):
 class Keeping(msgspec.Struct, frozen=True):
     """A remote's rule, when and on which machine it was set (0: never), and its verdicts on all snapshots, newest first.
 
-    `freed_bytes`: of the packs that only removed snapshots need. `released`: how many snapshots a lost machine needs no longer.
+    `freed_bytes`: of the packs that only removed snapshots need. `released`: how many snapshots a lost machine needs no longer,
+    or, in a dry run, would need no longer; `lost`: their ids.
     """
 
     policy: RetentionPolicy
@@ -364,6 +365,7 @@ class Keeping(msgspec.Struct, frozen=True):
     verdicts: list[FarVerdict] = []
     freed_bytes: int = 0
     released: int = 0
+    lost: list[str] = []
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from . import output
 from .prune import count, seconds, size_bytes
 from .remote_keys import ask
 
-#: From this many hours on, a time is shown in days.
-_DAYS_FROM_HOURS = 48.0
+#: The units in which times are shown, each with the shortest time for which it is used and its length in seconds.
+_UNITS = (("days", 172800.0, 86400.0), ("hours", 7200.0, 3600.0), ("minutes", 120.0, 60.0))
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -24,8 +24,9 @@ def add_arguments(to: ArgumentParser) -> None:
         "Set which snapshots a remote keeps, for all machines that use it; without options, show the rule and what it removes. In each"
         " session a snapshot is kept if it is among the last N, or was taken within TIME before the newest one. Then the oldest are removed"
         " until the remote takes no more than SIZE. No rule removes the newest snapshot of a session, snapshots that are pinned or have a"
-        " title or note, those that a machine has nowhere else, and, without --manual-too, those that users took. One of the machines"
-        " removes the others when it next collects what nothing needs. Without a rule, and by default, all are kept."
+        " title or note, those that a machine relies on, and, without --manual-too, those that users took, except suspends beyond"
+        " --keep-suspends. One of the machines removes the others when it next collects what nothing needs. Without a rule, and by"
+        " default, all are kept."
     )
     to.add_argument("name", metavar="NAME", help="the remote's name")
     to.add_argument(
@@ -59,7 +60,7 @@ def add_arguments(to: ArgumentParser) -> None:
         "--lost-machine",
         metavar="HOST",
         default="",
-        help="a machine that never comes back: what only it needed there may be removed",
+        help="the name or id of a machine that never comes back: what only it needed there may be removed",
     )
     to.add_argument("--no-rule", action="store_true", help="remove the rule: all are kept")
     to.add_argument(
@@ -71,38 +72,48 @@ def add_arguments(to: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Show what a rule removes, and set it after a question on a terminal; without a rule, show the one that is set."""
     policy = _policy(args)
-    if args.lost_machine:
-        if args.dry_run:
-            raise ConfigurationError("--lost-machine cannot be combined with --dry-run.")
-        _confirm(
-            args,
-            f"Does machine {args.lost_machine} never come back? What is only in remote {args.name} can be lost for it.",
+    request = KeepRequest(policy, args.dry_run, args.lost_machine)
+    changes = policy is not None or args.lost_machine
+    if changes and not (args.dry_run or args.yes) and sys.stdin.isatty():
+        planned = _asked(args, KeepRequest(policy, dry_run=True, lost_machine=args.lost_machine))
+        if policy is not None and not args.json:
+            _say_table(planned)
+        if question := _question(args, planned, policy):
+            _confirm(question)
+    found = _asked(args, request)
+    if args.lost_machine and not args.json:
+        may = "could" if args.dry_run else "may"
+        output.say(
+            f"{counted(found.released, 'snapshot')} that machine {args.lost_machine} relied on there {may} be removed by a rule."
         )
-        request = KeepRequest(lost_machine=args.lost_machine)
-        released = _asked(args, request).released
-        if not args.json:
-            output.say(
-                f"{counted(released, 'snapshot')} that machine {args.lost_machine} had only there may be removed by a rule."
-            )
-    if policy is None:
-        _say(args, _asked(args, KeepRequest()))
-        return 0
-    if args.dry_run:
-        _say(args, _asked(args, KeepRequest(policy, dry_run=True)))
-        return 0
-    if not args.yes and not args.json and sys.stdin.isatty():
-        planned = _asked(args, KeepRequest(policy, dry_run=True))
-        _say_table(planned)
-        going = sum(one.removed for one in planned.verdicts)
-        if going:
-            _confirm(args, f"Remove {counted(going, 'snapshot')} from remote {args.name} for ever?")
-    _say(args, _asked(args, KeepRequest(policy)))
+    _say(args, found)
     return 0
 
 
-def _confirm(args: Namespace, question: str) -> None:
+def _question(args: Namespace, planned: Keeping, policy: RetentionPolicy | None) -> str:
+    """Return the question to be answered before anything is changed; empty if nothing can be removed."""
+    parts = []
+    if args.lost_machine:
+        short = output.short_ids(planned.lost).values()
+        parts.append(
+            f"Machine {args.lost_machine} relies on {counted(planned.released, 'snapshot')} in remote {args.name}"
+            f" ({', '.join(sorted(short))}), which can then be lost for it."
+        )
+    if policy is not None and not policy.removes_nothing:
+        going = sum(one.removed for one in planned.verdicts)
+        parts.append(
+            f"The rule removes {counted(going, 'snapshot')} from remote {args.name} for ever, whichever machine uploaded them,"
+            " and later those that it no longer keeps then."
+        )
+    asked = ["Does it never come back?"] * bool(args.lost_machine)
+    if len(parts) > len(asked):
+        asked = ["Does it never come back, and is the rule to be set?"] if asked else ["Set it?"]
+    return " ".join([*parts, *asked])
+
+
+def _confirm(question: str) -> None:
     """Ask a question on a terminal. Raises OperationCancelled."""
-    if not args.yes and not args.json and sys.stdin.isatty() and not output.ask(question):
+    if not output.ask(question):
         raise OperationCancelled("Nothing was changed.")
 
 
@@ -146,9 +157,12 @@ def _say(args: Namespace, found: Keeping) -> None:
         where = f" on {found.changed_on}" if found.changed_on else ""
         output.say(f"Remote {args.name} keeps {as_text(found.policy)}{when}{where}.")
     going = sum(one.removed for one in found.verdicts)
+    stay = len(found.verdicts) - going
     verb = "would be removed" if args.dry_run else "will be removed by the next collection"
     freed = f" About {output.size(found.freed_bytes)} become free." if going else ""
-    output.say(f"{counted(going, 'snapshot')} {verb}, {len(found.verdicts) - going} stay.{freed}")
+    output.say(
+        f"{counted(going, 'snapshot')} {verb}, {stay} {'stays' if stay == 1 else 'stay'}.{freed}"
+    )
 
 
 def as_text(policy: RetentionPolicy) -> str:
@@ -157,15 +171,26 @@ def as_text(policy: RetentionPolicy) -> str:
     if policy.keep_last:
         rules.append(f"the last {policy.keep_last} of each session")
     if policy.keep_within_seconds:
-        hours = policy.keep_within_seconds / 3600
-        span = f"{hours / 24:g} days" if hours >= _DAYS_FROM_HOURS else f"{hours:.3g} hours"
-        rules.append(f"those of the {span} before the newest of each session")
-    if policy.keep_suspends:
-        rules.append(f"the last {counted(policy.keep_suspends, 'suspend')} of each session")
+        rules.append(
+            f"those of the {_span(policy.keep_within_seconds)} before the newest of each session"
+        )
     text = " and ".join(rules) or "all"
     if policy.max_bytes:
         text += f", up to {output.size(policy.max_bytes)} in all"
-    return text + ("" if policy.manual_too else "; and those that users took")
+    if policy.manual_too:
+        return text
+    if policy.keep_suspends:
+        suspends = counted(policy.keep_suspends, "suspend")
+        return f"{text}; and those that users took, but of requested suspends only the last {suspends} of each session"
+    return text if text == "all" else f"{text}; and those that users took"
+
+
+def _span(seconds: float) -> str:
+    """Format a time of a rule: `30 days`, `36 hours`, `90 minutes`, `0.5 seconds`."""
+    for unit, least, length in _UNITS:
+        if seconds >= least:
+            return f"{seconds / length:.6g} {unit}"
+    return f"{seconds:.3g} seconds"
 
 
 def _say_table(found: Keeping) -> None:

@@ -6,10 +6,11 @@ import argparse
 import re
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .. import calls
 from ..errors import ConfigurationError, OperationCancelled
+from ..retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS
 from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from . import output
 
@@ -28,6 +29,9 @@ GpuCkptDaemon.keep_last, keep_suspends, keep_within and max_bytes.
 
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _POWERS = " kmgt"
+#: The most digits of a number of snapshots, and how much of a wrong value is shown.
+_MAX_DIGITS, _SHOWN = 20, 40
+_Number = TypeVar("_Number", int, float)
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -119,22 +123,34 @@ def _table(report: PruneReport) -> str:
 
 def count(text: str) -> int:
     """Convert a number of snapshots."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a number of snapshots: {text!r}")
-    return int(text)
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"not a number of snapshots: {text[:_SHOWN]!r}")
+    return _at_most(int(text), MAX_COUNT, text)
 
 
 def seconds(text: str) -> float:
     """Convert texts like `90m`, `12h`, `7d`, `1w2d` to seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)(s|m|h|d|w)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise argparse.ArgumentTypeError(f"not a time such as 90m, 12h, 7d or 2w: {text!r}")
-    return sum(float(number) * _UNITS_SECONDS[unit] for number, unit in parts)
+        raise argparse.ArgumentTypeError(
+            f"not a time such as 90m, 12h, 7d or 2w: {text[:_SHOWN]!r}"
+        )
+    found = sum(float(number) * _UNITS_SECONDS[unit] for number, unit in parts)
+    return _at_most(found, MAX_SECONDS, text)
 
 
 def size_bytes(text: str) -> int:
     """Convert texts like `500M`, `20G`, `20GB` (powers of 1000, as sizes are shown), `20GiB` (powers of 1024) to bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.lower())
     if found is None or (found[3] and not found[2]):
-        raise argparse.ArgumentTypeError(f"not a size such as 500M, 20G or 20GiB: {text!r}")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS.index(found[2] or " "))
+        raise argparse.ArgumentTypeError(
+            f"not a size such as 500M, 20G or 20GiB: {text[:_SHOWN]!r}"
+        )
+    unit = (1024 if found[3] else 1000) ** _POWERS.index(found[2] or " ")
+    return int(_at_most(float(found[1]) * unit, MAX_BYTES, text))
+
+
+def _at_most(number: _Number, limit: float, text: str) -> _Number:
+    if number > limit:
+        raise argparse.ArgumentTypeError(f"too large: {text[:_SHOWN]!r}")
+    return number

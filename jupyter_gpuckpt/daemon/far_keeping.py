@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, FarObjectMissing
 from ..remote_records import FarVerdict, Keeping, Remote, RemoteCall
 from ..retention_policy import RetentionPolicy
-from ..store.far import rules, unneeded
+from ..store.far import leases, rules, unneeded
 from ..store.far.collect import Packs
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, FarSnapshot, Sessions
@@ -20,6 +22,8 @@ from ..store.far.unneeded import Judged
 from . import remote_keys
 
 _READERS = 8
+#: A host whose daemon has written its heartbeat within this time is not lost. The clocks may differ, and a machine may sleep a while.
+_HEARTBEAT_SECONDS = 3600.0
 
 
 def keep(call: RemoteCall, remote: Remote) -> Keeping:
@@ -30,10 +34,12 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     data_dir = Path(call.data_dir)
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
-    wanted, released = call.keep.policy, 0
+    wanted, lost = call.keep.policy, _Lost()
+    sessions: list[FarSession] = []
     if call.keep.lost_machine:
         _require_useful(data_dir, opened, RetentionPolicy())
-        released = _release(data_dir, opened, call.keep.lost_machine)
+        sessions = unneeded.all_of(Sessions(bucket, seal, seen))
+        lost = _lost(data_dir, opened, sessions, call.keep.lost_machine)
     if wanted is None:
         rule = rules.read(bucket, seal, seen) or rules.Rule(1, RetentionPolicy())
     else:
@@ -41,50 +47,110 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
         rule = rules.Rule(1, wanted)
     # A rule is set only if it could be judged by. To end one must be possible even if something in the remote is damaged.
     removes = not rule.policy.removes_nothing
-    verdicts, freed = _judged(opened, rule.policy) if removes else ([], 0)
+    verdicts, freed = _judged(opened, rule.policy, lost) if removes else ([], 0)
+    if lost.machines and not call.keep.dry_run:
+        _release(opened, sessions, lost)
     if wanted is not None and not call.keep.dry_run:
         host_name = socket.gethostname()
         rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
     shown = list(map(_shown, verdicts))
-    return Keeping(rule.policy, rule.changed_at, rule.host_name, shown, freed, released)
+    return Keeping(
+        rule.policy,
+        rule.changed_at,
+        rule.host_name,
+        shown,
+        freed,
+        len(lost.snapshots),
+        sorted(lost.snapshots),
+    )
 
 
-def _release(data_dir: Path, opened: remote_keys.Opened, machine: str) -> int:
-    """Take back what another machine, given by host name or id, has told of snapshots that it has nowhere else; return their number."""
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    known, found = unneeded.all_of(sessions), dict[str, str]()
-    for session in known:
-        for one in session.listed:
-            found |= one.relied_on_by
-    found.pop(remote_keys.machine_id(data_dir), None)
-    lost = {name for name, host in found.items() if machine in {name, host}}
-    if not lost:
-        others = ", ".join(sorted(set(found.values()))) or "no other machine"
-        raise ConfigurationError(
-            f"No other machine {machine[:200]!r} has snapshots only in remote {opened.remote.name}.",
-            hint=f"Those that have: {others}.",
-        )
+class _Lost(NamedTuple):
+    """The ids of machines that never come back, and the snapshots on which they rely in a remote."""
 
-    def without(one: FarSnapshot) -> FarSnapshot:
-        left = {name: host for name, host in one.relied_on_by.items() if name not in lost}
+    machines: frozenset[str] = frozenset()
+    snapshots: frozenset[str] = frozenset()
+
+    def without(self, session: FarSession) -> FarSession:
+        """Return a far session on which these machines rely no longer."""
+        snapshots = list(map(self._without, session.snapshots))
+        return msgspec.structs.replace(session, snapshots=snapshots)
+
+    def _without(self, one: FarSnapshot) -> FarSnapshot:
+        left = {name: host for name, host in one.relied_on_by.items() if name not in self.machines}
         return msgspec.structs.replace(one, relied_on_by=left)
 
-    def release(session: FarSession) -> FarSession:
-        return msgspec.structs.replace(session, snapshots=list(map(without, session.snapshots)))
 
-    count = 0
+def _lost(
+    data_dir: Path, opened: remote_keys.Opened, sessions: list[FarSession], machine: str
+) -> _Lost:
+    """Return a lost machine, given by host name or id. Raises ConfigurationError unless it is clear which one, and that it is lost."""
+    name, known = opened.remote.name, dict[str, str]()
+    for session in sessions:
+        for one in session.listed:
+            known |= one.relied_on_by
+    known.pop(remote_keys.machine_id(data_dir), None)
+    of_name = sorted(one for one, host in known.items() if host == machine)
+    machines = [machine] if machine in known else of_name
+    if not machines:
+        others = ", ".join(sorted(set(known.values()))) or "no other machine"
+        raise ConfigurationError(
+            f"No other machine {machine[:200]!r} has snapshots only in remote {name}.",
+            hint=f"Those that have: {others}.",
+        )
+    ids = f"by its id instead of its host name: {', '.join(machines)}."
+    if len(machines) > 1:
+        raise ConfigurationError(
+            f"{len(machines)} machines with the host name {machine} rely on snapshots in remote {name}.",
+            hint=f"Name the lost one {ids}",
+        )
+    if machine not in known and _is_alive(opened, machine):
+        raise ConfigurationError(
+            f"A machine with the host name {machine} has used remote {name} within the last hour, so it is not lost.",
+            hint=f"Wait; or, if it only has the same name as the lost one, name that {ids}",
+        )
+    relied_on = [
+        one.snapshot_id
+        for session in sessions
+        for one in session.listed
+        if not one.relied_on_by.keys().isdisjoint(machines)
+    ]
+    return _Lost(frozenset(machines), frozenset(relied_on))
+
+
+def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
+    """Return whether a daemon on a host of this name has a heartbeat in the remote that is not long over."""
+    capabilities = opened.remote.capabilities
+    now = time.time() + (capabilities.clock_ahead_seconds if capabilities else 0.0)
+    for found in opened.bucket.list(leases.FOLDER):
+        if now - found.modified.timestamp() > _HEARTBEAT_SECONDS:
+            continue
+        try:
+            stored = opened.bucket.get(found.name, max_bytes=leases.MAX_HEARTBEAT_BYTES)
+        except FarObjectMissing:
+            continue  # its daemon has just ended
+        beat = opened.keyring.seal.open_record(found.name, stored.data, leases.Heartbeat)
+        if beat.host_name == host_name:
+            return True
+    return False
+
+
+def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -> None:
+    """Take back what lost machines have told of snapshots on which they rely."""
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     for session in known:
-        changed = sum(without(one) != one for one in session.listed)
-        if changed:
-            sessions.rewrite(session.facts.session_id, release)
-            count += changed
-    return count
+        if lost.without(session) != session:
+            with suppress(FarObjectMissing):  # it was erased just now
+                sessions.change(session.facts.session_id, lost.without)
 
 
-def _judged(opened: remote_keys.Opened, policy: RetentionPolicy) -> tuple[list[Judged], int]:
-    """Return the verdicts on all snapshots, and the bytes that their removal frees."""
+def _judged(
+    opened: remote_keys.Opened, policy: RetentionPolicy, lost: _Lost
+) -> tuple[list[Judged], int]:
+    """Return the verdicts on all snapshots without those machines, and the bytes that the removal frees."""
     bucket, seal = opened.bucket, opened.keyring.seal
-    packs, sessions = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
+    packs, known = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
+    sessions = list(map(lost.without, known))
     names = {one.manifest for session in sessions for one in session.listed}
     with ThreadPoolExecutor(_READERS, "manifests") as pool:
         list(pool.map(packs.of, names))

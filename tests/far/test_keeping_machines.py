@@ -276,7 +276,7 @@ def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatc
     assert [line.split()[0] for line in shown] == ["SNAPSHOT", "s2", "s1", "1"]
     assert "work/notes.ipynb" in shown[2]
     assert "remove" in shown[2]
-    assert shown[3].startswith("1 snapshot would be removed, 1 stay. About ")
+    assert shown[3].startswith("1 snapshot would be removed, 1 stays. About ")
     done = said("--keep-last", "1", "--keep-within", "7d", "--max-size", "20G", "-y").out
     assert "the last 1 of each session and those of the 7 days before" in done
     assert "up to 20.0 GB in all; and those that users took" in done

@@ -35,7 +35,8 @@ LIFE_SECONDS = 120.0
 #: How much older than its lifetime a heartbeat must be, in seconds: modification times are whole seconds, from several machines.
 SLACK_SECONDS = 5.0
 _MAX_LIFE_SECONDS = 3600.0
-_MAX_HEARTBEAT_BYTES = 64 << 10
+#: The largest object of a heartbeat that is read.
+MAX_HEARTBEAT_BYTES = 64 << 10
 _ATTEMPTS = 5
 
 
@@ -243,7 +244,7 @@ class Leases:
     def _stored(self, daemon_id: str) -> Stored | None:
         """Return the object of a daemon's heartbeat; None if it does not exist."""
         try:
-            return self._bucket.get(_name(daemon_id), max_bytes=_MAX_HEARTBEAT_BYTES)
+            return self._bucket.get(_name(daemon_id), max_bytes=MAX_HEARTBEAT_BYTES)
         except FarObjectMissing:
             return None
 
