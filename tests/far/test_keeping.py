@@ -233,8 +233,10 @@ def test_a_collector_that_slept_does_not_apply_a_rule_that_was_changed(keeper, m
         return found
 
     a.rule(keep_last=1)
+    before = a.sessions.get("one")
     monkeypatch.setattr(unneeded, "judge", judge_slowly)
     assert a.collects().dropped == 0
+    assert a.sessions.get("one") == before
     assert a.listed() == ["s0", "s1", "s2"]
 
 
