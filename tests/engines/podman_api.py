@@ -16,6 +16,7 @@ import httpx
 
 from tests.conftest import wait_for
 from tests.containers import machine_files
+from tests.engines import pod_runtime
 
 ROOT = Path(__file__).parent.parent.parent
 IMAGE = "localhost/jupyter-gpuckpt:latest"
@@ -45,6 +46,11 @@ class PodmanApi:
             'events_logger = "file"',
             *(['runtime = "runc"'] if shutil.which("runc") else []),
         ]
+        # Known to every podman, because pods of tests that were killed can only be removed with it.
+        runtime = self._folder / "pod-runtime"
+        runtime.write_text(f'#!/bin/sh\nexec {sys.executable} {pod_runtime.__file__} "$@"\n')
+        runtime.chmod(0o755)
+        lines += ["[engine.runtimes]", f'pod = ["{runtime}"]']
         conf.write_text("\n".join(lines))
         self.environment = os.environ | {"CONTAINERS_CONF": str(conf)}
         kept = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]

@@ -11,7 +11,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -348,13 +347,9 @@ class Cluster:
         self._closers.append(close)
 
     def _make_configuration(self) -> None:
-        runtime = self.folder / "pod-runtime"
-        runtime.write_text(f'#!/bin/sh\nexec {sys.executable} {pod_runtime.__file__} "$@"\n')
-        runtime.chmod(0o755)
         own = Path(self._podman.environment["CONTAINERS_CONF"]).read_text()
         conf = self.folder / "containers.conf"
-        own = own.replace('runtime = "runc"', 'runtime = "pod"')
-        conf.write_text(f'{own}\n[engine.runtimes]\npod = ["{runtime}"]\n')
+        conf.write_text(own.replace('runtime = "runc"', 'runtime = "pod"'))
         self._environment = self._podman.environment | {"CONTAINERS_CONF": str(conf)}
 
     def _command(self, *words: object) -> str:
