@@ -210,19 +210,20 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
     notebook.run_cell(1, "42")
 
 
+def press_until(page, key, element):
+    """Press a key until this element has the focus, a hundred times at most."""
+    for _ in range(100):
+        if element.evaluate("element => element === document.activeElement"):
+            return
+        page.keyboard.press(key)
+    pytest.fail(f"{key} never reaches {element}")
+
+
 def test_the_main_job_is_done_by_the_keyboard_alone_and_the_focus_returns(open_notebook, expect):
     cells = ["x = 41; print(x)", "x = 0; print(x)", "print(x)"]
     notebook = open_notebook("keys.ipynb", *cells).require_engine()
     page = notebook.page
     outputs = [notebook.cell(index).locator(".jp-OutputArea-output") for index in range(3)]
-
-    def press_until(key, element):
-        """Press a key until this element has the focus, a hundred times at most."""
-        for _ in range(100):
-            if element.evaluate("element => element === document.activeElement"):
-                return
-            page.keyboard.press(key)
-        pytest.fail(f"{key} never reaches {element}")
 
     def expect_focus_in_cells():
         expect(page.locator(f"{IN_FRONT} .jp-Notebook:focus-within")).to_have_count(1)
@@ -241,7 +242,7 @@ def test_the_main_job_is_done_by_the_keyboard_alone_and_the_focus_returns(open_n
     expect_focus_in_cells()
 
     resume = notebook.banner.get_by_role("button", name="Resume")
-    press_until("Shift+Tab", resume)
+    press_until(page, "Shift+Tab", resume)
     page.keyboard.press("Enter")
     expect(notebook.chip).to_have_text("Running")
     expect_focus_in_cells()
@@ -250,7 +251,7 @@ def test_the_main_job_is_done_by_the_keyboard_alone_and_the_focus_returns(open_n
     expect(notebook.sessions.get_by_role("button", name="keys.ipynb", exact=True)).to_be_focused()
     saved = notebook.snapshots().filter(has_text="After [1]")
     restore = saved.get_by_role("button", name="Restore This Snapshot")
-    press_until("Tab", restore)
+    press_until(page, "Tab", restore)
     page.keyboard.press("Enter")
     dialog = page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Restore After [1]")
