@@ -23,7 +23,7 @@ from ..remote_records import Remote
 from ..snapshot_records import FarCollection, RemoteUploads
 from ..store.far import rules
 from ..store.far.remotes import Remotes
-from . import remote_keys
+from . import audit, remote_keys
 from .far_collector import Done, Task
 from .whole_files import write_file
 
@@ -118,6 +118,7 @@ class FarCollecting:
                 "rule %d of remote %s removed from session %s: %s",
                 *(answer.rule, remote.name, session_id, ", ".join(dropped)),
             )
+            audit.removed(dropped, f"rule {answer.rule} of remote {remote.name}")
         if done.error is not None:
             what = "it could not be read what is listed" if done.at else "nothing was collected"
             _log.warning("%s in remote %s: %s", what, remote.name, done.error.message)
