@@ -170,13 +170,17 @@ class RemoteUploader:
         """Record that the remote does not list snapshots any more: its rule removed them, or another machine erased them."""
         gone = [one for one in snapshot_ids if one in self.queue.uploaded.snapshots]
         gone += [one for one in snapshot_ids if one in self._snapshots.stubs]
+        self._note_change(gone, lambda known: known.without(gone))
 
-        def change(known: Uploaded) -> Uploaded:
-            return known.without(gone)
+    def note_listed(self, snapshot_ids: Collection[str]) -> None:
+        """Record that the remote lists snapshots; it may have seemed that it does not list some of them any more."""
+        if back := [one for one in snapshot_ids if one in self.queue.uploaded.gone]:
+            self._note_change(back, lambda known: known.with_again(back))
 
+    def _note_change(self, changed: list[str], change: Callable[[Uploaded], Uploaded]) -> None:
         self.queue.uploaded = change(self.queue.uploaded)
         self._note(self._put_on_record(change))
-        for one in gone:
+        for one in changed:
             self._tell(one)
 
     def _note(self, noting: Coroutine[Any, Any, None]) -> None:

@@ -24,6 +24,7 @@ from .inventory import Inventory
 from .kernels import Kernels
 from .lease_renewal import LeaseRenewal
 from .leases import DaemonLeases
+from .listed_checks import ListedChecks
 from .lost_leases import LostLeases
 from .machine import Machine
 from .measuring import Measuring
@@ -117,11 +118,14 @@ class Daemon:
             self.uploads.note_there,
             self.leases,
         )
+        self.listed_checks = ListedChecks(
+            settings.data, self.uploads, lambda: self.needs_quiet or self.uploads.any_pending
+        )
         self.far_collecting = FarCollecting(
             settings.data,
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
-            self.uploads.note_gone,
+            self.listed_checks.check,
         )
         self.watch = Watch(settings)
         self.reaction = Reaction(
@@ -214,6 +218,7 @@ class Daemon:
         self.lease_renewal.start()
         self.near_copy.start()
         self.far_collecting.start()
+        self.listed_checks.start()
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
@@ -235,6 +240,7 @@ class Daemon:
         await self.far_sessions.close()
         await self.near_copy.close()
         await self.far_collecting.close()
+        await self.listed_checks.close()
         await self.lease_renewal.close()
         self.leases.close()
         await self.uploads.close()

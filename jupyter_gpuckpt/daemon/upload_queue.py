@@ -75,6 +75,12 @@ class Uploaded(msgspec.Struct, frozen=True):
         left = {one: at for one, at in self.snapshots.items() if one not in gone}
         return msgspec.structs.replace(self, snapshots=left, gone=self.gone | gone)
 
+    def with_again(self, snapshot_ids: Iterable[str]) -> Uploaded:
+        """Return a copy in which the remote has these snapshots, of which it was said that it has them no longer."""
+        back = dict.fromkeys((one for one in snapshot_ids if one in self.gone), time.time())
+        left = {one: at for one, at in self.gone.items() if one not in back}
+        return msgspec.structs.replace(self, snapshots=self.snapshots | back, gone=left)
+
 
 def record_path(data_dir: Path, name: str) -> Path:
     """Return the path of the record of the snapshots that a remote has."""
@@ -153,6 +159,12 @@ class RemoteQueue:
     def there(self, local_snapshots: Mapping[str, SnapshotInfo]) -> list[SnapshotInfo]:
         """Return the snapshots that the remote has."""
         return [info for info in local_snapshots.values() if self._is_there(info)]
+
+    def recorded(self, local_snapshots: Mapping[str, SnapshotInfo]) -> list[SnapshotInfo]:
+        """Return the snapshots that the remote has, or had before others removed them."""
+        gone = self.uploaded.gone
+        found = local_snapshots.values()
+        return [info for info in found if self._is_there(info) or info.snapshot_id in gone]
 
     def forget_others(self, local_snapshots: Mapping[str, SnapshotInfo]) -> None:
         """Drop snapshots that are no longer in the store."""

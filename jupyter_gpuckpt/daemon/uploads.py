@@ -224,6 +224,21 @@ class Uploads:
         if uploader := self._uploaders.get(name):
             uploader.note_gone(snapshot_ids)
 
+    async def note_listed(self, name: str, snapshot_ids: Collection[str]) -> None:
+        """Record that a remote lists snapshots; it may have seemed that it does not list some of them any more."""
+        if uploader := self._uploaders.get(name):
+            uploader.note_listed(snapshot_ids)
+
+    async def recorded(self) -> list[tuple[Remote, list[SnapshotInfo]]]:
+        """Return, for each remote, the snapshots that it has or had according to the record. Raises StoreError."""
+        await self.look()
+        if self._uploaders:
+            await self._snapshots.refresh()
+        return [
+            (one.remote, one.queue.recorded(self._snapshots.found))
+            for one in self._uploaders.values()
+        ]
+
     async def _uploader(self, name: str) -> RemoteUploader:
         """Return the uploads to a remote. Raises RemoteNotFound."""
         if uploader := self._uploaders.get(name):

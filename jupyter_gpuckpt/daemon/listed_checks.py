@@ -1,0 +1,152 @@
+"""The daily check that remotes still list what this machine has uploaded: rules, erasures and other machines remove snapshots there.
+
+It only reads the far sessions of this machine's snapshots, so it is made in remotes as well to which nothing is uploaded automatically
+and from which nothing may be deleted. A paused remote is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from .. import decoding
+from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew, GpuCkptError
+from ..file_locks import alone_at_once, eviction
+from ..model import SnapshotInfo
+from ..remote_records import Remote
+from ..store.far.retries import Retries
+from ..store.far.sessions import FarSession, Sessions
+from ..store.faults import store_errors
+from . import remote_keys
+from .lease_file import LeaseFile
+from .telling import correct_record
+from .uploads import Uploads
+from .whole_files import write_file
+
+_FILE = "checked.json"
+_LOOK_SECONDS = 60.0
+_EVERY_SECONDS = 86400.0
+
+_log = logging.getLogger(__name__)
+
+
+class Listed(NamedTuple):
+    """The snapshots that a remote lists, and those that it does not list; of others that is not known."""
+
+    there: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """The record of the last check. `at`: seconds since the epoch."""
+
+    at: float = 0.0
+
+
+class ListedChecks:
+    """The checks of all remotes. `is_busy`: whether work runs for which a user waits."""
+
+    def __init__(self, data_dir: Path, uploads: Uploads, is_busy: Callable[[], bool]) -> None:
+        self._data_dir, self._uploads, self._is_busy = data_dir, uploads, is_busy
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the schedule."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop the schedule."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self.look()
+            except GpuCkptError as error:
+                _log.warning("it is not checked what remotes list: %s", error)
+            except Exception:
+                _log.exception("it is not checked what remotes list")
+
+    async def look(self) -> None:
+        """Check each remote in which that is due."""
+        for remote, _ in await self._uploads.recorded():
+            if not remote.paused and await asyncio.to_thread(self._is_due, remote):
+                if self._is_busy():
+                    return
+                await self.check(remote.name)
+
+    async def check(self, name: str, unlisted: Iterable[str] = ()) -> None:
+        """Check what a remote lists, now, unless it is being removed. `unlisted`: those that it seems not to list; they are only a hint."""
+        del (
+            unlisted
+        )  # a listing of far sessions may be incomplete, so the sessions themselves are read
+        for remote, infos in await self._uploads.recorded():
+            if remote.name != name:
+                continue
+            try:
+                found = await asyncio.to_thread(self._listed, remote, infos)
+            except GpuCkptError as error:
+                _log.warning("remote %s: it is not known what it lists: %s", name, error)
+                continue
+            await self._uploads.note_listed(name, found.there)
+            if found.gone:
+                _log.info("remote %s does not list any more: %s", name, ", ".join(found.gone))
+                await self._uploads.note_gone(name, found.gone)
+
+    def _listed(self, remote: Remote, infos: list[SnapshotInfo]) -> Listed:
+        path = eviction(self._data_dir, remote.name)
+        with store_errors(self._data_dir), alone_at_once(path) as is_alone:
+            if not is_alone:
+                return Listed()
+            self._note(remote)
+            return listed(self._data_dir, remote, infos) if infos else Listed()
+
+    def _is_due(self, remote: Remote) -> bool:
+        try:
+            last = decoding.from_json(self._path(remote).read_bytes(), _Checked).at
+        except (OSError, msgspec.DecodeError):
+            last = 0.0
+        return not 0 <= time.time() - last < _EVERY_SECONDS
+
+    def _note(self, remote: Remote) -> None:
+        """Record the attempt, so that a remote that cannot be reached is not asked all the time."""
+        path = self._path(remote)
+        with store_errors(path.parent):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_file(path, msgspec.json.encode(_Checked(time.time())))
+
+    def _path(self, remote: Remote) -> Path:
+        return remote_keys.state_dir(self._data_dir, remote.name) / _FILE
+
+
+def listed(data_dir: Path, remote: Remote, infos: Iterable[SnapshotInfo]) -> Listed:
+    """Return which snapshots the far sessions list in which they may be; correct the record of what was told. Raises what `Bucket` raises.
+
+    Nothing is known of a snapshot if one of these sessions cannot be read.
+    """
+    opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    leases = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
+    by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
+    found, unclear = dict[str, FarSession](), set[str]()
+    for session_id in sorted({one for some in by_snapshot.values() for one in some}):
+        try:
+            with suppress(FarObjectMissing):
+                found[session_id] = sessions.get(session_id)
+        except (FarObjectInvalid, FormatTooNew) as error:
+            _log.warning("remote %s: session %s: %s", remote.name, session_id, error)
+            unclear.add(session_id)
+    correct_record(data_dir, remote.name, found.values())
+    names = {one.snapshot_id for session in found.values() for one in session.listed}
+    known = {name for name, some in by_snapshot.items() if unclear.isdisjoint(some)}
+    return Listed(frozenset(by_snapshot.keys() & names), frozenset(known - names))
