@@ -29,7 +29,7 @@ from ..store.far.retries import Retries
 from ..store.far.seen import Seen
 from ..store.far.sessions import Sessions
 from . import remote_keys
-from .telling import correct_record
+from .change_sender import correct_record
 from .upload_queue import read_uploaded, record_path
 
 

@@ -31,7 +31,7 @@ from ..store.stub_files import Stub
 from . import amending, remote_keys
 from .lease_file import LeaseFile
 from .remote_keys import Opened
-from .told_file import ToldFile
+from .sent_changes import SentChanges
 
 
 def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
@@ -71,7 +71,7 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
             f"This machine may not write to remote {opened.remote.name}, so it cannot tell it what it has only there."
         )
     session_id, _ = _find(data_dir, opened, info)
-    file, name = ToldFile(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
+    file, name = SentChanges(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)
     # It is recorded first: if this daemon is killed, the next one knows that the remote may have to be told otherwise.
     known = before or Told(title=title_of(info))

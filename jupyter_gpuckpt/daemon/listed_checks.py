@@ -25,8 +25,8 @@ from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, Sessions
 from ..store.faults import store_errors
 from . import remote_keys
+from .change_sender import correct_record
 from .lease_file import LeaseFile
-from .telling import correct_record
 from .uploads import Uploads
 from .whole_files import write_file
 

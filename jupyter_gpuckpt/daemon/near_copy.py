@@ -34,10 +34,10 @@ from ..store.far.retries import Retries
 from ..store.faults import store_errors
 from ..store.stub_files import Stub
 from . import far_copies, remote_keys
+from .change_sender import telling_lock
 from .inventory import Inventory, needed_ids
 from .machine import Machine
 from .remote_keys import Opened
-from .telling import alone_telling
 from .uploads import Uploads
 
 #: The polling interval while an operation runs.
@@ -187,7 +187,7 @@ class NearCopy:
         with (
             store_errors(self._data_dir),
             alone_at_once(eviction(self._data_dir, name)) as free,
-            alone_telling(self._data_dir, name) as is_alone,
+            telling_lock(self._data_dir, name) as is_alone,
         ):
             return free and is_alone and self._is_stub_now(info, name, asked)
 

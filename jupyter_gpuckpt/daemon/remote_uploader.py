@@ -21,12 +21,12 @@ from ..store.far import journal
 from ..store.far.about import Amendment, Told, title_of
 from . import remote_keys
 from .amending import Amended, LocalState
+from .change_sender import ChangeSender
 from .far_facts import facts_of
 from .leases_at_remote import OnLost
 from .local_snapshots import LocalSnapshots
 from .machine import Machine
 from .sending import Sending
-from .telling import Telling
 from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path, write_uploaded
 
 #: The interval at which an upload checks for work for which a user waits, and for which it pauses.
@@ -89,7 +89,7 @@ class RemoteUploader:
         self._records = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._task: asyncio.Task[None] | None = None
         self._notes: set[asyncio.Task[None]] = set()
-        self._telling = Telling(data_dir, queue.remote.name)
+        self._changes = ChangeSender(data_dir, queue.remote.name)
         self._suspended_at = suspended_at
         #: The snapshots of suspended kernels at the last look.
         self._needed: Collection[str] = ()
@@ -202,7 +202,7 @@ class RemoteUploader:
 
         def put() -> None:
             with remote_keys.uploading(self._data_dir, self.remote):
-                self._telling.note(fetched, new_only=True)
+                self._changes.note(fetched, new_only=True)
                 # The record is read again, because this may have waited for long.
                 write_uploaded(path, change(read_uploaded(path)))
 
@@ -262,8 +262,8 @@ class RemoteUploader:
 
         def changes() -> list[Amendment]:
             local = self._local_state()
-            self._telling.forget_deleted(there, local)
-            return self._telling.changes(there, local)
+            self._changes.forget_deleted(there, local)
+            return self._changes.changes(there, local)
 
         self.queue.amendments = await asyncio.to_thread(changes)
         return found
@@ -288,7 +288,7 @@ class RemoteUploader:
             local = self._snapshots.found
             if told_now := current.sending.told:
                 said = {snapshot_id: told_now}
-                await loop.run_in_executor(self._records, self._telling.note, said)
+                await loop.run_in_executor(self._records, self._changes.note, said)
             await self._put_on_record(
                 lambda known: known.and_now(snapshot_id, local, traffic=sent.traffic)
             )
@@ -330,7 +330,7 @@ class RemoteUploader:
 
         def work(trouble: Callable[[ErrorRecord | None], None]) -> Amended | None:
             send = partial(current.sending.amend, trouble=trouble)
-            return self._telling.tell(there, self._local_state, send)
+            return self._changes.tell(there, self._local_state, send)
 
         try:
             done = await self._sent(current, work)
@@ -339,7 +339,7 @@ class RemoteUploader:
         except Exception as error:
             _log.warning("%s is not told what has changed: %s", self.remote.name, error)
             if not self.queue.amending_failed(error):
-                self._telling.refuse(changes)
+                self._changes.refuse(changes)
             return True
         finally:
             self._current = None

@@ -13,7 +13,7 @@ import pytest
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.daemon import amending, remote_keys, remotes
 from jupyter_gpuckpt.daemon.far_collecting import FarCollecting
-from jupyter_gpuckpt.daemon.told_file import ToldFile
+from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.daemon.uploads import Uploads
 from jupyter_gpuckpt.errors import ConfigurationError, error_from
@@ -249,7 +249,7 @@ def test_a_removal_between_the_question_and_the_eviction_wins(both, share, monke
         for number in (1, 2, 3, 4):
             one.store.verify(f"s{number}")
         # What the machine noted before it told the remote is taken back.
-        told = ToldFile(remote_keys.state_dir(one.data_dir, "share"))
+        told = SentChanges(remote_keys.state_dir(one.data_dir, "share"))
         assert any(one.relied_on_in for one in told.all().values())
         for number in (1, 2, 3, 4):
             one.changed(f"s{number}")

@@ -11,9 +11,9 @@ import pytest
 
 from jupyter_gpuckpt.daemon import amending, far_collector, far_copies, remote_keys
 from jupyter_gpuckpt.daemon.amending import LocalState
+from jupyter_gpuckpt.daemon.change_sender import ChangeSender
 from jupyter_gpuckpt.daemon.far_collector import Task
-from jupyter_gpuckpt.daemon.telling import Telling
-from jupyter_gpuckpt.daemon.told_file import ToldFile
+from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote_records import Remote
@@ -57,12 +57,12 @@ class Told:
 
     def tell(self, *needed):
         """Tell the remote what has changed; return what is on record of it then."""
-        telling = Telling(self.data_dir, "share")
+        sender = ChangeSender(self.data_dir, "share")
         there = list(self.infos().values())
-        telling.forget_deleted(there, self.state())
+        sender.forget_deleted(there, self.state())
         send = partial(amending.amend, self.data_dir, self.opened)
-        assert telling.tell(there, lambda: self.state(*needed), send).error is None
-        return ToldFile(remote_keys.state_dir(self.data_dir, "share")).all()
+        assert sender.tell(there, lambda: self.state(*needed), send).error is None
+        return SentChanges(remote_keys.state_dir(self.data_dir, "share")).all()
 
     def make_stub(self, number):
         """Make a stub of a snapshot, as the near copy does."""

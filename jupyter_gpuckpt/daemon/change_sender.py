@@ -1,6 +1,6 @@
-"""Telling a remote what has changed of this machine's snapshots there: pins, titles, and which have their content only there.
+"""The sender of what has changed of this machine's snapshots in a remote: pins, titles, and on which of them it relies there.
 
-What was told is on record (`told_file.py`); the difference to the present state is what has to be told. While a snapshot becomes a
+What was told is on record (`sent_changes.py`); the difference to the present state is what has to be told. While a snapshot becomes a
 stub (`near_copy.py`), nothing is told, so that one of both cannot undo what the other tells.
 """
 
@@ -20,11 +20,11 @@ from ..store.faults import store_errors
 from . import remote_keys
 from .amending import Amended, LocalState, changes_to_tell
 from .lease_file import LeaseFile
-from .told_file import ToldFile
+from .sent_changes import SentChanges
 
 
 @contextmanager
-def alone_telling(data_dir: Path, remote: str) -> Iterator[bool]:
+def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
     """Try to be the only one of this machine that tells a remote something inside the block; yield whether that is so."""
     with (
         store_errors(data_dir),
@@ -43,10 +43,10 @@ def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) 
     for session in sessions:
         for one in session.listed:
             listed.setdefault(one.snapshot_id, []).append(one)
-    with alone_telling(data_dir, remote) as is_alone:
+    with telling_lock(data_dir, remote) as is_alone:
         if not is_alone:
             return  # the next collection corrects it
-        file = ToldFile(remote_keys.state_dir(data_dir, remote))
+        file = SentChanges(remote_keys.state_dir(data_dir, remote))
         known = file.all()
         corrected = {
             name: _as_listed(known[name], found, machine)
@@ -68,13 +68,13 @@ def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
     )
 
 
-class Telling:
+class ChangeSender:
     """The changes that one remote has to be told. Used in a thread. Methods raise StoreError."""
 
     def __init__(self, data_dir: Path, remote: str) -> None:
         self._data_dir, self._remote = data_dir, remote
         state = remote_keys.state_dir(data_dir, remote)
-        self._file, self._leases = ToldFile(state), LeaseFile(state)
+        self._file, self._leases = SentChanges(state), LeaseFile(state)
         #: What could not be told and is not tried again.
         self._refused: dict[str, Told] = {}
 
@@ -91,7 +91,7 @@ class Telling:
         send: Callable[[list[Amendment]], Amended],
     ) -> Amended | None:
         """Tell the remote by `send`; return what came of it, or None if that has to wait. Raises what `send` raises."""
-        with alone_telling(self._data_dir, self._remote) as is_alone:
+        with telling_lock(self._data_dir, self._remote) as is_alone:
             if not is_alone:
                 return None
             if not (changes := self.changes(there, local_now())):
@@ -102,7 +102,7 @@ class Telling:
                 for one in changes
                 if one.snapshot_id in done.sessions
             }
-            # What was deleted here, or is gone there, is nobody's business any more.
+            # Nothing more is told of what was deleted here or is gone there.
             ended = {one.snapshot_id for one in changes if one.about is None}
             forgotten = ended & {*noted, *done.gone} | set(done.gone)
             self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)

@@ -20,7 +20,7 @@ from ..store.manifests import replace_file
 _log = logging.getLogger(__name__)
 
 
-class ToldFile:
+class SentChanges:
     """The file of one remote, in the folder of this machine's state about it. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
 
     def __init__(self, state_dir: Path) -> None:
