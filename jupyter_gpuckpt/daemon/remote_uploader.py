@@ -177,6 +177,11 @@ class RemoteUploader:
         if back := [one for one in snapshot_ids if one in self.queue.uploaded.gone]:
             self._note_change(back, lambda known: known.with_again(back))
 
+    def ask(self, snapshot_ids: list[str]) -> None:
+        """Upload snapshots before all others. Those that are gone from the remote are no longer kept away, also by the next daemon."""
+        self.queue.ask(snapshot_ids)
+        self._note_change(snapshot_ids, lambda known: known.with_wanted(snapshot_ids))
+
     def _note_change(self, changed: list[str], change: Callable[[Uploaded], Uploaded]) -> None:
         self.queue.uploaded = change(self.queue.uploaded)
         self._note(self._put_on_record(change))

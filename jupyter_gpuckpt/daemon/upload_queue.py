@@ -75,6 +75,12 @@ class Uploaded(msgspec.Struct, frozen=True):
         left = {one: at for one, at in self.snapshots.items() if one not in gone}
         return msgspec.structs.replace(self, snapshots=left, gone=self.gone | gone)
 
+    def with_wanted(self, snapshot_ids: Iterable[str]) -> Uploaded:
+        """Return a copy by which snapshots that are gone from the remote may be uploaded again."""
+        wanted = set(snapshot_ids)
+        left = {one: at for one, at in self.gone.items() if one not in wanted}
+        return msgspec.structs.replace(self, gone=left)
+
     def with_again(self, snapshot_ids: Iterable[str]) -> Uploaded:
         """Return a copy in which the remote has these snapshots, of which it was said that it has them no longer."""
         back = dict.fromkeys((one for one in snapshot_ids if one in self.gone), time.time())

@@ -204,9 +204,7 @@ class Uploads:
             await asyncio.to_thread(self._machine.store.stubs.require_here, snapshot_id)
         # The uploader is looked up again, because the remote may have been changed meanwhile.
         uploader = await self._uploader(request.remote)
-        uploader.queue.ask(request.snapshot_ids)
-        for snapshot_id in request.snapshot_ids:
-            self._tell(snapshot_id)
+        uploader.ask(request.snapshot_ids)
         uploader.wake()
 
     async def note_there(self, name: str, snapshot_id: str) -> None:

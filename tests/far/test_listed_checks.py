@@ -13,7 +13,7 @@ from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.daemon.listed_checks import ListedChecks
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.remote_records import Remote
-from jupyter_gpuckpt.snapshot_records import UploadState
+from jupyter_gpuckpt.snapshot_records import UploadRequest, UploadState
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.far.sessions import Sessions
 from tests.far.test_near_copy import Near
@@ -47,6 +47,13 @@ class Checked(Near):
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
         Sessions(opened.bucket, opened.keyring.seal, opened.seen).rewrite("k1", change)
 
+    async def recorded(self, condition):
+        """Wait until the record of uploads, which a thread writes, fulfills a condition."""
+        async with asyncio.timeout(60):
+            path = record_path(self.data_dir, "share")
+            while not condition(read_uploaded(path)):  # noqa: ASYNC110 - of a thread
+                await asyncio.sleep(0.01)
+
     async def look(self, *, due):
         """Check what is due; with `due` a day has passed."""
         if due:
@@ -69,10 +76,7 @@ def checked(tmp_path):
                 stack.push_async_callback(machine.checks.close)
                 machine.configure(automatic=False)
                 await machine.note(1, 2)
-                path = record_path(machine.data_dir, "share")
-                async with asyncio.timeout(60):
-                    while len(read_uploaded(path).snapshots) < 2:  # noqa: ASYNC110 - of a thread
-                        await asyncio.sleep(0.01)
+                await machine.recorded(lambda known: len(known.snapshots) == 2)
                 await test(machine)
 
         asyncio.run(main())
@@ -91,6 +95,12 @@ def test_what_others_removed_is_noticed_and_taken_back_once_a_day(checked, tmp_p
         m.delete_there(0.0)
         await m.look(due=True)
         assert m.states() == [True, True]
+        # The next daemon knows what was asked for.
+        await m.uploads.note_gone("share", ["s1"])
+        await m.recorded(lambda known: "s1" in known.gone)
+        await m.uploads.ask(UploadRequest("share", ["s1"]))
+        await m.recorded(lambda known: not known.gone)
+        await m.uploads.note_there("share", "s1")
         # What another listing says is only a hint.
         await m.checks.check("share", ["s1", "s2"])
         assert m.states() == [True, True]

@@ -9,14 +9,19 @@ from functools import partial
 import msgspec
 import pytest
 
+from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon import amending, far_collector, far_copies, remote_keys
 from jupyter_gpuckpt.daemon.amending import LocalState
 from jupyter_gpuckpt.daemon.change_sender import ChangeSender
 from jupyter_gpuckpt.daemon.far_collector import Task
+from jupyter_gpuckpt.daemon.records import KernelRecord
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
+from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.far.about import Amendment, about, told
 from jupyter_gpuckpt.store.far.retries import Retries
 from jupyter_gpuckpt.store.far.sessions import Sessions
@@ -278,3 +283,39 @@ def test_what_the_remote_says_no_longer_is_told_again(one):
         assert one.entry(2).about.pinned
         for name in ("k1", "k2"):
             sessions.rewrite(name, without)
+
+
+def test_the_uploads_tell_what_a_suspended_kernel_needs(tmp_path):
+    """The kernel is a branch that was suspended at an older snapshot of another kernel."""
+    share = tmp_path / "share"
+
+    async def test():
+        machine = Near(tmp_path / "one", Remote("share", f"file://{share}"))
+        try:
+            for number in (1, 2):
+                content = chunks(number, 2, SMALL)
+                name = f"s{number}"
+                saved(machine.store, name, *content, kernel_id="k", created=float(number))
+                machine.joined.upload(machine.store, name)
+            await machine.note(1, 2)
+            record = KernelRecord(
+                LaunchSpec("branch", [], {}, "/", ""),
+                this_owner(OwnerKind.SERVER, root_dir="/tmp"),
+                machine.place,
+                KernelState.SUSPENDED,
+                snapshot_id="s1",
+            )
+            machine.records.write("branch", msgspec.json.encode(record))
+            await machine.uploads.start()
+            opened = remote_keys.opened(machine.data_dir, machine.joined.remote)
+            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            async with asyncio.timeout(PATIENCE):
+                while not sessions.get("k").listed[1].relied_on_by:  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.05)
+            assert not sessions.get("k").listed[0].relied_on_by
+        finally:
+            await machine.far.close()
+            await machine.uploads.close()
+            machine.machine.close()
+
+    asyncio.run(test())

@@ -30,6 +30,7 @@ LISTED_LAST = "the last that was uploaded to its session"
 NEWEST_OF_KERNEL = "the newest of a kernel of its session"
 NAMED = "it has a title or note"
 UNKNOWN = "an older version uploaded it, and did not say whether it is pinned"
+NEWER = "a newer version uploaded it, for a reason that is not known here"
 #: The packs that a manifest needs, by its name, with their lengths; none for a manifest that is lost.
 PacksOf = Callable[[str], Mapping[str, int]]
 
@@ -228,9 +229,11 @@ def _newest(session: FarSession) -> dict[str, str]:
 
 def _why_kept(one: FarSnapshot) -> str:
     if one.relied_on_by:
-        return f"machine {', '.join(sorted(one.relied_on_by.values()))} has no other copy"
-    if one.about is None or one.about.known_cause is None:
+        return f"machine {', '.join(sorted(one.relied_on_by.values()))} relies on it"
+    if one.about is None:
         return UNKNOWN
+    if one.about.known_cause is None:
+        return NEWER
     return NAMED if one.about.named and not one.about.pinned else ""
 
 
