@@ -222,7 +222,7 @@ def test_what_a_suspended_kernel_needs_is_told_unless_it_is_the_newest(one):
 
 def test_an_interrupted_eviction_renames_nothing_there(one, monkeypatch):
     sessions = Sessions(one.opened.bucket, one.opened.keyring.seal, one.opened.seen)
-    info = one.infos()["s1"]
+    info = one.store.annotate("s1", {"title": "Of this machine"})
     named = msgspec.structs.replace(told(info), title="Of another machine")
     sessions.amend("k1", {"s1": Amendment("s1", ["k1"], told(info), named, about(info))}, ("m", ""))
     with monkeypatch.context() as patched:
