@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
 import pytest
 
@@ -18,7 +20,9 @@ from jupyter_gpuckpt.store.far.collect import ByRule
 from jupyter_gpuckpt.store.far.erase import erase
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.sessions import Facts, Sessions
-from tests.far.test_keeping import _change, keepers
+from tests.far.conftest import memory_bucket
+from tests.far.test_collect import assert_sound, at_every_request, stopped
+from tests.far.test_keeping import Keeper, _change, keepers
 
 
 @pytest.fixture
@@ -220,6 +224,41 @@ def test_what_a_later_collector_may_remove_already_is_not_brought_back(keeper, m
         assert (took, a.listed()) == (False, ["s2"])
     assert unneeded._took_back(b.sessions, session_id, marked, lambda: True, 9.0)
     assert a.listed() == ["s0", "s1", "s2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs_meanwhile", [0, 2])
+def test_a_collector_that_stops_anywhere_leaves_what_is_listed_whole(tmp_path, epochs_meanwhile):
+    """Stop a collector at each of its requests until the rule is removed, with and without other collectors."""
+
+    def collects(at):
+        there = memory_bucket()
+        a, other = Keeper(there, tmp_path / f"a{at}"), Keeper(there, tmp_path / f"b{at}")
+        with closing(a), closing(other):
+            _taken(other, 2)
+            other.take("t", created=0.0, session="two")
+            other.rule(keep_last=1)
+            left = []
+
+            def meanwhile():
+                other.rule()
+                for _ in range(epochs_meanwhile):
+                    other.collects()
+                left.extend(other.listed())
+
+            bucket = stopped(a, at, meanwhile)
+            a.collects()
+            if bucket.asked < at:
+                return False
+            if not epochs_meanwhile:
+                assert {*left} <= {*other.listed()}, at
+            for _ in range(3):
+                assert assert_sound(other) >= 2, at
+                other.collects()
+            assert {"s1", "t"} <= {*other.listed()}
+        return True
+
+    assert at_every_request(collects) > 20
 
 
 def test_a_rule_that_cannot_be_read_uses_up_no_epoch(keeper):
