@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any
 
@@ -59,3 +61,25 @@ def installation() -> str:
         name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
     }
     return f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})"
+
+
+def take_over(
+    environment: Mapping[str, str], renewed: Iterable[str], moved_ports: Mapping[int, int]
+) -> dict[str, Any]:
+    """Return the part of the message to a resumed kernel that names what it takes over from its new owner.
+
+    `environment`: the owner's. `renewed`: patterns of the names of the variables that the kernel takes from there; those of the former
+    owner are removed. `moved_ports`: the new port for each former one on which the kernel listens.
+    """
+    patterns = list(renewed)
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns) and name != "JPY_PARENT_PID"
+    }
+    return {
+        "environment": variables,
+        "renewed": patterns,
+        "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES", ""),
+        "moved_ports": {str(before): after for before, after in moved_ports.items()},
+    }

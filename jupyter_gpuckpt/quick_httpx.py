@@ -1,4 +1,4 @@
-"""httpx without its command line, whose import takes longer than that of all the rest of it: `from .quick_httpx import httpx`.
+"""An import of httpx without its command line, which takes most of the time of the import: `from .quick_httpx import httpx`.
 
 The command line, `httpx._main`, needs click, rich and pygments. httpx does without it where one of them is not installed.
 """

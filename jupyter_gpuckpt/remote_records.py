@@ -235,7 +235,7 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A remote's new rule; None: only the present one is shown. `dry_run`: the rule is judged by, but not set.
+    """A request about the rule of a remote. `policy`: the new rule; None: show the present one. `dry_run`: set nothing.
 
     `lost_machine`: the host name or id of a machine that needs nothing in the remote any more, because it never comes back.
     """

@@ -51,9 +51,9 @@ PATIENCE = 120.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for no garbage while thousands of tests are collected, nor ever among what lasts as long as the process.
+    """Switch garbage collection off while tests are collected, and exclude the objects that exist then from it afterwards.
 
-    A forked child that looked there would also get a copy of all that memory.
+    A collection in a forked child would copy all their memory.
     """
     gc.disable()
     try:

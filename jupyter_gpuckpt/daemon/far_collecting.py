@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
-from ..errors import GpuCkptError, RemoteNotFound, StoreUnavailable
+from ..errors import RemoteNotFound, StoreUnavailable
 from ..host import commands
 from ..images.workers.messages import receive, send
 from ..plurals import counted
@@ -25,6 +25,7 @@ from ..store.far import rules
 from ..store.far.remotes import Remotes
 from . import audit, remote_keys
 from .far_collector import Done, Task
+from .repeating import repeat
 from .whole_files import write_file
 
 _FILE = "collected.json"
@@ -57,7 +58,9 @@ class FarCollecting:
     def start(self) -> None:
         """Start the schedule, unless the interval is 0."""
         if self._interval:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = asyncio.get_running_loop().create_task(
+                repeat(self.look, _LOOK_SECONDS, _log, "nothing is collected in remotes")
+            )
 
     async def close(self) -> None:
         """Stop the schedule and a running collection; the next collection continues it."""
@@ -83,16 +86,6 @@ class FarCollecting:
                     return
                 if gone := await asyncio.to_thread(self._collect, remote):
                     await self._note_gone(remote.name, gone)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            try:
-                await self.look()
-            except GpuCkptError as error:
-                _log.warning("nothing is collected in remotes: %s", error)
-            except Exception:
-                _log.exception("nothing is collected in remotes")
 
     def _is_due(self, remote: Remote) -> bool:
         capabilities = remote.capabilities

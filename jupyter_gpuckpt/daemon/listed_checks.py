@@ -27,6 +27,7 @@ from ..store.faults import store_errors
 from . import remote_keys
 from .change_sender import correct_record
 from .lease_file import LeaseFile
+from .repeating import repeat
 from .uploads import Uploads
 from .whole_files import write_file
 
@@ -59,23 +60,15 @@ class ListedChecks:
 
     def start(self) -> None:
         """Start the schedule."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(
+            repeat(self.look, _LOOK_SECONDS, _log, "it is not checked what remotes list")
+        )
 
     async def close(self) -> None:
         """Stop the schedule."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            try:
-                await self.look()
-            except GpuCkptError as error:
-                _log.warning("it is not checked what remotes list: %s", error)
-            except Exception:
-                _log.exception("it is not checked what remotes list")
 
     async def look(self) -> None:
         """Check each remote in which that is due."""
@@ -85,11 +78,8 @@ class ListedChecks:
                     return
                 await self.check(remote.name)
 
-    async def check(self, name: str, unlisted: Iterable[str] = ()) -> None:
-        """Check what a remote lists, now, unless it is being removed. `unlisted`: those that it seems not to list; they are only a hint."""
-        del (
-            unlisted
-        )  # a listing of far sessions may be incomplete, so the sessions themselves are read
+    async def check(self, name: str) -> None:
+        """Check what a remote lists, unless it is being removed."""
         for remote, infos in await self._uploads.recorded():
             if remote.name != name:
                 continue

@@ -125,7 +125,8 @@ class Daemon:
             settings.data,
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
-            self.listed_checks.check,
+            # A listing of far sessions may be incomplete, so it is only a reason to read the sessions themselves.
+            lambda remote, _: self.listed_checks.check(remote),
         )
         self.watch = Watch(settings)
         self.reaction = Reaction(

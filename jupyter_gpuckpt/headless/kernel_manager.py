@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from fnmatch import fnmatchcase
 from queue import Empty
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 
-from ..agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request
+from ..agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request, take_over
 from ..errors import ConfigurationError, HostError, KernelError, StoreUnavailable
 from ..states import ABSENT, KernelState
 from .journal import JournalChannel, JournalReader, Rewound
@@ -199,14 +198,7 @@ class JournalClient(AsyncKernelClient):
         moved = kernel.moved_ports if kernel is not None else {}
         await self.ask(
             "resumed",
-            environment={
-                name: value
-                for name, value in os.environ.items()
-                if any(fnmatchcase(name, pattern) for pattern in _RENEWED)
-            },
-            renewed=list(_RENEWED),
-            visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            moved_ports={str(old): new for old, new in moved.items()},
+            **take_over(os.environ, _RENEWED, moved),
             connection_file=str(self._manager.connection_file),
             branched=False,
             gpu_is_back=True,

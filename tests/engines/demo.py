@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,8 +35,8 @@ class Steps:
         self._began = now
 
 
-def main() -> int:
-    """Run the demo; return 0 when nothing was lost."""
+def demonstrate(run: Callable[[ExitStack], None]) -> int:
+    """Run a demo; return 0 if nothing was lost."""
     try:
         with ExitStack() as stack:
             run(stack)
@@ -129,4 +130,4 @@ def end(hub: Hub) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demonstrate(run))

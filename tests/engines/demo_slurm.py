@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from jupyter_gpuckpt.host import criu_program
 from tests.conftest import environment, folder_of_a_daemon
-from tests.engines.demo import Steps
+from tests.engines.demo import Steps, demonstrate
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.engines.slurm_training import STEPS, Training, undisturbed
 
@@ -22,13 +22,7 @@ def main() -> int:
     if obstacle := SlurmCluster.obstacle():
         print(f"The demo cannot run: {obstacle}.", file=sys.stderr)
         return 1
-    try:
-        with ExitStack() as stack:
-            run(stack)
-    except AssertionError as failure:
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
-    return 0
+    return demonstrate(run)
 
 
 def run(stack: ExitStack) -> None:

@@ -114,7 +114,7 @@ class Cluster:
             self._closers.pop()()
 
     def serve(self, port: int) -> None:
-        """Let pods reach what listens on this port of 127.0.0.1, as a Service would."""
+        """Forward connections of pods to this port of 127.0.0.1, as a Service would."""
         self._forward((GATEWAY, port), ("127.0.0.1", port))
 
     def publish(self, name: str, port: int, target: int) -> None:
@@ -312,7 +312,7 @@ class Cluster:
             do_GET = do_POST = do_DELETE = _do  # noqa: N815 - the base class's names
 
             def log_message(self, *_: object) -> None:
-                """Print nothing."""
+                """Leave requests out of the output."""
 
         return Handler
 
@@ -391,7 +391,7 @@ def _for_podman(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forward(listener: socket.socket, target: tuple[str, int]) -> None:
-    """Connect what comes to a listener with an address."""
+    """Forward each connection that a listener accepts to an address."""
     with listener:
         while True:
             try:

@@ -45,7 +45,7 @@ class Keeper(Machine):
         return rules.replace(*where, RetentionPolicy(**policy), host_name="here", now=5.0)
 
     def collects(self, by_rule=None):
-        """Collect by the rule."""
+        """Run the collector with the remote's rule; return the result."""
         by_rule = by_rule or ByRule()
         return collect(self.bucket, self.seal, self.seen, min_age=timedelta(0), by_rule=by_rule)
 
@@ -161,7 +161,7 @@ def test_no_rule_removes_what_a_user_may_want(keeper):
 
 
 def _change(machine, snapshot_id, **fields):
-    """Change the entry of a snapshot as another version may have written it."""
+    """Replace fields of a snapshot's entry, as another version may write them."""
 
     def change(session):
         entries = [

@@ -41,7 +41,7 @@ _SHOW = KeepRequest()
 
 
 class One(Near):
-    """A machine whose snapshots are all of one kernel, and whose uploads run."""
+    """A machine with snapshots of one kernel, which it uploads."""
 
     def save(self, number, *, upload=True):
         """Make a snapshot, older ones first."""

@@ -24,8 +24,7 @@ from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import remedies
 from jupyter_gpuckpt.hub_records import Waiting, WaitingKernel
 from tests.hub.chart import settings_of
-from tests.ports import free_port
-from tests.programs import python_module
+from tests.hub.refused_hubs import refusal_at_start
 
 ROOT = Path(__file__).parent.parent.parent
 #: 60 s for the suspends and 15 s for the server's end.
@@ -34,7 +33,7 @@ NEEDED = 75
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):
-    """No cluster is asked for by these tests."""
+    """Keep kubespawner from looking for a cluster."""
     monkeypatch.setattr(kubespawner_module, "load_config", lambda **_: None)
 
 
@@ -268,7 +267,7 @@ def test_a_lasting_volume_above_the_snapshots_keeps_them(settings, caplog):
 
 
 def test_a_later_time_for_suspends_changes_the_times_that_depend_on_it_and_no_others():
-    """Such as the one of a profile that a user chooses."""
+    """A profile that a user chooses may change the time."""
     spawner = made()
     spawner.check_configuration()
     for seconds in (300, 60, 120):
@@ -350,24 +349,12 @@ def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, mon
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(cluster))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    config = tmp_path / "jupyterhub_config.py"
-    config.write_text(
+    said = refusal_at_start(
+        tmp_path,
         'c.JupyterHub.spawner_class = "gpuckpt-kubernetes"\n'
-        "c.KubeSpawner.delete_grace_period = 1\n"
-        'c.JupyterHub.authenticator_class = "dummy"\n'
-        "c.Authenticator.allow_all = True\n"
-        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+        "c.KubeSpawner.delete_grace_period = 1\n",
     )
-    done = subprocess.run(
-        [*python_module("jupyterhub"), "-f", str(config)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "With c.KubeSpawner.delete_grace_period = 1 s a server would be killed" in done.stderr
+    assert "With c.KubeSpawner.delete_grace_period = 1 s a server would be killed" in said
 
 
 def printed(capsys, *words):

@@ -20,8 +20,7 @@ from jupyter_gpuckpt import hub as hub_package
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, start_check, with_suspend
 from jupyter_gpuckpt.hub.systemd import seconds_of
-from tests.ports import free_port
-from tests.programs import python_module
+from tests.hub.refused_hubs import refusal_at_start
 
 #: 60 s for the suspends and 15 s for the server's end.
 NEEDED = 75
@@ -154,7 +153,7 @@ def test_docker_may_remove_snapshots_with_the_container_and_the_hub_is_told(capl
 
 @pytest.mark.parametrize("name", ["gpuckpt-docker", "docker"])
 def test_a_clean_start_is_not_offered_for_containers_that_are_kept(name):
-    """Their environment, which has the user's choice, is that of their first start."""
+    """A kept container has the environment of its first start, so a later choice of its user would not reach it."""
     config = Config({"Spawner": {"offer_clean_start": True}})
     spawner = with_suspend(name)(config=config, user=SimpleNamespace(name="ada", id=7))
     with pytest.raises(ConfigurationError) as refused:
@@ -339,51 +338,27 @@ def test_the_stop_of_a_job_waits_for_its_end(monkeypatch):
 
 @pytest.mark.parametrize("chosen", ['"gpuckpt-docker"', "GpuCkptDockerSpawner", "Mine"])
 def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, chosen):
-    config = tmp_path / "jupyterhub_config.py"
-    config.write_text(
+    said = refusal_at_start(
+        tmp_path,
         "from jupyter_gpuckpt.hub import GpuCkptDockerSpawner\n"
         "class Mine(GpuCkptDockerSpawner):\n    pass\n"
         f"c.JupyterHub.spawner_class = {chosen}\n"
-        'c.DockerSpawner.extra_create_kwargs = {"stop_timeout": 10}\n'
-        'c.JupyterHub.authenticator_class = "dummy"\n'
-        "c.Authenticator.allow_all = True\n"
-        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+        'c.DockerSpawner.extra_create_kwargs = {"stop_timeout": 10}\n',
     )
-    done = subprocess.run(
-        [*python_module("jupyterhub"), "-f", str(config)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert 'extra_create_kwargs["stop_timeout"] = 10 s' in done.stderr
-    assert "lower suspend_timeout" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert 'extra_create_kwargs["stop_timeout"] = 10 s' in said
+    assert "lower suspend_timeout" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
 def test_a_hub_with_a_class_of_its_own_refuses_clean_starts_of_kept_containers_at_its_start(
     tmp_path,
 ):
-    config = tmp_path / "jupyterhub_config.py"
-    config.write_text(
+    said = refusal_at_start(
+        tmp_path,
         "from jupyter_gpuckpt.hub import with_suspend\n"
         'c.JupyterHub.spawner_class = with_suspend("docker")\n'
-        "c.GpuCkptSpawnerMixin.offer_clean_start = True\n"
-        'c.JupyterHub.authenticator_class = "dummy"\n'
-        "c.Authenticator.allow_all = True\n"
-        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+        "c.GpuCkptSpawnerMixin.offer_clean_start = True\n",
     )
-    done = subprocess.run(
-        [*python_module("jupyterhub"), "-f", str(config)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "does not work with c.DockerSpawner.remove = False" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "does not work with c.DockerSpawner.remove = False" in said
+    assert "Traceback" not in said

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ...agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request
+from ...agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request, take_over
 from ...model import Variables
 from ..messages.comms import SavedComms
 from ..messages.probe import ask, kernel_info
@@ -131,23 +130,13 @@ async def resumed(
 ) -> None:
     """Notify a kernel that it was resumed under a server with this environment.
 
-    `renewed`: patterns of the names of the variables that it takes from there; those of the former server are removed.
-    `moved_ports`: the new port for each former one on which it listens. `branched`: the kernel of its snapshot may still run.
-    `gpu_is_back`: it is not parked.
+    `renewed`, `moved_ports`: as in `take_over`. `branched`: the kernel of its snapshot may still run. `gpu_is_back`: it is not parked.
     """
-    variables = {
-        name: value
-        for name, value in environment.items()
-        if any(fnmatchcase(name, pattern) for pattern in renewed) and name != "JPY_PARENT_PID"
-    }
     await _request(
         manager,
         "resumed",
         _ANSWER_SECONDS,
-        environment=variables,
-        renewed=list(renewed),
-        visible_gpus=environment.get("CUDA_VISIBLE_DEVICES", ""),
-        moved_ports={str(before): after for before, after in moved_ports.items()},
+        **take_over(environment, renewed, moved_ports),
         connection_file=str(manager.connection_file),
         branched=branched,
         gpu_is_back=gpu_is_back,

@@ -154,13 +154,7 @@ class Sessions:
         """Mark a snapshot as deleted for all machines, if it is listed. Raises FarObjectMissing."""
 
         def mark(session: FarSession) -> FarSession:
-            marked = [
-                msgspec.structs.replace(one, deleted_at=now)
-                if one.snapshot_id == snapshot_id and not one.deleted_at
-                else one
-                for one in session.snapshots
-            ]
-            return msgspec.structs.replace(session, snapshots=marked)
+            return with_deleted(session, lambda one: one.snapshot_id == snapshot_id, now)
 
         return self.change(session_id, mark)
 
@@ -343,6 +337,19 @@ def require(session: FarSession, tenure: Tenure) -> None:
         f"Session {session.facts.session_id} was taken over by {whom}.",
         hint=BRANCHED,
     )
+
+
+def with_deleted(
+    session: FarSession, is_meant: Callable[[FarSnapshot], bool], now: float
+) -> FarSession:
+    """Return a far session in which the meant snapshots are marked as deleted; those that were deleted before keep their time."""
+    snapshots = [
+        msgspec.structs.replace(one, deleted_at=now)
+        if is_meant(one) and not one.deleted_at
+        else one
+        for one in session.snapshots
+    ]
+    return msgspec.structs.replace(session, snapshots=snapshots)
 
 
 def _and(erased: list[str], names: set[str]) -> list[str]:

@@ -23,7 +23,7 @@ from .. import retention
 from . import rules
 from .objects import Objects, Remembering, Sealing
 from .rules import Rule
-from .sessions import FarSession, FarSnapshot, Sessions
+from .sessions import FarSession, FarSnapshot, Sessions, with_deleted
 
 NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
@@ -205,13 +205,7 @@ def _took_back(
 
 
 def _with_deleted(session: FarSession, names: Collection[str], now: float) -> FarSession:
-    snapshots = [
-        msgspec.structs.replace(one, deleted_at=now)
-        if one.manifest in names and not one.deleted_at
-        else one
-        for one in session.snapshots
-    ]
-    return msgspec.structs.replace(session, snapshots=snapshots)
+    return with_deleted(session, lambda one: one.manifest in names, now)
 
 
 def _newest(session: FarSession) -> dict[str, str]:
