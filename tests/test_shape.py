@@ -64,16 +64,34 @@ def project_files() -> list[Path]:
     return [path for name in names if (path := ROOT / name).is_file() and path.suffix in TEXT]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=NAMES)
-def test_a_module_is_small(module):
-    lines = len(module.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{lines} lines; {MAX_LINES} are the most"
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Return the content of every module by its name."""
+    return {name: module.read_text() for name, module in zip(NAMES, MODULES, strict=True)}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=NAMES)
-def test_a_module_says_what_it_is(module):
-    if module.name != "_version.py" and module.read_text().strip():
-        assert ast.get_docstring(ast.parse(module.read_text())), "no docstring"
+@pytest.fixture(scope="module")
+def parsed(texts: dict[str, str]) -> dict[str, ast.Module]:
+    """Return the syntax tree of every module by its name."""
+    return {name: ast.parse(text) for name, text in texts.items()}
+
+
+# One test for all modules: a test for each would be collected by every worker of a run.
+
+
+def test_every_module_is_small(texts):
+    lines = {name: len(text.splitlines()) for name, text in texts.items()}
+    long = {name: count for name, count in lines.items() if count > MAX_LINES}
+    assert not long, f"{long} lines; {MAX_LINES} are the most"
+
+
+def test_every_module_says_what_it_is(texts, parsed):
+    silent = [
+        name
+        for name, tree in parsed.items()
+        if not name.endswith("/_version.py") and texts[name].strip() and not ast.get_docstring(tree)
+    ]
+    assert not silent, f"no docstring: {silent}"
 
 
 def test_no_name_is_a_dumping_ground():
@@ -91,18 +109,18 @@ def test_no_file_names_a_folder_of_somebodys_machine():
     assert not found, "\n".join(found)
 
 
-def test_one_module_decodes_what_others_wrote():
+def test_one_module_decodes_what_others_wrote(texts):
     """msgspec lets errors pass that are none of its own; `decoding` does not."""
     raw = re.compile(r"msgspec\.(json|msgpack)\.(decode|Decoder)\b")
     found = [
         name
-        for name, module in zip(NAMES, MODULES, strict=True)
-        if raw.search(module.read_text()) and module.name != "decoding.py"
+        for name, text in texts.items()
+        if raw.search(text) and not name.endswith("/decoding.py")
     ]
     assert not found, found
 
 
-def late_hooks(module: Path) -> list[str]:
+def late_hooks(name: str, tree: ast.Module) -> list[str]:
     """Return the assignments of a module that give a hook to an object after its construction, or leave room for that.
 
     The composition root of the daemon constructs and does nothing else, so there every assignment to an attribute of another object
@@ -111,7 +129,7 @@ def late_hooks(module: Path) -> list[str]:
     assignment.
     """
     found = []
-    for node in ast.walk(ast.parse(module.read_text())):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         is_function = isinstance(node.value, ast.Lambda)
@@ -123,14 +141,14 @@ def late_hooks(module: Path) -> list[str]:
                 if owner == "self":
                     is_late = is_function and not one.attr.startswith("_")
                 else:
-                    is_root = module.parts[-2:] == ("daemon", "service.py")
+                    is_root = name.endswith("/daemon/service.py")
                     is_lambda = is_function and owner != "sys"
                     is_late = is_root or is_lambda or one.attr.startswith("on_")
                 if is_late:
-                    found.append(f"{module.name}:{one.lineno}: {ast.unparse(one)}")
+                    found.append(f"{name}:{one.lineno}: {ast.unparse(one)}")
     return found
 
 
-@pytest.mark.parametrize("module", MODULES, ids=NAMES)
-def test_every_part_is_complete_when_it_is_constructed(module):
-    assert late_hooks(module) == []
+def test_every_part_is_complete_when_it_is_constructed(parsed):
+    found = [hook for name, tree in parsed.items() for hook in late_hooks(name, tree)]
+    assert not found, "\n".join(found)
