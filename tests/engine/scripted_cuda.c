@@ -4,7 +4,7 @@
  *     scripted-cuda FOLDER DEVICES LENGTH [spawn|fork]...
  *
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
- * and PID.ticks, where its main thread, the user's code, counts. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
+ * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the lane was compared. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
  * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without a pause and without the driver.
  * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
@@ -60,7 +60,8 @@ static void acquire(void)
 typedef unsigned long long address;
 static long (*counted)(int);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, address *, void *);
-static const size_t pieces[] = {5 << 20, 40 << 20, 2 << 20};
+static const size_t pieces[] = {5 << 20, 16 << 20, 2 << 20};
+static volatile unsigned long rounds;
 static address at[3], still;
 static size_t still_bytes;
 
@@ -98,13 +99,13 @@ static void look_at_still(void)
 	fclose(file);
 }
 
-/* Every byte of the memory is the number of launches. It pauses for as long as they took: without a pause it would take a whole processor
- * from what is tested. Half of all operations begin in the middle of a launch. */
+/* Every byte of the memory is the number of launches. It pauses for three times as long as they took: without a pause it would take a whole
+ * processor from what is tested. A quarter of all operations begin in the middle of a launch. */
 #define LONGEST_PAUSE 20000 /* microseconds: launches wait while the memory is away */
 static void *use_lane(void *unused)
 {
 	(void)unused;
-	for (unsigned char count = 1;; count++) {
+	for (unsigned char count = 1;; count++, rounds++) {
 		struct timespec begun, ended;
 		long took;
 
@@ -126,7 +127,7 @@ static void *use_lane(void *unused)
 		}
 		clock_gettime(CLOCK_MONOTONIC, &ended);
 		took = (ended.tv_sec - begun.tv_sec) * 1000000 + (ended.tv_nsec - begun.tv_nsec) / 1000;
-		usleep(took < LONGEST_PAUSE ? took : LONGEST_PAUSE);
+		usleep(3 * took < LONGEST_PAUSE ? 3 * took : LONGEST_PAUSE);
 	}
 }
 
@@ -149,9 +150,12 @@ static void open_lane(const char *path)
 		still_bytes = strtoul(getenv("SCRIPTED_STILL"), NULL, 10);
 		if (allocate(&still, still_bytes))
 			exit(12);
-		srandom(1);
-		for (size_t i = 0; i < still_bytes; i += 4)
-			*(unsigned *)(still + i) = random();
+		for (address i = 0, random = 1; i < still_bytes; i += 8) { /* xorshift: a byte of libc's random() takes ten times as long */
+			random ^= random << 13;
+			random ^= random >> 7;
+			random ^= random << 17;
+			*(address *)(still + i) = random;
+		}
 	}
 	if (counted(3) || pthread_create(&user, NULL, use_lane, NULL))
 		exit(13);
@@ -304,6 +308,8 @@ int main(int count, char **words)
 				pause();
 		}
 	/* It is ready when this exists. */
-	for (ticks = counter();; ++*ticks)
+	for (ticks = counter();; ++*ticks) {
+		ticks[1] = rounds;
 		usleep(1000);
+	}
 }

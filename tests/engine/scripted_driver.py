@@ -216,8 +216,15 @@ class ScriptedDriver:
 
     def ticks(self, pid: int) -> int:
         """How far the user's code has counted."""
+        return self._counted(pid, 0)
+
+    def rounds(self, pid: int) -> int:
+        """How often the process has compared all memory of its lane."""
+        return self._counted(pid, 1)
+
+    def _counted(self, pid: int, which: int) -> int:
         path = self._folder / f"{processes.nspid(pid)}.ticks"
-        return int.from_bytes(path.read_bytes()[:8], "little")
+        return int.from_bytes(path.read_bytes()[8 * which :][:8], "little")
 
 
 @contextmanager
