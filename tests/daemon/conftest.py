@@ -13,6 +13,7 @@ import pytest
 
 from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
+from jupyter_gpuckpt.errors import KernelNotFound, SnapshotInUse, SnapshotNotFound
 from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import UploadState
@@ -57,9 +58,41 @@ def eventually():
 
 
 @pytest.fixture
+def emptied_daemon_env(short_dir, module_daemon_env):
+    """Yield the environment of one daemon for all tests of a module, which has no kernels and snapshots when a test begins.
+
+    Modules that use it define `daemon_env` by it. A test may kill that daemon: the next test starts another one.
+    """
+    yield module_daemon_env
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        Client.connect(settings_in(module_daemon_env, patched)) as client,
+    ):
+        wait_for(lambda: is_emptied(client))
+
+
+def is_emptied(client):
+    """Kill all kernels and delete all snapshots; return whether there were none."""
+    kernels, snapshots = client.send(calls.kernels()), client.send(calls.snapshots())
+    for kernel in kernels:
+        with suppress(KernelNotFound):
+            client.send(calls.kill(kernel.kernel_id))
+    for snapshot in snapshots:
+        with suppress(SnapshotInUse, SnapshotNotFound):
+            client.send(calls.annotate(snapshot.snapshot_id, pinned=False))
+            client.send(calls.delete_snapshot(snapshot.snapshot_id))
+    return not kernels and not snapshots
+
+
+@pytest.fixture
 def settings(daemon_env, monkeypatch):
     """Return the settings of this test's daemon, which is the one that every client of the test's process finds."""
-    for name, value in daemon_env.items():
+    return settings_in(daemon_env, monkeypatch)
+
+
+def settings_in(env, monkeypatch):
+    """Return the settings of this environment's daemon, and let every client of this process find it."""
+    for name, value in env.items():
         if name.startswith("JUPYTER_GPUCKPT_"):
             monkeypatch.setenv(name, value)
     return daemon_settings.from_environment()

@@ -12,6 +12,11 @@ from jupyter_gpuckpt.states import KernelState
 
 
 @pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
+@pytest.fixture
 def http(target):
     """Asks the daemon without our client."""
     with httpx.Client(

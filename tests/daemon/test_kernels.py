@@ -21,6 +21,11 @@ from jupyter_gpuckpt.states import KernelState
 
 
 @pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
+@pytest.fixture
 def http(client, settings):
     socket = starting.target(settings, start=False).socket
     with httpx.Client(
