@@ -9,6 +9,7 @@ Does not cover: the volume on which snapshots outlive the container, which is a 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
                 "c.DockerSpawner.remove is True, and neither volumes nor mounts are set: the snapshots of a user are removed with"
                 " the container, unless a remote has them."
             )
+
+    def is_on_this_machine(self) -> bool:
+        """Return whether Docker is asked by a unix socket, and so on the hub's machine."""
+        url = str(self.client_kwargs.get("base_url") or os.environ.get("DOCKER_HOST") or "unix://")
+        return url.startswith(("unix:", "http+unix:"))
 
     async def create_object(self) -> object:
         """Create the container, with options that depend on the engine and on the image's user."""

@@ -4,12 +4,13 @@ Covers: any stop (by a user, an administrator, the idle culler, the hub's own ex
 cover: resuming the kernels; the next server lists them by itself.
 """
 # jupyterhub carries no types:
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from jupyterhub import orm
+from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import make_ssl_context, maybe_future
-from traitlets import Bool, Dict, Float, Int
+from traitlets import Bool, Dict, Float, Int, default
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
@@ -38,6 +40,7 @@ from ..hub_records import (
 from ..plurals import counted, size
 from . import limits, server_request
 from .server_request import Report
+from .turns import Turns
 from .waiting import CLEAN, FIELD, form, message
 
 _Base: Any
@@ -52,6 +55,11 @@ _CLEAN_START = "JUPYTER_GPUCKPT_CLEAN_START"
 _TOKEN_SECONDS = 60
 #: The most failures of one stop in the hub's log.
 _LOGGED = 20
+#: The part of `suspend_timeout` after which the suspend of a server begins even if others have not ended.
+_LONGEST_WAIT = 0.5
+
+#: The turns of the servers on the hub's machine.
+_turns = Turns()
 
 
 class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
@@ -68,6 +76,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         min=0.0,
         help="""Seconds that suspending all kernels of a server may take together. After that the server is stopped in any case.
         Smaller kernels are saved before larger ones.""",
+    ).tag(config=True)
+
+    suspends_at_once = Int(
+        min=0,
+        help="""The number of servers whose kernels are suspended at the same time. Others wait, at most for half of `suspend_timeout`,
+        which includes the wait. With too many at once a stop of many servers may end in time for none of them. 0: no limit. The
+        default is the number of processors if servers run on the hub's machine, else 0.""",
     ).tag(config=True)
 
     #: The text on the hub's page about the stop while kernels are being suspended (templates/stop_pending.html).
@@ -112,6 +127,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     _usage_asked_at = 0.0
     _usage_update: asyncio.Task[None] | None = None
 
+    @default("suspends_at_once")
+    def _default_suspends_at_once(self) -> int:
+        return len(os.sched_getaffinity(0)) if self.is_on_this_machine() else 0
+
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""
         if self.suspend_before_stop and not now:
@@ -132,6 +151,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         self._waiting, self._set_aside = self._set_aside + self._waiting, Waiting()
         self._started_again = False
         await maybe_future(super().stop(now=now))
+
+    def is_on_this_machine(self) -> bool:
+        """Return whether servers are known to run on the hub's machine."""
+        return isinstance(self, LocalProcessSpawner)
 
     @property
     def stop_seconds(self) -> int:
@@ -257,11 +280,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Request a suspend of all kernels, and record what waits then. Raises GpuCkptError if no report comes."""
         if self.server is None:
             return
-        began = time.monotonic()
-        with closing(self._tokens()) as tokens:
-            report = await server_request.suspend_all(
-                self.suspend_timeout, self.server.url, tokens, self._ssl_context()
-            )
+        began, limit = time.monotonic(), self.suspend_timeout
+        async with _turns.turn(self.suspends_at_once, _LONGEST_WAIT * limit):
+            left = max(0.0, limit - (time.monotonic() - began))
+            with closing(self._tokens()) as tokens:
+                report = await server_request.suspend_all(
+                    left, self.server.url, tokens, self._ssl_context()
+                )
         saved = [
             WaitingKernel(one.name or one.kernel_id, one.size_bytes, one.gpu_bytes, one.since)
             for one in report.kernels

@@ -36,6 +36,10 @@ class GpuCkptSystemdSpawner(GpuCkptSpawnerMixin, SystemdSpawner):  # type: ignor
                 setting = f'c.SystemdSpawner.unit_extra_properties["{name}"]'
                 self.require_time(setting, seconds_of(str(properties[name])))
 
+    def is_on_this_machine(self) -> bool:
+        """Return True: systemd runs the hub's machine only."""
+        return True
+
     async def start(self) -> object:
         """Start the service with the time that its stop may take."""
         own = self.unit_extra_properties
