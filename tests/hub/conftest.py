@@ -68,6 +68,9 @@ c.SimpleLocalProcessSpawner.home_dir_template = given["folder"] + "/home/{{usern
 class Hub:
     """A running hub; `stop` and `start` again keep its database and its users' homes."""
 
+    #: What comes before the hub's command.
+    prefix = ()
+
     def __init__(self, folder, env, more=""):
         self.folder, self.log_path = folder, folder / "hub.log"
         self.port, self.direct_port, proxy_port = (free_port() for _ in range(3))
@@ -96,11 +99,15 @@ class Hub:
         self._env = {**env, "TEST_HUB": json.dumps(given)}
         self._env.pop("JUPYTER_GPUCKPT_DATA_DIR")
         self._config = folder / "jupyterhub_config.py"
-        self._config.write_text(CONFIG + SURROUNDINGS.format(more=more))
+        self.write_config(more)
         self.process = None
 
+    def write_config(self, more=""):
+        """Write the configuration of the next start, with these lines at its end."""
+        self._config.write_text(CONFIG + SURROUNDINGS.format(more=more))
+
     def start(self):
-        command = [*python_module("jupyterhub"), "-f", str(self._config)]
+        command = [*self.prefix, *python_module("jupyterhub"), "-f", str(self._config)]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -129,12 +136,12 @@ class Hub:
             else:
                 return self
 
-    def stop(self, how=signal.SIGTERM):
+    def stop(self, how=signal.SIGTERM, seconds=TIMEOUT):
         """End it and wait until it is gone; by SIGTERM it stops its users' servers."""
         left = processes.children(self.process.pid)
         self.process.send_signal(how)
         try:
-            self.process.wait(TIMEOUT)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the hub does not end\n{self.log()}", pytrace=False)
         # Other tests may have made this process the parent of orphans; to a hub a zombie is a process that does not stop.
