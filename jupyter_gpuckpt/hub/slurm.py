@@ -27,8 +27,8 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
     """SlurmSpawner that waits for the end of a canceled job, and gives servers time before the job's time limit.
 
     Slurm kills a canceled job KillWait (slurm.conf) after the signal. The server suspends its kernels before the hub cancels the job.
-    A preempted job is not requeued: it would come back on another node, to which neither the hub nor its proxy would connect. Its
-    server suspends its kernels at the signal, and the next start lists them.
+    A job is not requeued unless `req_options` says so: the server of a preempted job suspends its kernels at the signal, and the next
+    start lists them. If Slurm starts a job again, on another node, hub and proxy follow it.
     """
 
     req_options: str
@@ -54,6 +54,31 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def poll(self) -> object:
+        """Return the job's end, or None while there is one; let the hub and its proxy connect to the node where it runs now."""
+        status: object = await super().poll()
+        if status is None:
+            try:
+                await self._follow()
+            except Exception:
+                self.log.exception("%s: the job's new address is not known", self._log_name)
+        return status
+
+    async def _follow(self) -> None:
+        """Renew the hub's record and the proxy's route if Slurm has started the job again and its server has reported another port."""
+        server = self.server
+        # A hub that was started in the meantime does not know the port of a job that was not started again.
+        if server is None or self.pending or not self.port or not self.state_isrunning():
+            return
+        before, now = (server.ip, server.port), (self.state_gethost(), self.port)
+        if now == before or not now[0]:
+            return
+        self.log.info("%s: job %s runs on %s:%d again", self._log_name, self.job_id, *now)
+        self.ip = server.ip = now[0]
+        server.port = self.port
+        self.db.commit()
+        await self.user.settings["proxy"].add_user(self.user, self.name)
+
     async def _get_batch_script(self, **subvars: Any) -> str:  # noqa: ANN401 - batchspawner's own
         """Return the base class's script, with a signal before the job's time limit, and not to be requeued."""
         # The setting itself is not changed: the signal's time depends on suspend_timeout, which a profile may change.
@@ -67,13 +92,7 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
         return script
 
     def _check(self, options: str) -> None:
-        """Refuse a signal that comes too late, and warn of jobs that are requeued."""
+        """Refuse a signal that comes too late."""
         if found := _SIGNAL.search(options):
             seconds = int(found[1] or _DEFAULT_SIGNAL_SECONDS)
             self.require_time("--signal in c.SlurmSpawner.req_options", seconds)
-        found = _REQUEUE.search(options)
-        if found and not found[1]:
-            self.log.warning(
-                "With --requeue in c.SlurmSpawner.req_options a preempted server comes back on another node, where users do not reach it:"
-                " the hub connects to the former node. Leave it out: the server's kernels are suspended, and its next start lists them."
-            )

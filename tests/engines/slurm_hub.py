@@ -35,9 +35,9 @@ c.SlurmSpawner.state_exechost_exp = "127.0.0.1"
 class SlurmHub(Hub):
     """The hub; `cluster` has its users' servers."""
 
-    def __init__(self, cluster: SlurmCluster) -> None:
-        more = CONFIG.format(conf=json.dumps(cluster.env["SLURM_CONF"]))
-        super().__init__(cluster.folder.parent, cluster.env, more)
+    def __init__(self, cluster: SlurmCluster, more: str = "") -> None:
+        filled = CONFIG.format(conf=json.dumps(cluster.env["SLURM_CONF"])) + more
+        super().__init__(cluster.folder.parent, cluster.env, filled)
         self.cluster = cluster
 
     def job(self) -> dict[str, str]:

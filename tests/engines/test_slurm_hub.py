@@ -1,25 +1,31 @@
-"""Users whose servers are jobs of a real Slurm find what they left: after a stop, a scancel by the administrator, and a preemption."""
+"""Users whose servers are jobs of a real Slurm find what they left: after a stop, a scancel, a preemption, a failure of the node."""
+
+from contextlib import ExitStack
 
 import pytest
 
 from tests.conftest import wait_for
 from tests.engines.slurm_hub import SlurmHub
+from tests.server.test_time_travel import branch
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def slurm_hub(slurm):
-    """Return a started hub whose users' servers are jobs."""
-    hub = SlurmHub(slurm)
-    try:
-        yield hub.start()
-    finally:
-        hub.end()
+def make_hub(slurm):
+    """Start hubs whose users' servers are jobs, with lines of configuration of their own."""
+    with ExitStack() as stack:
+
+        def make(more=""):
+            hub = SlurmHub(slurm, more)
+            stack.callback(hub.end)
+            return hub.start()
+
+        yield make
 
 
-def test_a_user_finds_what_was_left_however_the_job_ended(slurm_hub, slurm):
-    hub = slurm_hub
+def test_a_user_finds_what_was_left_however_the_job_ended(make_hub, slurm):
+    hub = make_hub()
     alice = hub.user("alice")
     alice.start()
     job = hub.job()
@@ -58,6 +64,34 @@ def test_a_user_finds_what_was_left_however_the_job_ended(slurm_hub, slurm):
 
     # Neither of the last two jobs was stopped by the hub.
     assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 1
+
+
+def test_hub_and_proxy_follow_a_job_that_slurm_starts_again_on_another_node(make_hub, slurm):
+    hub = make_hub('c.SlurmSpawner.req_options = "--requeue"\n')
+    alice = hub.user("alice")
+    alice.start()
+    first = hub.job()
+    assert first["Requeue"] == "1"
+    page = alice.open("work.ipynb")
+    page.run("x = 41")
+    alice.do("save", page.kernel_id)
+    alice.close_pages()
+    slurm.kill_node(first["NodeList"])
+    wait_for(lambda: hub.job()["Restarts"] == "1", said=hub.log)
+    slurm.wait_for_state(first["JobId"], "RUNNING")
+    # The user does nothing, and the address is the same.
+    wait_for(lambda: alice.request("GET", "api/status", ok=False).is_success, said=hub.log)
+    assert hub.job()["NodeList"] != first["NodeList"]
+    (snapshot,) = alice.get("api/gpuckpt/snapshots")["snapshots"]
+    again = branch(alice, snapshot["snapshot_id"])
+    said = again.run("import os; print(x + 1, os.environ['SLURM_RESTART_COUNT'])")
+    assert said == "42 1\n"
+
+    # The hub reaches the server, too.
+    alice.stop()
+    assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 1
+    alice.start()
+    assert hub.job()["JobId"] != first["JobId"]
 
 
 def find_again(hub, user, page, count):

@@ -302,11 +302,65 @@ def test_a_job_without_a_step_to_signal_is_warned_of(caplog):
         assert "c.SlurmSpawner.req_srun is empty" in caplog.text
 
 
-def test_a_job_that_would_come_back_on_another_node_is_warned_of(caplog):
-    made("slurm", "SlurmSpawner", req_options="--no-requeue").check_configuration()
-    assert not caplog.records
-    made("slurm", "SlurmSpawner", req_options="--requeue").check_configuration()
-    assert "a preempted server comes back on another node" in caplog.text
+class Proxy:
+    """A hub's proxy that records the addresses of users' servers."""
+
+    def __init__(self):
+        self.added = []
+
+    async def add_user(self, user, server_name=""):
+        server = user.spawners[server_name].server
+        self.added.append((server.ip, server.port))
+
+
+def running(status, proxy):
+    """Return the spawner of a server on the node n1, port 1000, with what Slurm says of its job."""
+
+    class Job(ready("slurm")):
+        pending = None
+
+        async def run_command(self, *given, **options):
+            return status[0]
+
+    user = SimpleNamespace(name="ada", id=7, settings={"proxy": proxy})
+    spawner = Job(user=user)
+    spawner.server, spawner.req_homedir = SimpleNamespace(ip="n1", port=1000), "/"
+    spawner.req_keepvars = ""
+    user.spawners = {"": spawner}
+    spawner.db = SimpleNamespace(commit=lambda: None)
+    spawner.job_id, spawner.port = "17", 1000
+    return spawner
+
+
+def test_hub_and_proxy_follow_a_job_to_another_node_and_port():
+    async def run():
+        proxy, status = Proxy(), ["RUNNING n1"]
+        spawner = running(status, proxy)
+        assert await spawner.poll() is None
+        status[0] = "PENDING n1"
+        spawner.port = 2000
+        assert await spawner.poll() is None
+        assert proxy.added == []
+        status[0] = "RUNNING n2"
+        for _ in range(2):
+            assert await spawner.poll() is None
+        assert proxy.added == [("n2", 2000)]
+        # While the hub starts or stops it, it knows better.
+        status[0], spawner.pending = "RUNNING n3", "spawn"
+        assert await spawner.poll() is None
+        assert proxy.added == [("n2", 2000)]
+        # The port of a server that another hub has started.
+        spawner.pending, spawner.port = None, 0
+        assert await spawner.poll() is None
+        assert proxy.added == [("n2", 2000)]
+
+    asyncio.run(run())
+
+
+def test_a_proxy_that_fails_ends_no_poll(caplog):
+    spawner = running(["RUNNING n2"], proxy=None)
+    assert asyncio.run(spawner.poll()) is None
+    assert "the job's new address is not known" in caplog.text
 
 
 def test_the_stop_of_a_job_waits_for_its_end(monkeypatch):
