@@ -98,6 +98,8 @@ class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
     waiting_bytes: int = 0
     uploading: str = ""
     failed: list[FailedUpload] = []
+    #: How many snapshots that were deleted here the remote may still list.
+    deletions: int = 0
     last_uploaded_at: float | None = None
     trouble: ErrorRecord | None = None
     retry_at: float | None = None

@@ -268,6 +268,11 @@ def remove(args: Namespace) -> int:
     if kept and not args.json:
         left = output.duration(max(0.0, max(kept) - time.time()))
         output.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")
+        if there := sorted({up.remote for one in wanted for up in infos[one].uploads}):
+            places = ", ".join(there)
+            output.note(
+                f"After that it is deleted in remotes as well ({places}), unless another machine needs it there."
+            )
     if args.json:
         output.say_json({"deleted": wanted})
     return 0

@@ -174,6 +174,8 @@ def _state(uploads: RemoteUploads, now: float) -> str:
         parts.append("paused")
     if not uploads.automatic:
         parts.append("manual only")
+    if uploads.deletions:
+        parts.append(f"{counted(uploads.deletions, 'deletion')} to be carried out")
     if uploads.trouble:
         parts.append(uploads.trouble.message)
         if uploads.retry_at:

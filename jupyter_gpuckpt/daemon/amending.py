@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,9 @@ from ..errors import (
     record_of,
 )
 from ..model import SnapshotInfo
+from ..store.far import journal
 from ..store.far.about import Amendment, Told, about, told
+from ..store.far.deletions import Kept, delete
 from ..store.far.sessions import Sessions
 from ..store.stub_files import Stub
 from . import remote_keys
@@ -37,12 +40,14 @@ _log = logging.getLogger(__name__)
 class Amended(msgspec.Struct, frozen=True):
     """The result of amendments: the far session of each snapshot that was found, and the snapshots that no far session lists.
 
-    `later`: the snapshots of far sessions that did not answer, which are told again later because of `error`.
+    `later`: the snapshots of far sessions that did not answer, which are told again later because of `error`. `kept`: the deleted
+    snapshots that far sessions list nevertheless; `gone` has the other ones.
     """
 
     sessions: dict[str, str] = {}
     gone: list[str] = []
     later: list[str] = []
+    kept: dict[str, Kept] = {}
     error: ErrorRecord | None = None
 
 
@@ -57,6 +62,8 @@ class LocalState(NamedTuple):
     needed: Collection[str]
     store: str
     is_deleted: Callable[[str], bool]
+    #: Whether a snapshot is listed, for example because its deletion was undone.
+    is_listed: Callable[[str], bool]
 
     def is_relied_on(self, snapshot_id: str, remote: str, *, newest: bool) -> bool:
         """Return whether this machine relies on a remote's copy. No rule removes the `newest` of a kernel, so its need is not told."""
@@ -77,8 +84,9 @@ def changes_to_tell(
     local: LocalState,
     known: Mapping[str, Told],
     sessions_of: Callable[[SnapshotInfo], list[str]],
+    deletions: Collection[str] = (),
 ) -> list[Amendment]:
-    """Return the changes since a remote was told.
+    """Return the changes since a remote was told, without those that users deleted (`deletions`).
 
     `there`: the snapshots of this machine that the remote has, newest first. `known`: what was told. `sessions_of`: the far sessions that
     may list a snapshot.
@@ -91,10 +99,12 @@ def changes_to_tell(
         relied_on_in = before.relied_on_in if before else ""
         if local.is_relied_on(name, remote, newest=newest[info.kernel_id] == name):
             now = told(info, relied_on_in or info.kernel_id, local.store)
+        if before and before.pinned_there and now.pinned:
+            now = msgspec.structs.replace(now, pinned_there=True)
         if now != before:
             sessions = list(dict.fromkeys([*filter(None, [relied_on_in]), *sessions_of(info)]))
             changes.append(Amendment(name, sessions, before, now, about(info), info.title))
-    for name in local.deleted(known, found):
+    for name in local.deleted(known, found).difference(deletions):
         before = known[name]
         # It was deleted here, so this machine needs it there no longer.
         if before.relied_on_in and before.store == local.store:
@@ -107,12 +117,17 @@ class _Amending:
     """One run of amendments, session after session."""
 
     def __init__(
-        self, sessions: Sessions, machine: tuple[str, str], changes: Sequence[Amendment]
+        self,
+        sessions: Sessions,
+        machine: tuple[str, str],
+        state_dir: Path,
+        changes: Sequence[Amendment],
     ) -> None:
-        self._sessions, self._machine = sessions, machine
+        self._sessions, self._machine, self._state_dir = sessions, machine, state_dir
         self._left = {one.snapshot_id: one for one in changes}
         self._found: dict[str, str] = {}
         self._unclear, self._later = set[str](), set[str]()
+        self._kept: dict[str, Kept] = {}
         self._error: ErrorRecord | None = None
         #: How many sessions did not answer, one after the other.
         self._misses = 0
@@ -132,7 +147,7 @@ class _Amending:
             self._later.update(some)  # each attempt may take long
             return
         try:
-            listed = self._sessions.amend(session_id, some, self._machine)
+            listed = self._changed(session_id, some)
         except FarObjectMissing:
             listed = set()
         except (StoreUnavailable, AccessDenied) as error:
@@ -143,17 +158,32 @@ class _Amending:
         except (FarObjectInvalid, FormatTooNew, ConfigurationError) as error:
             _log.warning("session %s is not told of changes: %s", session_id, error)
             self._unclear.update(some)
+            deleted = (name for name, one in some.items() if one.deletion)
+            self._kept |= dict.fromkeys(deleted, Kept(str(error), waits=True))
             listed = set()
         self._misses = 0
         self._found |= dict.fromkeys(listed, session_id)
         for name in listed:
             del self._left[name]
 
+    def _changed(self, session_id: str, some: dict[str, Amendment]) -> set[str]:
+        """Change a far session; return the ids of those snapshots that it lists. Deleted ones are looked for in all sessions."""
+        deletions = {name: one.deletion for name, one in some.items() if one.deletion}
+        if deletions:
+            fenced = any(journal.path_of(self._state_dir, name).exists() for name in deletions)
+            machine_id, _ = self._machine
+            self._kept |= delete(
+                self._sessions, session_id, deletions, machine_id, now=time.time(), fenced=fenced
+            )
+        others = {name: one for name, one in some.items() if name not in deletions}
+        return self._sessions.amend(session_id, others, self._machine) if others else set()
+
     def result(self) -> Amended:
         """Return what came of it."""
         later = sorted(self._later)
-        gone = sorted(self._left.keys() - self._unclear - self._later)
-        return Amended(self._found, gone, later, self._error)
+        gone = sorted(self._left.keys() - self._unclear - self._later - self._kept.keys())
+        kept = {name: one for name, one in self._kept.items() if name not in self._later}
+        return Amended(self._found, gone, later, kept, self._error)
 
 
 def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amended:
@@ -164,7 +194,8 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
     if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         return Amended({one.snapshot_id: one.sessions[0] for one in changes})
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    run = _Amending(sessions, this_machine(data_dir), changes)
+    state_dir = remote_keys.state_dir(data_dir, opened.remote.name)
+    run = _Amending(sessions, this_machine(data_dir), state_dir, changes)
     for place in range(max((len(one.sessions) for one in changes), default=0)):
         run.tell(place)
     return run.result()

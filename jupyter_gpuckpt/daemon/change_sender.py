@@ -1,4 +1,4 @@
-"""The sender of what has changed of this machine's snapshots in a remote: pins, titles, and on which of them it relies there.
+"""The sender of what has changed of this machine's snapshots in a remote: pins, titles, deletions, and on which it relies there.
 
 What was told is on record (`sent_changes.py`); the difference to the present state is what has to be told. While a snapshot becomes a
 stub (`near_copy.py`), nothing is told, so that one of both cannot undo what the other tells.
@@ -6,6 +6,8 @@ stub (`near_copy.py`), nothing is told, so that one of both cannot undo what the
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +16,16 @@ import msgspec
 
 from ..file_locks import alone_at_once
 from ..model import SnapshotInfo
-from ..store.far.about import Amendment, Told
+from ..store.far.about import Amendment, Deletion, Told
 from ..store.far.sessions import FarSession, FarSnapshot
 from ..store.faults import store_errors
 from . import remote_keys
 from .amending import Amended, LocalState, changes_to_tell
 from .lease_file import LeaseFile
 from .sent_changes import SentChanges
+from .user_deletions import UserDeletion, UserDeletions
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,10 +38,17 @@ def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
         yield is_alone
 
 
-def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) -> None:
+def correct_record(
+    data_dir: Path,
+    remote: str,
+    sessions: Iterable[FarSession],
+    infos: Iterable[SnapshotInfo] = (),
+    set_pin: Callable[[str, bool], None] = lambda snapshot_id, pinned: None,
+) -> None:
     """Correct the record of what a remote was told if its far sessions no longer say it, so that it is told again. Raises StoreError.
 
     Something may have removed it there: another machine that was told that this one is lost, an older version, a restored backup.
+    What another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local snapshots.
     """
     machine = remote_keys.machine_id(data_dir)
     listed: dict[str, list[FarSnapshot]] = {}
@@ -53,7 +65,25 @@ def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) 
             for name, found in listed.items()
             if name in known
         }
+        for info in infos:
+            name, found = info.snapshot_id, listed.get(info.snapshot_id, [])
+            pinned = _followed(corrected[name], info, found) if name in corrected else None
+            if pinned is not None:
+                # It is pinned before that is recorded: the other way round, a crash would make the missing pin a change to be told.
+                set_pin(name, pinned)
+                corrected[name] = msgspec.structs.replace(
+                    corrected[name], pinned=pinned, pinned_there=pinned
+                )
         file.note({name: one for name, one in corrected.items() if one != known[name]})
+
+
+def _followed(known: Told, info: SnapshotInfo, found: list[FarSnapshot]) -> bool | None:
+    """Return whether a local snapshot is to be pinned because of its entries in the remote; None: as it is."""
+    abouts = [one.about for one in found if one.about is not None]
+    is_pinned = any(one.pinned for one in abouts)
+    if info.pinned != known.pinned or not abouts or is_pinned == known.pinned:
+        return None  # what the user has changed here since is told first
+    return is_pinned if is_pinned or known.pinned_there else None
 
 
 def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
@@ -61,9 +91,10 @@ def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
     if not any(machine in one.relied_on_by for one in found):
         known = msgspec.structs.replace(known, relied_on_in="", store="")
     abouts = [one.about for one in found if one.about is not None]
+    stays = known.pinned_there or not abouts or any(one.pinned for one in abouts)
     return msgspec.structs.replace(
         known,
-        pinned=known.pinned and (not abouts or any(one.pinned for one in abouts)),
+        pinned=known.pinned and stays,
         named=known.named and (not abouts or any(one.named for one in abouts)),
     )
 
@@ -75,14 +106,32 @@ class ChangeSender:
         self._data_dir, self._remote = data_dir, remote
         state = remote_keys.state_dir(data_dir, remote)
         self._file, self._leases = SentChanges(state), LeaseFile(state)
+        self._deletions = UserDeletions(state)
         #: What could not be told and is not tried again.
         self._refused: dict[str, Told] = {}
+        #: How many deletions the remote has not carried out, or is not to be told yet, at the last look.
+        self.deletions = 0
 
     def changes(self, there: Iterable[SnapshotInfo], local: LocalState) -> list[Amendment]:
         """Return the changes to be told. `there`: the snapshots that the remote has, newest first."""
-        known = self._file.all()
-        found = changes_to_tell(self._remote, there, local, known, self._leases.sessions_of)
+        known, deletions = self._file.all(), self._deletions.all()
+        sessions_of = self._leases.sessions_of
+        found = changes_to_tell(self._remote, there, local, known, sessions_of, deletions)
+        due = {
+            name: one
+            for name, one in deletions.items()
+            if one.is_due and local.is_deleted(name)  # its deletion can no longer be undone
+        }
+        self.deletions = len(deletions)
+        found += [self._deletion_of(name, one, known.get(name)) for name, one in due.items()]
         return [one for one in found if self._refused.get(one.snapshot_id) != one.now]
+
+    def _deletion_of(self, name: str, one: UserDeletion, before: Told | None) -> Amendment:
+        lease, info = self._leases.of(one.kernel_id), SnapshotInfo(name, one.kernel_id, one.at, "")
+        sessions = [before.relied_on_in] if before and before.relied_on_in else []
+        sessions = list(dict.fromkeys([*sessions, *self._leases.sessions_of(info)]))
+        deletion = Deletion({lease.session_id: lease.term}, bool(before and before.pinned))
+        return Amendment(name, sessions, before, Told(), deletion=deletion)
 
     def tell(
         self,
@@ -102,20 +151,56 @@ class ChangeSender:
                 for one in changes
                 if one.snapshot_id in done.sessions
             }
+            deleted = self._note_deletions(changes, done)
             # Nothing more is told of what was deleted here or is gone there.
             ended = {one.snapshot_id for one in changes if one.about is None}
             forgotten = ended & {*noted, *done.gone} | set(done.gone)
             self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
             self.refuse(
-                one for one in changes if one.snapshot_id not in {*noted, *forgotten, *done.later}
+                one
+                for one in changes
+                if one.snapshot_id not in {*noted, *forgotten, *done.later} and not one.deletion
             )
-        return done
+        left = [one for one in done.gone if one not in deleted]
+        return msgspec.structs.replace(done, gone=left)
+
+    def _note_deletions(self, changes: list[Amendment], done: Amended) -> set[str]:
+        """Record which deletions were told, and return them; those that have to wait there are told again after a day."""
+        known, settled, waiting = self._deletions.all(), {}, {}
+        for change in changes:
+            name = change.snapshot_id
+            if change.deletion is None or name in done.later or name not in known:
+                continue
+            kept = done.kept.get(name)
+            if kept is not None:
+                _log.info(
+                    "remote %s keeps deleted snapshot %s: %s", self._remote, name, kept.reason
+                )
+            elif name in done.gone:
+                _log.info("snapshot %s is deleted in remote %s as well", name, self._remote)
+            if kept is not None and kept.waits:
+                tried = msgspec.structs.replace(
+                    known[name], tried_at=time.time(), reason=kept.reason
+                )
+                waiting[name] = tried
+            else:
+                settled[name] = known[name]
+        self._deletions.settle(settled)
+        self._deletions.note(waiting)
+        return set(settled)
 
     def forget_deleted(self, there: Iterable[SnapshotInfo], local: LocalState) -> None:
-        """Remove the records of snapshots that were deleted here and that this machine does not rely on."""
-        known = self._file.all()
+        """Remove the records of snapshots that were deleted here and that this machine does not rely on.
+
+        A deletion that was undone, or whose snapshot has come back, is no longer told.
+        """
+        known, deletions = self._file.all(), self._deletions.all()
+        if undone := {name: one for name, one in deletions.items() if local.is_listed(name)}:
+            self._deletions.settle(undone)
         deleted = local.deleted(known, {info.snapshot_id for info in there})
-        if gone := {name for name in deleted if not known[name].relied_on_in}:
+        if gone := {
+            name for name in deleted if not known[name].relied_on_in and name not in deletions
+        }:
             self._file.note({}, gone)
 
     def refuse(self, changes: Iterable[Amendment]) -> None:

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class FarCollecting:
     """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits.
 
-    `note_gone`: called with a remote and the snapshots that this machine has uploaded there and that it does not list any more.
+    `check`: called with the name of a remote whose rule has just removed snapshots, some of which this machine may have uploaded.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class FarCollecting:
         data_dir: Path,
         interval_seconds: float,
         is_busy: Callable[[], bool],
-        note_gone: Callable[[str, list[str]], Awaitable[None]],
+        check: Callable[[str], Awaitable[None]],
     ) -> None:
         self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
-        self._note_gone = note_gone
+        self._check = check
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
@@ -84,8 +84,8 @@ class FarCollecting:
             if await asyncio.to_thread(self._is_due, remote):
                 if self._is_busy() or self._is_over:
                     return
-                if gone := await asyncio.to_thread(self._collect, remote):
-                    await self._note_gone(remote.name, gone)
+                if await asyncio.to_thread(self._collect, remote):
+                    await self._check(remote.name)
 
     def _is_due(self, remote: Remote) -> bool:
         capabilities = remote.capabilities
@@ -99,11 +99,11 @@ class FarCollecting:
         wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
         return not 0 <= time.time() - last.looked_at < wait
 
-    def _collect(self, remote: Remote) -> list[str]:
-        """Collect in a remote; return the snapshots of this machine that it does not list any more."""
+    def _collect(self, remote: Remote) -> bool:
+        """Collect in a remote; return whether its rule removed snapshots."""
         answer = self._asked(Task(str(self._data_dir), remote, self._interval))
         if answer is None:
-            return []
+            return False
         done = answer.collection
         for session_id, dropped in answer.dropped.items():
             # Titles are no part of it, because logs are passed on.
@@ -113,8 +113,7 @@ class FarCollecting:
             )
             audit.removed(dropped, f"rule {answer.rule} of remote {remote.name}")
         if done.error is not None:
-            what = "it could not be read what is listed" if done.at else "nothing was collected"
-            _log.warning("%s in remote %s: %s", what, remote.name, done.error.message)
+            _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
         if done.at:
             _log.info(
                 "collected in remote %s: removed %s by its rule, and %s with %d bytes, condemned %d",
@@ -125,7 +124,7 @@ class FarCollecting:
         if not done.at and last is not None:
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
         self._note(remote, done, answer.rule)
-        return answer.gone
+        return bool(answer.dropped)
 
     def _asked(self, task: Task) -> Done | None:
         """Run the collector in a separate process; return its result, or None if it was killed."""

@@ -23,14 +23,11 @@ from ..host import idle_priority
 from ..images.workers.messages import receive, send
 from ..remote_records import Remote
 from ..snapshot_records import FarCollection
-from ..store.far import collect, epochs, unneeded
+from ..store.far import collect, epochs
 from ..store.far.collect import ByRule
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
-from ..store.far.sessions import Sessions
 from . import remote_keys
-from .change_sender import correct_record
-from .upload_queue import read_uploaded, record_path
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
@@ -42,13 +39,12 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a task. `gone`: the snapshots that this machine has uploaded and that the remote does not list any more.
+    """The answer to a task. `dropped`: the ids of the snapshots that the remote's rule removed, by session.
 
-    `dropped`: the ids of the snapshots that the remote's rule removed, by session; `rule`: the generation of that rule; 0 without one.
+    `rule`: the generation of that rule; 0 without one.
     """
 
     collection: FarCollection
-    gone: list[str] = []
     dropped: dict[str, list[str]] = {}
     rule: int = 0
 
@@ -59,13 +55,8 @@ def collected(task: Task) -> Done:
     try:
         found = _collected(task, now, by_rule)
     except GpuCkptError as error:
-        failed = FarCollection(looked_at=now, error=record_of(error))
-        return Done(failed, [], by_rule.dropped, by_rule.generation)
-    try:
-        gone = _gone(task)
-    except GpuCkptError as error:
-        gone, found = [], msgspec.structs.replace(found, error=record_of(error))
-    return Done(found, gone, by_rule.dropped, by_rule.generation)
+        found = FarCollection(looked_at=now, error=record_of(error))
+    return Done(found, by_rule.dropped, by_rule.generation)
 
 
 def _collected(task: Task, now: float, by_rule: ByRule) -> FarCollection:
@@ -92,21 +83,6 @@ def _collected(task: Task, now: float, by_rule: ByRule) -> FarCollection:
         traffic.received_bytes,
         dropped=found.dropped,
     )
-
-
-def _gone(task: Task) -> list[str]:
-    """Return the snapshots that this machine has uploaded and that the remote does not list any more, whoever removed them."""
-    data_dir, remote = Path(task.data_dir), task.remote
-    # This is read first: what is on record now was listed before.
-    uploaded = read_uploaded(record_path(data_dir, remote.name)).snapshots.keys()
-    if not uploaded:
-        return []
-    opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    with _seen(data_dir, remote) as seen:
-        found = unneeded.all_of(Sessions(opened.bucket, opened.keyring.seal, seen))
-    correct_record(data_dir, remote.name, found)
-    listed = {one.snapshot_id for session in found for one in session.listed}
-    return sorted(uploaded - listed)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class _FetchSubject:
 class FarSessions:
     """Far sessions of the remotes of this data directory, and the fetches that run.
 
-    `note_there`: called with the remote and the snapshot before the end of its fetch.
+    `note_there`: called before the end of a fetch with the remote, the snapshot, and whether another machine has pinned it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FarSessions:
         machine: Machine,
         operations: Operations,
         streams: Streams,
-        note_there: Callable[[str, str], Awaitable[None]],
+        note_there: Callable[[str, str, bool], Awaitable[None]],
         leases: DaemonLeases,
     ) -> None:
         self._data_dir, self._machine = data_dir, machine
@@ -216,7 +216,11 @@ class FarSessions:
             await asyncio.to_thread(
                 leases.note_fetched, snapshot.kernel_id, snapshot.snapshot_id, session_id
             )
-            await self._note_there(name, found.snapshot.snapshot_id)
+            about = snapshot.about
+            if is_pinned := about is not None and about.pinned:
+                store = self._machine.store
+                await asyncio.to_thread(store.annotate, snapshot.snapshot_id, {"pinned": True})
+            await self._note_there(name, snapshot.snapshot_id, is_pinned)
         except GpuCkptError as error:
             _log.warning(
                 "remote %s will be asked whether it has what came from it: %s", name, error
@@ -263,8 +267,8 @@ class FarSessions:
         sessions, unreadable = [], []
         for one in _read(opened):
             if isinstance(one, FarSession):
-                if one.erased and not one.snapshots:
-                    continue
+                if not one.listed and not one.lease:
+                    continue  # it was erased, or all of it was deleted
                 sessions.append(far_views.listed(one, local_snapshots))
             else:
                 unreadable.append(one.message)

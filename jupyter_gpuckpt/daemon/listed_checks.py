@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from .. import decoding
-from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew, GpuCkptError
+from ..errors import (
+    FarObjectInvalid,
+    FarObjectMissing,
+    FormatTooNew,
+    GpuCkptError,
+    SnapshotNotFound,
+)
 from ..file_locks import alone_at_once, eviction
 from ..model import SnapshotInfo
 from ..remote_records import Remote
@@ -27,6 +33,7 @@ from ..store.faults import store_errors
 from . import remote_keys
 from .change_sender import correct_record
 from .lease_file import LeaseFile
+from .machine import Machine
 from .repeating import repeat
 from .uploads import Uploads
 from .whole_files import write_file
@@ -54,8 +61,11 @@ class _Checked(msgspec.Struct, frozen=True):
 class ListedChecks:
     """The checks of all remotes. `is_busy`: whether work runs for which a user waits."""
 
-    def __init__(self, data_dir: Path, uploads: Uploads, is_busy: Callable[[], bool]) -> None:
-        self._data_dir, self._uploads, self._is_busy = data_dir, uploads, is_busy
+    def __init__(
+        self, data_dir: Path, machine: Machine, uploads: Uploads, is_busy: Callable[[], bool]
+    ) -> None:
+        self._data_dir, self._machine = data_dir, machine
+        self._uploads, self._is_busy = uploads, is_busy
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -89,6 +99,7 @@ class ListedChecks:
                 _log.warning("remote %s: it is not known what it lists: %s", name, error)
                 continue
             await self._uploads.note_listed(name, found.there)
+            self._uploads.wake()  # a deletion that the remote did not carry out is told again
             if found.gone:
                 _log.info("remote %s does not list any more: %s", name, ", ".join(found.gone))
                 await self._uploads.note_gone(name, found.gone)
@@ -99,7 +110,12 @@ class ListedChecks:
             if not is_alone:
                 return Listed()
             self._note(remote)
-            return listed(self._data_dir, remote, infos) if infos else Listed()
+            return listed(self._data_dir, remote, infos, self._set_pin) if infos else Listed()
+
+    def _set_pin(self, snapshot_id: str, pinned: bool) -> None:
+        """Pin a snapshot as another machine has done, or unpin it."""
+        with suppress(SnapshotNotFound):  # it was deleted just now
+            self._machine.store.annotate(snapshot_id, {"pinned": pinned})
 
     def _is_due(self, remote: Remote) -> bool:
         try:
@@ -119,10 +135,15 @@ class ListedChecks:
         return remote_keys.state_dir(self._data_dir, remote.name) / _FILE
 
 
-def listed(data_dir: Path, remote: Remote, infos: Iterable[SnapshotInfo]) -> Listed:
+def listed(
+    data_dir: Path,
+    remote: Remote,
+    infos: Sequence[SnapshotInfo],
+    set_pin: Callable[[str, bool], None],
+) -> Listed:
     """Return which snapshots the far sessions list in which they may be; correct the record of what was told. Raises what `Bucket` raises.
 
-    Nothing is known of a snapshot if one of these sessions cannot be read.
+    Nothing is known of a snapshot if one of these sessions cannot be read. `set_pin`: pins a local snapshot that another machine pinned.
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
@@ -136,7 +157,7 @@ def listed(data_dir: Path, remote: Remote, infos: Iterable[SnapshotInfo]) -> Lis
         except (FarObjectInvalid, FormatTooNew) as error:
             _log.warning("remote %s: session %s: %s", remote.name, session_id, error)
             unclear.add(session_id)
-    correct_record(data_dir, remote.name, found.values())
+    correct_record(data_dir, remote.name, found.values(), infos, set_pin)
     names = {one.snapshot_id for session in found.values() for one in session.listed}
     known = {name for name, some in by_snapshot.items() if unclear.isdisjoint(some)}
     return Listed(frozenset(by_snapshot.keys() & names), frozenset(known - names))

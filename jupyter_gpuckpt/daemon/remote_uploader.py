@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost, error_from
 from ..model import SnapshotInfo
 from ..remote_records import Remote
@@ -140,7 +142,8 @@ class RemoteUploader:
         """Return the state of uploads to the remote."""
         current, found = self._current, self._snapshots.found
         uploading = current.snapshot_id if current and current.snapshot_id in found else ""
-        return self.queue.view(found, uploading, current.trouble if current else None)
+        view = self.queue.view(found, uploading, current.trouble if current else None)
+        return msgspec.structs.replace(view, deletions=self._changes.deletions)
 
     def upload_of(self, info: SnapshotInfo) -> Upload | None:
         """Return the state of a snapshot's upload to the remote; None if it will not be uploaded there."""
@@ -150,8 +153,8 @@ class RemoteUploader:
         total = current.total_bytes or info.sizes.stored_bytes
         return Upload(self.remote.name, UploadState.UPLOADING, current.done_bytes, total)
 
-    def note_there(self, snapshot_id: str) -> None:
-        """Record that a snapshot was fetched from the remote, so that the remote need not be asked for it.
+    def note_there(self, snapshot_id: str, *, pinned_there: bool = False) -> None:
+        """Record that a snapshot was fetched from the remote, where another machine may have pinned it (`pinned_there`).
 
         The file is written in the background: a running upload may have to end first, and waiting for that here could deadlock.
         """
@@ -163,8 +166,8 @@ class RemoteUploader:
 
         self.queue.uploaded = change(self.queue.uploaded)
         # A pin or a title that it has here already is still to be told; others that have none undo nothing there.
-        known = {snapshot_id: Told(title=title_of(info))} if info else {}
-        self._note(self._put_on_record(change, known))
+        told = Told(pinned_there, title=title_of(info), pinned_there=pinned_there) if info else None
+        self._note(self._put_on_record(change, {snapshot_id: told} if told else {}))
 
     def note_gone(self, snapshot_ids: Collection[str]) -> None:
         """Record that the remote does not list snapshots any more: its rule removed them, or another machine erased them."""
@@ -276,7 +279,8 @@ class RemoteUploader:
     def _local_state(self) -> LocalState:
         """Return what the remote is to be told of. Raises StoreError. In a thread."""
         stubs = self._machine.store.stubs
-        return LocalState(stubs.all(), self._needed, stubs.identity(), stubs.is_deleted)
+        identity = stubs.identity()
+        return LocalState(stubs.all(), self._needed, identity, stubs.is_deleted, stubs.is_listed)
 
     async def _upload(self, info: SnapshotInfo) -> None:
         name, snapshot_id = self.remote.name, info.snapshot_id

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 from ..errors import GpuCkptError
@@ -20,7 +21,7 @@ from ..model import SnapshotInfo
 from ..protocol import OperationState
 from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..store import retention
-from . import audit
+from . import audit, user_deletions
 from .inventory import Inventory, needed_ids
 from .jobs import Job
 from .machine import Machine
@@ -31,7 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class Removal:
-    """A remover of the store's snapshots: deletion, undeletion and retention."""
+    """A remover of the store's snapshots: deletion, undeletion and retention.
+
+    `on_deleted`: called when deletions by users can no longer be undone, so that remotes are told of them.
+    """
 
     def __init__(
         self,
@@ -39,10 +43,12 @@ class Removal:
         machine: Machine,
         operations: Operations,
         *,
+        data_dir: Path,
         undo_seconds: float,
+        on_deleted: Callable[[], None],
     ) -> None:
         self._inventory, self._machine, self._operations = inventory, machine, operations
-        self._undo_seconds = undo_seconds
+        self._data_dir, self._undo_seconds, self._on_deleted = data_dir, undo_seconds, on_deleted
         self._wanted: RetentionPolicy | None = None
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -54,9 +60,7 @@ class Removal:
         Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
         """
         await self._inventory.require_unneeded(snapshot_id)
-        undo = self._undo_seconds
-        until = await asyncio.to_thread(lambda: self._machine.store.mark_deleted(snapshot_id, undo))
-        self._spawn(self._purge(until))
+        self._spawn(self._purge(await asyncio.to_thread(self._mark_deleted, snapshot_id)))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion. Raises SnapshotNotFound if it is too late."""
@@ -65,6 +69,15 @@ class Removal:
     def expect_all(self) -> None:
         """Set the timers of the deletions that an earlier daemon accepted."""
         self._spawn(self._look_for_deleted())
+
+    def _mark_deleted(self, snapshot_id: str) -> float:
+        """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
+        store = self._machine.store
+        known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
+        until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        for info in known:
+            user_deletions.note_in_all(self._data_dir, info, time.time())
+        return until
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
         """Remove the snapshots that `policy` does not keep, or only list them. Raises StoreError."""
@@ -113,6 +126,9 @@ class Removal:
             _log.warning("deleted snapshots stay for now: %s", error)
             return
         for one in found:
+            # That daemon may have ended before it was recorded for the remotes.
+            at = one.annotations.deleted_at
+            await asyncio.to_thread(user_deletions.note_in_all, self._data_dir, one.info, at)
             self._spawn(self._purge(one.annotations.kept_until))
 
     async def _purge(self, when: float) -> None:
@@ -125,6 +141,7 @@ class Removal:
         except GpuCkptError as error:
             _log.warning("deleted snapshots stay for now: %s", error)
         else:
+            self._on_deleted()
             if gone:
                 _log.info("deleted for good: %s", ", ".join(gone))
                 audit.removed(gone, "deletion")

@@ -66,7 +66,9 @@ class Daemon:
             self.inventory,
             self.machine,
             self.operations,
+            data_dir=settings.data,
             undo_seconds=settings.undo_delete_seconds,
+            on_deleted=self._look_for_deletions,
         )
         self.leases = DaemonLeases(settings.data, self.machine, self.kernels)
         self.verbs = Verbs(
@@ -119,14 +121,16 @@ class Daemon:
             self.leases,
         )
         self.listed_checks = ListedChecks(
-            settings.data, self.uploads, lambda: self.needs_quiet or self.uploads.any_pending
+            settings.data,
+            self.machine,
+            self.uploads,
+            lambda: self.needs_quiet or self.uploads.any_pending,
         )
         self.far_collecting = FarCollecting(
             settings.data,
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
-            # A listing of far sessions may be incomplete, so it is only a reason to read the sessions themselves.
-            lambda remote, _: self.listed_checks.check(remote),
+            self.listed_checks.check,
         )
         self.watch = Watch(settings)
         self.reaction = Reaction(
@@ -172,6 +176,9 @@ class Daemon:
     def touch(self) -> None:
         """Reset the idle-exit timer."""
         self._touched = time.monotonic()
+
+    def _look_for_deletions(self) -> None:
+        self.uploads.wake()
 
     def _on_snapshot(self, change: SnapshotChange) -> None:
         """Handle a change in the store, told in any thread. The event loop does so later, so never before all parts are constructed."""

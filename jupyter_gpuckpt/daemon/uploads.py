@@ -142,6 +142,11 @@ class Uploads:
         self._snapshots.is_stale = True
         self._wake()
 
+    def wake(self) -> None:
+        """Let the uploaders look again for what remotes are to be told."""
+        self._snapshots.is_stale = True
+        self._wake()
+
     def of(self, info: SnapshotInfo) -> list[Upload]:
         """Return the states of a snapshot's uploads."""
         found = [uploader.upload_of(info) for uploader in self._uploaders.values()]
@@ -207,14 +212,17 @@ class Uploads:
         uploader.ask(request.snapshot_ids)
         uploader.wake()
 
-    async def note_there(self, name: str, snapshot_id: str) -> None:
-        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError."""
+    async def note_there(self, name: str, snapshot_id: str, pinned_there: bool = False) -> None:
+        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError.
+
+        `pinned_there`: another machine has pinned it.
+        """
         await self.look()
         self._snapshots.is_stale = True
         if self._uploaders:
             await self._snapshots.refresh()
         if uploader := self._uploaders.get(name):
-            uploader.note_there(snapshot_id)
+            uploader.note_there(snapshot_id, pinned_there=pinned_there)
 
     async def note_gone(self, name: str, snapshot_ids: Collection[str]) -> None:
         """Record that a remote does not list snapshots any more that it had: they are there no longer, and stay away."""

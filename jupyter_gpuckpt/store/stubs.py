@@ -62,6 +62,12 @@ class Stubs:
         with store_errors(self._directory):
             return not (os.path.lexists(manifest) or os.path.lexists(stub))
 
+    def is_listed(self, snapshot_id: str) -> bool:
+        """Return whether a snapshot is listed; one that was deleted, or that cannot be read, is not."""
+        with store_errors(self._directory):
+            listed = self._listing.find(snapshot_id)
+        return listed is not None and not listed.annotations.deleted
+
     def find(self, snapshot_id: str) -> Stub | None:
         """Return the stub of a snapshot; None if its chunks are here, or if it is not listed."""
         with store_errors(self._directory):

@@ -26,12 +26,12 @@ class Collecting(FarCollecting):
 
     def __init__(self, data_dir, remote, phrase=""):
         self.joined, self.is_busy = join(data_dir, remote, phrase), False
-        self.gone = []
+        self.checked = []
 
-        async def note_gone(name, gone):
-            self.gone.append((name, gone))
+        async def check(name):
+            self.checked.append(name)
 
-        super().__init__(data_dir, HOUR, lambda: self.is_busy, note_gone)
+        super().__init__(data_dir, HOUR, lambda: self.is_busy, check)
 
     def looks(self):
         """Look, and return what was collected from here."""
@@ -57,7 +57,7 @@ def one(tmp_path, share):
             found.joined.upload(store, f"s{number}")
     opened = remote_keys.opened(tmp_path / "one", found.joined.remote)
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    sessions.mark_deleted("of-s1", "s1", time.time())
+    sessions.mark_deleted("of-s1", "s1", time.time() - 3 * 24 * HOUR)
     age(share / "packs", 3 * 24)
     return found
 

@@ -122,12 +122,9 @@ def test_the_audit_log_has_what_a_rule_removed(one, share, tmp_path, monkeypatch
     assert lines == {("remove", name, "rule 1 of remote share") for name in ("s1", "s2")}
 
 
-def test_a_collection_that_succeeded_is_not_called_a_failure(one, share, caplog, monkeypatch):
+def test_what_is_listed_is_checked_only_after_the_rule_has_removed_something(one, share):
+    one.collects(share)
+    assert one.checked == []
     one.rule(RULE)
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(far_collector, "_gone", refused)
-    found = one.collects(share)
-    assert (found.dropped, found.error.code) == (2, "store_unavailable")
-    lines = [one.getMessage() for one in caplog.records]
-    assert any("removed 2 snapshots by its rule" in line for line in lines)
-    assert not any("nothing was collected" in line for line in lines)
+    assert one.collects(share).dropped == 2
+    assert one.checked == ["share"]

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.daemon import amending, remote_keys, remotes
-from jupyter_gpuckpt.daemon.far_collecting import FarCollecting
+from jupyter_gpuckpt.daemon.listed_checks import ListedChecks
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.daemon.uploads import Uploads
@@ -20,7 +20,6 @@ from jupyter_gpuckpt.errors import ConfigurationError, error_from
 from jupyter_gpuckpt.remote_records import KeepRequest, Remote, RemoteCall, RemoteVerb
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.snapshot_records import (
-    FarCollection,
     SnapshotChange,
     SnapshotChangeKind,
     UploadRequest,
@@ -31,7 +30,7 @@ from jupyter_gpuckpt.store.far.sessions import Sessions
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
-from tests.far.test_far_collecting import HOUR, Collecting, age
+from tests.far.test_far_collecting import Collecting, age
 from tests.far.test_fetching import saved
 from tests.far.test_near_copy import BYTES, Near
 
@@ -147,9 +146,8 @@ def test_what_one_machine_needs_stays_and_it_learns_what_another_removed(both, s
 
         # The first machine finds out, keeps what it has, and does not upload it again.
         assert one.state("s3") is UploadState.UPLOADED
-        collecting = FarCollecting(one.data_dir, HOUR, lambda: False, one.uploads.note_gone)
-        collecting._note(one.joined.remote, FarCollection(looked_at=1.0))
-        await collecting.look()
+        checks = ListedChecks(one.data_dir, one.machine, one.uploads, lambda: False)
+        await checks.check("share")
         assert one.state("s3") is None
         [view] = await one.uploads.views()
         assert (view.uploaded, view.waiting) == (3, 0)

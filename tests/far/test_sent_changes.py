@@ -10,13 +10,12 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.client import this_owner
-from jupyter_gpuckpt.daemon import amending, far_collector, far_copies, remote_keys
+from jupyter_gpuckpt.daemon import amending, far_copies, listed_checks, remote_keys
 from jupyter_gpuckpt.daemon.amending import LocalState
 from jupyter_gpuckpt.daemon.change_sender import ChangeSender
-from jupyter_gpuckpt.daemon.far_collector import Task
 from jupyter_gpuckpt.daemon.records import KernelRecord
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
-from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded, record_path, write_uploaded
+from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
@@ -29,7 +28,6 @@ from jupyter_gpuckpt.store.stub_files import Stub
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
-from tests.far.test_far_collecting import HOUR
 from tests.far.test_fetching import saved
 from tests.far.test_near_copy import Near
 
@@ -58,7 +56,8 @@ class Told:
     def state(self, *needed):
         """Return what the remote is to be told of."""
         stubs = self.store.stubs
-        return LocalState(stubs.all(), needed, stubs.identity(), stubs.is_deleted)
+        identity = stubs.identity()
+        return LocalState(stubs.all(), needed, identity, stubs.is_deleted, stubs.is_listed)
 
     def tell(self, *needed):
         """Tell the remote what has changed; return what is on record of it then."""
@@ -274,10 +273,15 @@ def test_what_the_remote_says_no_longer_is_told_again(one):
         ]
         return msgspec.structs.replace(session, snapshots=lost)
 
-    remote, uploaded = one.joined.remote, Uploaded(snapshots={"s1": 1.0, "s2": 1.0})
-    write_uploaded(record_path(one.data_dir, "share"), uploaded)
+    remote = one.joined.remote
+
+    def is_never_called(snapshot_id, pinned):
+        raise AssertionError(snapshot_id)
+
     for _ in range(2):
-        assert far_collector.collected(Task(str(one.data_dir), remote, HOUR)).gone == []
+        infos = list(one.infos().values())
+        found = listed_checks.listed(one.data_dir, remote, infos, is_never_called)
+        assert found == ({"s1", "s2"}, set())
         assert one.tell() == before
         assert one.entry(1).relied_on_by
         assert one.entry(2).about.pinned

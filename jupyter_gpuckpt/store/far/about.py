@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a snapshot on one machine, as it was or will be told to a remote.
 
     `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
-    identity of the local store that has the rest of the snapshot then.
+    identity of the local store that has the rest of the snapshot then. `pinned_there`: the pin came from another machine by the remote.
     """
 
     pinned: bool = False
@@ -41,13 +41,24 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     relied_on_in: str = ""
     store: str = ""
+    pinned_there: bool = False
+
+
+class Deletion(msgspec.Struct, frozen=True):
+    """The deletion of a snapshot by a user of this machine.
+
+    `terms`: by far session the term of the last lease that this machine had of it. `pinned`: whether this machine told that it is pinned.
+    """
+
+    terms: dict[str, int] = {}
+    pinned: bool = False
 
 
 class Amendment(msgspec.Struct, frozen=True):
     """A change of a snapshot that a far session has to be told. `sessions`: those that may list it, the likeliest first.
 
     `before`: what this machine told last; None if that is not known. `about`: None if this machine has the snapshot no longer.
-    `title`: what the user has called it.
+    `title`: what the user has called it. `deletion`: that the user has deleted it here; None if not.
     """
 
     snapshot_id: str
@@ -56,6 +67,7 @@ class Amendment(msgspec.Struct, frozen=True):
     now: Told
     about: About | None = None
     title: str = ""
+    deletion: Deletion | None = None
 
 
 def about(info: SnapshotInfo) -> About:

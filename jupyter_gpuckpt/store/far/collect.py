@@ -89,7 +89,12 @@ def collect(
     )
     found = roots.read(bucket, seal, seen, packs_of, packs.read)
     needed = set().union(*found.all)
-    gone = {session_id: names - just_now for session_id, names in found.gone.items()}
+    # A machine may be fetching what a user has just deleted elsewhere. The clocks of machines differ.
+    limit = min_age.total_seconds()
+    kept = just_now | {
+        name for name, at in found.deleted_at.items() if abs(written.timestamp() - at) < limit
+    }
+    gone = {session_id: names - kept for session_id, names in found.gone.items()}
     _forget_deleted(bucket, seal, seen, {name: some for name, some in gone.items() if some})
     there = {one.name: one for one in bucket.list(far_packs.FOLDER)}
     removed = _remove(bucket, sorted(condemned - needed))

@@ -30,6 +30,8 @@ class Roots(Generic[_Fact]):
     unlisted: dict[str, _Fact]
     #: By far session: manifests of deleted snapshots, and erased manifests whose objects still exist.
     gone: dict[str, set[str]]
+    #: When the snapshots of deleted manifests were deleted, by the clock of the machine that did it.
+    deleted_at: dict[str, float]
 
     @property
     def all(self) -> list[_Fact]:
@@ -51,7 +53,7 @@ def read(
     """
     sessions, known = Sessions(bucket, seal, seen), dict(read_before or {})
     for _ in range(_ATTEMPTS):
-        listed, gone = _named(sessions)
+        listed, gone, deleted_at = _named(sessions)
         there = {one.name for one in bucket.list(far_manifests.FOLDER)}
         gone = {one: (deleted, erased & there) for one, (deleted, erased) in gone.items()}
         without = {name for both in gone.values() for names in both for name in names}
@@ -77,18 +79,20 @@ def read(
         {name: (listed[name], known[name]) for name in listed if name in known},
         {name: known[name] for name in unlisted if name in known},
         {one: deleted | erased for one, (deleted, erased) in gone.items() if deleted | erased},
+        deleted_at,
     )
 
 
 def _named(
     sessions: Sessions,
-) -> tuple[dict[str, str], dict[str, tuple[set[str], set[str]]]]:
-    """Return the far session of each listed manifest, and by far session the manifests of deleted snapshots and the erased ones."""
+) -> tuple[dict[str, str], dict[str, tuple[set[str], set[str]]], dict[str, float]]:
+    """Return the far session of each listed manifest, by far session the deleted and the erased ones, and the times of deletions."""
     listed: dict[str, str] = {}
-    gone = {}
+    gone, deleted_at = {}, dict[str, float]()
     for session_id in sessions.ids():
         session = sessions.get(session_id)
         listed |= {one.manifest: session_id for one in session.snapshots if not one.deleted_at}
         deleted = {one.manifest for one in session.snapshots if one.deleted_at}
+        deleted_at |= {one.manifest: one.deleted_at for one in session.snapshots if one.deleted_at}
         gone[session_id] = deleted, set(session.erased)
-    return listed, gone
+    return listed, gone, deleted_at

@@ -51,6 +51,8 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     about: About | None = None
     #: The machines that have its content nowhere else, by their ids, with their host names. Retention keeps it.
     relied_on_by: dict[Text, Text] = {}
+    #: The id of the machine that uploaded it; empty if an older version did.
+    machine_id: Text = ""
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def judge(
     listed: dict[str, tuple[FarSession, FarSnapshot]] = {}
     infos, held, needed = [], dict[str, str](), set[str]()
     for session in sessions:
-        newest = _newest(session)
+        newest = newest_of(session)
         for one in session.listed:
             # The name of its manifest names an entry, because two sessions may list one snapshot.
             listed[one.manifest] = session, one
@@ -164,7 +164,7 @@ def _mark(
         nonlocal marked
         there = {one.manifest: one for one in session.listed}
         is_same = all(there.get(one.manifest) == one for one in judged.listed)
-        newest = _newest(session)
+        newest = newest_of(session)
         marked = {name: there[name] for name in going if is_same and name not in newest}
         return _with_deleted(session, marked, now)
 
@@ -208,7 +208,7 @@ def _with_deleted(session: FarSession, names: Collection[str], now: float) -> Fa
     return with_deleted(session, lambda one: one.manifest in names, now)
 
 
-def _newest(session: FarSession) -> dict[str, str]:
+def newest_of(session: FarSession) -> dict[str, str]:
     """Return the newest snapshots of a session and of each kernel in it, by manifest, with the reasons to keep them."""
     in_order = [one for one in session.snapshots if not one.deleted_at]
     held: dict[str, str] = {}

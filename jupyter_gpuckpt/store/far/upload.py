@@ -101,6 +101,7 @@ class _Far(NamedTuple):
     seen: Seen
     pace: Pace
     pack_bytes: int
+    machine_id: str
     #: The folder with copies of index objects.
     index_copies: Path
 
@@ -130,7 +131,13 @@ class Uploader:
                 hint="Use an endpoint that supports conditional writes (If-Match), or a remote of this machine's own.",
             )
         self._far = _Far(
-            bucket, keyring.seal, seen, Pace(upload_rate), pack_bytes, state / indexes.FOLDER
+            bucket,
+            keyring.seal,
+            seen,
+            Pace(upload_rate),
+            pack_bytes,
+            machine_id,
+            state / indexes.FOLDER,
         )
         self._store_id, self._state = keyring.public.store_id, state
         self._sessions = Sessions(bucket, keyring.seal, seen)
@@ -262,6 +269,7 @@ class _Run:
             info.sizes.raw_bytes,
             info.sizes.stored_bytes,
             about=about(info),
+            machine_id=self._far.machine_id,
         )
 
     def _now(self) -> CurrentEpoch:
