@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import requests
 from batchspawner import JobStatus, SlurmSpawner
 from docker.errors import NotFound
 from jupyterhub.app import JupyterHub
+from jupyterhub.spawner import LocalProcessSpawner
 from systemdspawner import SystemdSpawner
+from tornado.netutil import bind_sockets
 from traitlets.config import Config
 
 from jupyter_gpuckpt import hub as hub_package
@@ -300,6 +303,45 @@ def test_a_job_without_a_step_to_signal_is_warned_of(caplog):
         caplog.clear()
         made("slurm", "SlurmSpawner", **settings).check_configuration()
         assert "c.SlurmSpawner.req_srun is empty" in caplog.text
+
+
+def test_no_other_program_gets_the_port_of_a_local_server_before_it_listens(monkeypatch):
+    async def start(spawner):
+        # Who looks for a free port does not get it, and who asks for it is refused; a server, which sets SO_REUSEADDR, is not.
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", spawner.port))
+        for listening in bind_sockets(spawner.port, "127.0.0.1"):
+            listening.close()
+        return "127.0.0.1", spawner.port
+
+    async def stop(spawner, now=False):
+        spawner.stopped = True
+
+    monkeypatch.setattr(LocalProcessSpawner, "start", start)
+    monkeypatch.setattr(LocalProcessSpawner, "stop", stop)
+    spawner = made("localprocess")
+
+    async def run():
+        _, first = await spawner.start()
+        await spawner.stop()
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", first))
+            other.listen()
+            # It is chosen anew, because another program may have it by now.
+            _, second = await spawner.start()
+        assert second != first
+        await spawner.stop()
+
+    asyncio.run(run())
+
+
+def test_a_port_of_the_configuration_is_not_replaced(monkeypatch):
+    async def start(spawner):
+        return "127.0.0.1", spawner.port
+
+    monkeypatch.setattr(LocalProcessSpawner, "start", start)
+    spawner = made("localprocess", "LocalProcessSpawner", port=4711)
+    assert asyncio.run(spawner.start()) == ("127.0.0.1", 4711)
 
 
 class Proxy:
