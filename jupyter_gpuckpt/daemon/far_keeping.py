@@ -51,8 +51,10 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     if lost.machines and not call.keep.dry_run:
         _release(opened, sessions, lost)
     if wanted is not None and not call.keep.dry_run:
-        host_name = socket.gethostname()
+        host_name, is_first = socket.gethostname(), bucket.head(rules.NAME) is None
         rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
+        if not is_first:
+            unneeded.end_rule(Sessions(bucket, seal, seen))
     shown = list(map(_shown, verdicts))
     return Keeping(
         rule.policy,

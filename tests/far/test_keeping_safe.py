@@ -121,7 +121,7 @@ def test_the_last_listed_stays_even_if_the_clock_of_another_machine_was_ahead(ke
     assert stale.going == {}
     session = a.sessions.get("one")
     both = {one.manifest for one in session.listed}
-    assert unneeded._mark(a.sessions, session, both, 9.0) == {}
+    assert unneeded._mark(a.sessions, session, both, 9.0, lambda: True) == {}
 
 
 def test_the_newest_of_each_kernel_of_a_session_stays(keeper):
@@ -216,7 +216,7 @@ def test_what_a_later_collector_may_remove_already_is_not_brought_back(keeper, m
     _taken(a, 3)
     a.rule(keep_last=1)
     [(session_id, (judged, names))] = unneeded.plan(a.bucket, a.seal, a.seen, dict).going.items()
-    marked = unneeded._mark(a.sessions, judged, names, 9.0)
+    marked = unneeded._mark(a.sessions, judged, names, 9.0, lambda: True)
     assert len(marked) == 2
     for answers in ([False], [True, False]):
         is_ours = iter(answers).__next__
@@ -224,6 +224,33 @@ def test_what_a_later_collector_may_remove_already_is_not_brought_back(keeper, m
         assert (took, a.listed()) == (False, ["s2"])
     assert unneeded._took_back(b.sessions, session_id, marked, lambda: True, 9.0)
     assert a.listed() == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("epochs_meanwhile", [0, 1, 2])
+def test_a_swap_that_arrives_after_the_end_of_its_rule_takes_nothing_away(
+    keeper, monkeypatch, epochs_meanwhile
+):
+    """A collector is stopped while its request is on the way, and other collectors begin epochs meanwhile."""
+    a, b = keeper("a"), keeper("b")
+    _taken(a, 3)
+    a.rule(keep_last=1)
+
+    def end():
+        b.rule()
+        unneeded.end_rule(b.sessions)
+        for _ in range(epochs_meanwhile):
+            b.collects()
+
+    done = _at_swap(monkeypatch, "sessions/one", end)
+    by_rule = ByRule()
+    assert a.collects(by_rule).dropped == 0
+    assert done
+    assert by_rule.dropped == {}
+    for _ in range(3):
+        a.collects()
+    assert a.listed() == ["s0", "s1", "s2"]
+    for name in ("s0", "s1", "s2"):
+        b.fetch(name, "one")
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ begun can end. Nothing is marked in a session in which something that was judged
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
-from ...errors import FarObjectMissing
+from ...errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
 from ...model import Cause, Sizes, SnapshotInfo
 from ...retention_policy import RetentionPolicy
 from .. import retention
@@ -24,6 +25,8 @@ from . import rules
 from .objects import Objects, Remembering, Sealing
 from .rules import Rule
 from .sessions import FarSession, FarSnapshot, Sessions, with_deleted
+
+_WRITERS = 8
 
 NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
@@ -128,10 +131,14 @@ def remove(
     `rule_now`: reads the rule. `is_ours`: whether no other collector has begun an epoch since. Otherwise, or if the rule has changed,
     this collector may have been stopped for days, and removes nothing more.
     """
+
+    def is_wanted() -> bool:
+        return is_ours() and rule_now() == wanted.rule
+
     for session_id, (judged, names) in wanted.going.items():
-        if not is_ours() or rule_now() != wanted.rule:
+        if not is_wanted():
             break
-        found = _mark(sessions, judged, names, now)
+        found = _mark(sessions, judged, names, now, is_wanted)
         # The rule may have changed just before the swap. Nothing of these snapshots has been removed yet.
         if (
             found
@@ -141,6 +148,22 @@ def remove(
             break
         if found:
             yield session_id, list(found.values())
+
+
+def end_rule(sessions: Sessions) -> None:
+    """Write all far sessions anew after the rule has changed.
+
+    A collector may have been stopped while it sent a swap by the former rule. That swap fails then, whenever it arrives. Raises
+    AccessDenied, StoreUnavailable.
+    """
+
+    def rewrite(session_id: str) -> None:
+        # One that was erased just now, or that cannot be read, is changed by no collector.
+        with suppress(FarObjectMissing, FarObjectInvalid, FormatTooNew):
+            sessions.rewrite(session_id, lambda session: session)
+
+    with ThreadPoolExecutor(_WRITERS, "sessions") as pool:
+        list(pool.map(rewrite, sessions.ids()))
 
 
 def all_of(sessions: Sessions) -> list[FarSession]:
@@ -155,13 +178,25 @@ def all_of(sessions: Sessions) -> list[FarSession]:
 
 
 def _mark(
-    sessions: Sessions, judged: FarSession, going: Collection[str], now: float
+    sessions: Sessions,
+    judged: FarSession,
+    going: Collection[str],
+    now: float,
+    is_wanted: Callable[[], bool],
 ) -> dict[str, FarSnapshot]:
-    """Mark snapshots of a session as deleted, given by manifest, unless something changed that was judged; return those marked."""
+    """Mark snapshots of a session as deleted, given by manifest, unless something changed that was judged; return those marked.
+
+    `is_wanted`: whether the rule still asks for it; it is called before each repetition.
+    """
     marked: dict[str, FarSnapshot] = {}
+    is_first = True
 
     def mark(session: FarSession) -> FarSession:
-        nonlocal marked
+        nonlocal marked, is_first
+        may_mark, is_first = is_first or is_wanted(), False
+        if not may_mark:
+            marked = {}
+            return session
         there = {one.manifest: one for one in session.listed}
         is_same = all(there.get(one.manifest) == one for one in judged.listed)
         newest = newest_of(session)
