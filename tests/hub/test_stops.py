@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from tests.conftest import wait_for
+from tests.documented import block
 
 #: The culler is the real one; it ends servers that have done nothing for so long.
 IDLE_SECONDS = 3
@@ -58,7 +59,19 @@ class Two:
             assert {snapshot["kernel_id"] for snapshot in snapshots} == {page.kernel_id}
 
 
-def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
+#: The service of the documentation that may run `hub-report`, beside those of the tests.
+REPORTER = """
+import types
+own = types.SimpleNamespace(JupyterHub=types.SimpleNamespace())
+exec({code!r}, {{"c": own}})
+own.JupyterHub.services[0]["api_token"] = given["secret"] + "-report"
+c.JupyterHub.services += own.JupyterHub.services
+c.JupyterHub.load_roles += own.JupyterHub.load_roles
+"""
+
+
+def test_two_users_find_what_they_left_however_their_servers_were_stopped(make_hub):
+    hub = make_hub(REPORTER.format(code=block("jupyterhub.md", "python", '"hub-report"')))
     two = Two(hub)
     alice, bob = two.users
 
@@ -111,7 +124,7 @@ def report_of(hub):
             *(sys.executable, "-m", "jupyter_gpuckpt.cli", "hub-report", "--json"),
             f"--hub-url=http://127.0.0.1:{hub.direct_port}/hub/api",
         ],
-        env={**os.environ, "JUPYTERHUB_API_TOKEN": hub.secret},
+        env={**os.environ, "JUPYTERHUB_API_TOKEN": f"{hub.secret}-report"},
         capture_output=True,
         check=True,
     )
