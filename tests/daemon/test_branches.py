@@ -46,6 +46,11 @@ while True:
 """
 
 
+@pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
 def ask(port, word=""):
     with socket.create_connection(("127.0.0.1", port), timeout=120) as peer:
         peer.sendall(f"{word}\n".encode())

@@ -13,6 +13,11 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.states import KernelState
 
 
+@pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
 def stands_still(kernel):
     return processes.state(kernel.pid) == "T"
 

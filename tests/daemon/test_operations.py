@@ -27,6 +27,11 @@ from tests.daemon.conftest import LARGE
 
 
 @pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
+@pytest.fixture
 def large(client, owner, spec, counts, short_dir, eventually):
     """Return a kernel whose save takes a while."""
     kernel_id = "large"
@@ -233,9 +238,8 @@ def test_a_summary_holds_no_secret(client, kernel, settings):
 
 def test_the_log_has_one_line_for_an_operation(client, kernel, settings):
     client.wait(client.send(calls.save(kernel.kernel_id)).operation_id)
-    lines = [
-        line for line in settings.log_file.read_text().splitlines() if "save of kernel" in line
-    ]
+    said = f"save of kernel {kernel.kernel_id}"
+    lines = [line for line in settings.log_file.read_text().splitlines() if said in line]
     assert len(lines) == 1
     assert "ratio" in lines[0]
     assert "freeze" in lines[0]

@@ -47,6 +47,11 @@ while True:
 
 
 @pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
+@pytest.fixture
 def program(client, owner, spec, short_dir, counts, eventually):
     def start(**env):
         wanted = spec()

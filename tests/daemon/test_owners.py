@@ -39,6 +39,11 @@ time.sleep(1000)
 
 
 @pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
+@pytest.fixture
 def owner_process(client, short_dir):
     """Start a client with a kernel; return its process and the pid of the kernel's init."""
     started = []

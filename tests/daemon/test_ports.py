@@ -35,6 +35,11 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=8) as listene
 """
 
 
+@pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
 #: As NCCL does it in one process: no SO_REUSEADDR, and connections to itself.
 SELF_CONNECTED = """
 import socket, sys, time

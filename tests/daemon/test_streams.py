@@ -24,6 +24,11 @@ from jupyter_gpuckpt.protocol import (
 from jupyter_gpuckpt.states import KernelState
 
 
+@pytest.fixture
+def daemon_env(emptied_daemon_env):
+    return emptied_daemon_env
+
+
 def test_positions_only_grow_and_answers_have_theirs(client, owner, kernel, events, eventually):
     first = client.send(calls.kernel(kernel.kernel_id)).position
     client.wait(client.send(calls.save(kernel.kernel_id)).operation_id)
