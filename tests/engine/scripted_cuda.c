@@ -6,7 +6,7 @@
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
  * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the lane was compared. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
- * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without a pause and without the driver.
+ * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without the driver.
  * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
  * memory of the lane without a pause. SCRIPTED_STILL: so many bytes of the lane's memory, random ones, are only changed when the test
  * asks for it: it writes offset and length to FOLDER/change, which is removed when these bytes have been changed. All of it is
@@ -214,7 +214,8 @@ static void *drive(void *unused)
 	return NULL;
 }
 
-/* What it writes stays: nothing that it counted while the memory was away is lost. */
+/* What it writes stays: nothing that it counted while the memory was away is lost. Its pauses are much shorter than the time during which
+ * the memory is away, and without them it would take a whole processor. */
 static void *use_host(void *unused)
 {
 	unsigned long count = *host;
@@ -224,6 +225,8 @@ static void *use_host(void *unused)
 		if (*host != count)
 			abort();
 		*host = ++count;
+		if (count % 100000 == 0)
+			usleep(1000);
 	}
 	return NULL;
 }

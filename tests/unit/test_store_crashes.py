@@ -191,19 +191,24 @@ def test_a_catalog_of_any_earlier_moment_of_a_delete(template, memory, caplog):
     shutil.copytree(template, after)
     with LocalStore(after) as store:
         delete(store)
-    steps = 0
+    steps = checked = 0
+    former: list[bytes] = []
     while True:
         steps += 1
         before, root = memory / "before", memory / "store"
         shutil.copytree(template, before)
         if not killed_at(steps, before, delete):
             break
-        shutil.copytree(after, root)
-        for path in before.glob("catalog.sqlite*"):
-            shutil.copy(path, root)
-        check(root, caplog)
+        catalog = [path.read_bytes() for path in sorted(before.glob("catalog.sqlite*"))]
+        if catalog != former:  # most steps change other files only
+            former = catalog
+            shutil.copytree(after, root)
+            for path in before.glob("catalog.sqlite*"):
+                shutil.copy(path, root)
+            check(root, caplog)
+            checked += 1
+            shutil.rmtree(root)
         shutil.rmtree(before)
-        shutil.rmtree(root)
     shutil.rmtree(before)
     shutil.rmtree(after)
-    assert steps > 10
+    assert steps > checked > 5
