@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ LONGEST = (
     "tests/upstream/",
     "tests/daemon/test_silent_remotes.py",
     "tests/test_linters.py",
-    "tests/browser/test_sessions_panel.py",
+    "tests/browser/",
     "tests/server/test_end_to_end.py",
     "tests/server/test_culling.py",
 )
@@ -71,10 +72,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
 
     def rank(item: pytest.Item) -> tuple[bool, int]:
-        file = item.nodeid.partition("::")[0]
-        return not item.nodeid.startswith(LONGEST), zlib.crc32(file.encode())
+        return not item.nodeid.startswith(LONGEST), zlib.crc32(_unit(item.nodeid).encode())
 
     items.sort(key=rank)
+
+
+def _unit(nodeid: str) -> str:
+    """Return what one worker runs as a whole: a file, or the tests of the page, which share a server and a browser."""
+    folder = "tests/browser/"
+    return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give each worker whole units, where files are asked for."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    loadfile = importlib.import_module("xdist.scheduler").LoadFileScheduling
+
+    class UnitScheduling(loadfile):  # type: ignore[misc, valid-type]
+        """A scheduler that keeps a unit on one worker."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(nodeid)
+
+    return UnitScheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,10 +2,14 @@
 
 Everything is skipped where playwright, a chromium or a usable engine is missing, and fails where GPUCKPT_REQUIRE names
 `browser` or `criu`.
+
+All tests share one chromium; those that ask for no other server share one JupyterLab, too, and its page. A load of the page takes
+four seconds of processor time, a start of the server three.
 """
 
 import importlib
 import importlib.util
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser.lab_page import SIZE, LabPage
 from tests.browser.lab_server import running_lab
-from tests.browser.notebook_page import NotebookPage
+from tests.browser.notebook_page import LAB, NotebookPage
 from tests.conftest import missing
 
 CHROMIUM_OPTIONS = [
@@ -27,20 +32,28 @@ CHROMIUM_OPTIONS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
+#: Without the compilers that make hot functions faster: for pages that are soon over, they take more time than they save.
+WITHOUT_COMPILERS = "--js-flags=--no-maglev --no-turbofan"
 
 
 #: What sites store, as DevTools calls it, without the cache of compiled scripts.
 STORED = "cookies,file_systems,indexeddb,local_storage,service_workers,cache_storage"
 
-#: A notification goes when the animation of its progress bar ends.
+#: A notification goes when the animation of its progress bar ends. Other animations only take processor time.
 LASTING = """document.addEventListener('DOMContentLoaded', () => {
   const style = document.createElement('style');
-  style.textContent = '.Toastify__progress-bar { animation-play-state: paused !important; }';
+  style.textContent = `
+    *, ::before, ::after {
+      animation-duration: 1ms !important;
+      animation-iteration-count: 1 !important;
+      transition: none !important;
+    }
+    .Toastify__progress-bar { animation-play-state: paused !important; }`;
   document.head.append(style);
 });"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sync_api():
     """Playwright's synchronous interface."""
     if importlib.util.find_spec("playwright") is None:
@@ -55,38 +68,58 @@ def expect(sync_api):
     return sync_api.expect
 
 
-@pytest.fixture(scope="module")
-def browser_profile(sync_api, tmp_path_factory):
-    """Yield a browser context of Debian's chromium, or of the one that CHROMIUM names, that lasts for the module.
+@pytest.fixture(scope="package")
+def playwright(sync_api):
+    """Yield playwright, which a process can start only once at a time."""
+    with sync_api.sync_playwright() as playwright:
+        yield playwright
 
-    It has a profile on disk, where chromium keeps JupyterLab's compiled scripts: compiling them at each load takes 3 s of
-    processor time. A context of `new_context()` would forget them.
-    """
+
+@pytest.fixture(scope="package")
+def chromium_path():
+    """Return the path of Debian's chromium, or of the one that CHROMIUM names."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         missing("browser", "no chromium is installed")
-    with sync_api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("chromium"),
-            executable_path=path,
-            args=CHROMIUM_OPTIONS,
-            viewport={"width": 1280, "height": 800},
-        )
-        context.set_default_timeout(120_000)
-        # Else a notification may be gone before a slow machine has looked.
-        context.add_init_script(LASTING)
-        yield context
-        context.close()
+    return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def browser_profile(playwright, chromium_path, tmp_path_factory):
+    """Yield a browser context that lasts for all tests.
+
+    It has a profile on disk, where chromium keeps JupyterLab's compiled scripts: compiling them at each load takes 3 s of
+    processor time. A context of `new_context()` would forget them.
+    """
+    context = playwright.chromium.launch_persistent_context(
+        tmp_path_factory.mktemp("chromium"),
+        executable_path=chromium_path,
+        args=[*CHROMIUM_OPTIONS, WITHOUT_COMPILERS],
+        viewport=SIZE,
+    )
+    context.set_default_timeout(120_000)
+    # Else a notification may be gone before a slow machine has looked.
+    context.add_init_script(LASTING)
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="package")
 def lab_server(tmp_path_factory):
     """JupyterLab with folders, kernels and a daemon of its own."""
     if importlib.util.find_spec("jupyterlab") is None:
         missing("browser", "jupyterlab is not installed")
     with running_lab(tmp_path_factory.mktemp("lab")) as [server]:
         yield server
+        # A stop would suspend all kernels that the tests have left.
+        server.end_without_goodbye()
+
+
+@pytest.fixture(scope="package")
+def lab_page():
+    """Return the page of JupyterLab that tests use one after the other."""
+    return LabPage()
 
 
 #: JupyterLab 4.7's debugger has them where a kernel has no debugger or is restarted.
@@ -97,8 +130,8 @@ ERRORS_OF_THE_DEBUGGER = (
 
 
 @pytest.fixture
-def context(browser_profile, request, tmp_path):
-    """Yield the browser context in which pages are opened, without what earlier tests stored. An error in a page fails the test."""
+def pages(browser_profile):
+    """Yield the browser context in which pages are opened. An error in a page fails the test."""
     context, errors = browser_profile, []
 
     def note(error):
@@ -109,39 +142,72 @@ def context(browser_profile, request, tmp_path):
         ):
             errors.append(error.error.stack or str(error.error))
 
-    # The browser ends with its last page.
-    blank = context.new_page()
     context.on("weberror", note)
-    for page in set(context.pages) - {blank}:
-        page.close()
     yield context
-    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
-    pages = [page for page in context.pages if page != blank]
-    for number, page in enumerate(pages):
-        page.screenshot(path=folder / f"{request.node.name}{number or ''}.png")
     context.remove_listener("weberror", note)
-    context.clear_cookies()
-    sites = {"{0.scheme}://{0.netloc}".format(urlsplit(page.url)) for page in pages}
-    tools = context.new_cdp_session(blank)
-    for site in sites:
-        tools.send("Storage.clearDataForOrigin", {"origin": site, "storageTypes": STORED})
-    for page in pages:
-        page.close()
     assert not errors
 
 
 @pytest.fixture
-def open_notebook(context, expect, lab_server):
-    """Return a function that opens a notebook with these cells: `open_notebook("a.ipynb", "x = 1", "x")`.
+def picture(request, tmp_path):
+    """Return a function that keeps a picture of a page at the end of a test."""
+    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
+    names = (f"{request.node.name}{number or ''}.png" for number in itertools.count())
+    return lambda page: page.screenshot(path=folder / next(names))
 
-    Without cells it opens an existing one; with `tab` in another page.
+
+@pytest.fixture
+def context(pages, lab_page, picture):
+    """Yield the browser context for pages of other servers, which begin without what earlier tests stored."""
+    lab_page.close()
+    yield pages
+    # The browser ends with its last page, which is an empty one.
+    blank, *others = pages.pages
+    tools = pages.new_cdp_session(blank)
+    for page in others:
+        picture(page)
+        site = "{0.scheme}://{0.netloc}".format(urlsplit(page.url))
+        page.close()
+        tools.send("Storage.clearDataForOrigin", {"origin": site, "storageTypes": STORED})
+    tools.detach()
+    pages.clear_cookies()
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Remember that a test failed."""
+    report = yield
+    item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
+    return report
+
+
+@pytest.fixture
+def open_notebook(pages, lab_page, expect, lab_server, picture, request):
+    """Yield a function that opens a notebook with these cells: `open_notebook("a.ipynb", "x = 1", "x")`.
+
+    Without cells it opens an existing one; with `tab` or another place in another page than JupyterLab's that lasts.
     """
-    page = context.new_page()
+    others = []
 
-    def open_notebook(name, *cells, kernel="python3", place="lab/tree", tab=False):
+    def open_notebook(name, *cells, kernel="python3", place=LAB, tab=False):
         if cells:
             lab_server.write_notebook(name, *cells, kernel=kernel)
-        shown = context.new_page() if tab else page
-        return NotebookPage(shown, expect, lab_server, name, place=place).open()
+        if not tab and place == LAB:
+            return lab_page.open_notebook(pages, expect, lab_server, name)
+        others.append(pages.new_page())
+        return NotebookPage(others[-1], expect, lab_server, name, place=place).open()
 
-    return open_notebook
+    request.node.stash[FAILED] = False
+    yield open_notebook
+    for page in filter(None, [lab_page.page, *others]):
+        picture(page)
+    for page in others:
+        page.close()
+    if request.node.stash[FAILED]:
+        lab_page.close()
+    lab_page.clear()
+    lab_server.end_sessions()
+    lab_page.close_notifications()

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -135,12 +136,29 @@ class LabServer:
         self.process = self.start()
         self.wait_until_up()
 
+    def end_sessions(self, name=None):
+        """Shut down the kernels of a notebook, or of all notebooks and consoles."""
+        for session in self.get("api/sessions"):
+            if name in (None, session["path"]):
+                self._delete(f"api/sessions/{session['id']}")
+
+    def delete_snapshots(self):
+        """Delete all snapshots that no suspended kernel needs."""
+        for snapshot in self.get("api/gpuckpt/snapshots")["snapshots"]:
+            self._delete(f"api/gpuckpt/snapshots/{snapshot['snapshot_id']}")
+
+    def _delete(self, path):
+        try:
+            self._request(path, "DELETE").close()
+        except urllib.error.HTTPError as error:
+            # The session of a console has ended with its notebook's kernel, or a suspended kernel needs the snapshot.
+            if error.code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                raise
+
     def write_notebook(self, name, *cells, kernel="python3"):
         """Write a notebook with these code cells, which has no kernel."""
         # A test that failed and is run once more has left one.
-        for session in self.get("api/sessions"):
-            if session["path"] == name:
-                self._request(f"api/sessions/{session['id']}", "DELETE").close()
+        self.end_sessions(name)
         notebook = {
             "cells": [
                 {

@@ -2,6 +2,9 @@
 
 from tests.conftest import missing
 
+#: Where JupyterLab shows a notebook.
+LAB = "lab/tree"
+
 #: Whether the current notebook has a kernel that is ready for cells. The page's own indicator says idle before that.
 HAS_IDLE_KERNEL = """() => {
   const context = window.jupyterapp.shell.currentWidget?.sessionContext;
@@ -30,8 +33,8 @@ ACTIONS = {
 }
 
 
-def complaints_in(context):
-    """Return a list that collects the errors and warnings that pages log because of this extension or its requests."""
+def complaints_in(pages):
+    """Return a list that collects the errors and warnings that a page, or a context's, log because of this extension or its requests."""
     found = []
 
     def note(message):
@@ -39,14 +42,18 @@ def complaints_in(context):
         if message.type in ("error", "warning") and "gpuckpt" in said:
             found.append(said)
 
-    context.on("console", note)
+    pages.on("console", note)
     return found
+
+
+#: Milliseconds between two looks at a condition. Playwright would look before each frame, and have the page draw sixty in a second.
+POLLING = 100
 
 
 class NotebookPage:
     """One notebook, open in the browser."""
 
-    def __init__(self, page, expect, server, name, *, place="lab/tree"):
+    def __init__(self, page, expect, server, name, *, place=LAB):
         self.page = page
         self.expect = expect
         self.server = server
@@ -68,7 +75,7 @@ class NotebookPage:
         """Load the page."""
         self._load(f"{self.place}/{self.name}")
         self.page.wait_for_selector(f"{IN_FRONT} .jp-Notebook")
-        self.page.wait_for_function(until)
+        self.wait_for(until)
         return self
 
     def open_lab(self):
@@ -83,6 +90,10 @@ class NotebookPage:
     def reload(self):
         """Load the page again, whether or not the kernel is able to answer."""
         return self.open(until=HAS_KERNEL)
+
+    def wait_for(self, condition, argument=None):
+        """Wait until a function of JavaScript returns what counts as true in the page."""
+        self.page.wait_for_function(condition, arg=argument, polling=POLLING)
 
     def cell(self, index):
         return self.page.locator(f"{IN_FRONT} .jp-CodeCell").nth(index)
@@ -104,7 +115,7 @@ class NotebookPage:
     def press(self, action):
         """Choose an action from the menu of the toolbar's button, as soon as it is enabled."""
         command, label = ACTIONS[action]
-        self.page.wait_for_function(IS_ENABLED, arg=command)
+        self.wait_for(IS_ENABLED, command)
         self.menu_button.click()
         self.page.get_by_role("menuitem", name=label, exact=True).click()
 
@@ -112,9 +123,8 @@ class NotebookPage:
         """Of saving, suspending and resuming exactly these are, or become, possible."""
         for action in ("save", "suspend", "resume"):
             enabled = "true" if action in actions else "false"
-            self.page.wait_for_function(
-                f"id => window.jupyterapp.commands.isEnabled(id) === {enabled}",
-                arg=ACTIONS[action][0],
+            self.wait_for(
+                f"id => window.jupyterapp.commands.isEnabled(id) === {enabled}", ACTIONS[action][0]
             )
 
     def snapshots(self):
@@ -128,13 +138,11 @@ class NotebookPage:
             [command, arguments],
         )
 
-    def show(self, name):
-        """Bring an open notebook to the front; gives it."""
+    def show(self, name, *, until=HAS_IDLE_KERNEL):
+        """Open a notebook in the page, or bring it to the front, and return it."""
         self.execute("docmanager:open", path=name)
-        self.page.wait_for_function(
-            "name => window.jupyterapp.shell.currentWidget?.context?.path === name", arg=name
-        )
-        self.page.wait_for_function(HAS_IDLE_KERNEL)
+        self.wait_for("name => window.jupyterapp.shell.currentWidget?.context?.path === name", name)
+        self.wait_for(until)
         return NotebookPage(self.page, self.expect, self.server, name)
 
     def kernel_id(self):

@@ -5,11 +5,11 @@ Neither is among what the other tests need: `make test-collaboration`.
 
 import importlib.util
 import json
-import shutil
 
 import pytest
 
 from tests.browser.conftest import CHROMIUM_OPTIONS, LASTING
+from tests.browser.lab_page import SIZE
 from tests.browser.lab_server import running_lab
 from tests.browser.notebook_page import NotebookPage, complaints_in
 
@@ -39,22 +39,19 @@ def lab_server(tmp_path_factory):
 
 
 @pytest.fixture
-def open_for_another(sync_api, expect, lab_server):
+def open_for_another(playwright, chromium_path, expect, lab_server):
     """Return a function that opens a notebook for another user: in another context, with a name of its own in its cookies."""
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=CHROMIUM_OPTIONS
-        )
+    chromium = playwright.chromium.launch(executable_path=chromium_path, args=CHROMIUM_OPTIONS)
 
-        def opened(name):
-            context = chromium.new_context(viewport={"width": 1280, "height": 800})
-            context.set_default_timeout(120_000)
-            context.add_init_script(LASTING)
-            page = NotebookPage(context.new_page(), expect, lab_server, name).open()
-            return page, complaints_in(context)
+    def opened(name):
+        context = chromium.new_context(viewport=SIZE)
+        context.set_default_timeout(120_000)
+        context.add_init_script(LASTING)
+        page = NotebookPage(context.new_page(), expect, lab_server, name).open()
+        return page, complaints_in(context)
 
-        yield opened
-        chromium.close()
+    yield opened
+    chromium.close()
 
 
 @needs("jupyter_server_ydoc")
@@ -116,7 +113,7 @@ def test_a_snapshot_is_restored_in_a_copy_unless_its_user_is_alone(
     one.press("save")
     one.execute("gpuckpt:show-history")
     restore = one.snapshots().get_by_role("button", name="Restore This Snapshot").first
-    one.page.wait_for_function(f"() => {PAGES} > 1")
+    one.wait_for(f"() => {PAGES} > 1")
     restore.click()
     dialog = one.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Others have this notebook open.")
@@ -129,7 +126,7 @@ def test_a_snapshot_is_restored_in_a_copy_unless_its_user_is_alone(
     # A user who is alone gets the cells back in place, as one undo step.
     one.show("shared.ipynb")
     other.page.close()
-    one.page.wait_for_function(f"() => {PAGES} === 1")
+    one.wait_for(f"() => {PAGES} === 1")
     one.cell(1).locator(".cm-content").click()
     one.page.keyboard.press("Control+a")
     one.page.keyboard.type("print('changed')")

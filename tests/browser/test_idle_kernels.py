@@ -35,7 +35,7 @@ def test_an_idle_kernel_is_announced_kept_and_then_suspended(culling_lab, contex
     expect(notice).to_be_visible()
     first = notice.element_handle()
     notice.get_by_role("button", name="Keep Running").click()
-    page.wait_for_function("notice => !notice.isConnected", arg=first)
+    notebook.wait_for("notice => !notice.isConnected", first)
     expect(notebook.chip).to_have_text("Running")
     # Two idle seconds later it is announced again, and nobody objects.
     expect(notice).to_be_visible()

@@ -10,12 +10,10 @@ from tests.conftest import missing
 pytestmark = pytest.mark.browser
 
 
-def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(
-    open_notebook, context, expect
-):
+def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(open_notebook, pages, expect):
     if importlib.util.find_spec("notebook") is None:
         missing("browser", "notebook is not installed")
-    complaints = complaints_in(context)
+    complaints = complaints_in(pages)
     notebook = open_notebook(
         "seven.ipynb", "x = 41; print(x)", "print(x + 1)", place="notebooks"
     ).require_engine()

@@ -134,7 +134,7 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     for machine in machines:
         (machine.root_dir / "end").touch()
     expect(output).to_have_text(re.compile(r"^before\s+after\s*$"))
-    here.page.wait_for_function(HAS_IDLE_KERNEL)
+    here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
     expect(here.chip).to_have_text("Running")
 
@@ -185,7 +185,7 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     dialog = here.page.locator(".jp-Dialog")
     dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
-    here.page.wait_for_function(HAS_IDLE_KERNEL)
+    here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
 
     # Back on the first machine, whose user is warned before it takes the session over.
@@ -195,7 +195,7 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     shot(there.page, "take-over")
     dialog.get_by_role("button", name="Take Over").click()
     expect(there.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
-    there.page.wait_for_function(HAS_IDLE_KERNEL)
+    there.wait_for(HAS_IDLE_KERNEL)
     there.run_cell(0, "41")
 
 
@@ -222,7 +222,7 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
     take_over_dialog(here.page, expect).click()
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
-    here.page.wait_for_function(HAS_IDLE_KERNEL)
+    here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
 
     # The page there learns it with the next heartbeat.

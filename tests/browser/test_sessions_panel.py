@@ -44,7 +44,9 @@ def clean_up(notebook, expect, goes):
     dialog(notebook).get_by_role("button", name="Delete").click()
 
 
-def test_snapshots_are_listed_described_and_deleted(open_notebook, expect):
+def test_snapshots_are_listed_described_and_deleted(open_notebook, expect, lab_server):
+    # Those of other tests would be cleaned up, too.
+    lab_server.delete_snapshots()
     notebook = open_notebook("history.ipynb", "x = list(range(1000))").require_engine()
     notebook.start_cell(0)
     notebook.chip.click()
@@ -133,14 +135,14 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     first = restored.element_handle()
     restored.get_by_role("button", name="Undo").click()
     # The click closes the notification while the kernel is not back yet.
-    notebook.page.wait_for_function("notification => !notification.isConnected", arg=first)
+    notebook.wait_for("notification => !notification.isConnected", first)
     expect(restored).to_be_visible()
     notebook.run_cell(2, "2")
 
     notebook.execute("notebook:shutdown-kernel")
     gone = notebook.toasts.filter(has_text="Shut down the kernel of back.ipynb")
     gone.get_by_role("button", name="Undo").click()
-    notebook.page.wait_for_function(HAS_IDLE_KERNEL)
+    notebook.wait_for(HAS_IDLE_KERNEL)
     notebook.run_cell(2, "2")
     notebook.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
     expect(dialog(notebook)).to_contain_text("Its variables are saved in a snapshot first")

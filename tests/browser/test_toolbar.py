@@ -54,8 +54,8 @@ def test_save_says_what_it_did_and_the_kernel_carries_on(open_notebook, expect):
     notebook.run_cell(1, "42")
 
 
-def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, context, expect):
-    complaints = complaints_in(context)
+def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, pages, expect):
+    complaints = complaints_in(pages)
     notebook = open_notebook("suspend.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
     notebook.run_cell(0, "41")
     kernel_id = notebook.kernel_id()
@@ -99,7 +99,7 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, conte
     expect(notebook.banner).to_be_hidden()
     # In a console of another kernel the commands of menus and the palette work on that one.
     notebook.execute("console:create", kernelPreference={"name": "python3"})
-    notebook.page.wait_for_function(HAS_IDLE_KERNEL)
+    notebook.wait_for(HAS_IDLE_KERNEL)
     assert notebook.kernel_id() != kernel_id
     notebook.page.get_by_role("menuitem", name="Kernel", exact=True).click()
     menu = notebook.page.locator(".lm-MenuBar-menu")
@@ -133,9 +133,7 @@ def test_a_reloaded_page_shows_the_suspended_kernel_and_can_resume_it(open_noteb
     notebook.page.set_viewport_size({"width": 640, "height": 400})
     history = notebook.banner.get_by_role("button", name="History")
     expect(history).to_be_visible()
-    notebook.page.wait_for_function(
-        ENDS_ABOVE, arg=[history.element_handle(), notebook.cell(0).element_handle()]
-    )
+    notebook.wait_for(ENDS_ABOVE, [history.element_handle(), notebook.cell(0).element_handle()])
     notebook.page.set_viewport_size({"width": 1280, "height": 800})
 
     notebook.banner.get_by_role("button", name="Resume").click()
