@@ -16,6 +16,12 @@ from tests.provisioner.conftest import TIMEOUT
 pytestmark = pytest.mark.usefixtures("provisioner_name")
 
 
+@pytest.fixture
+def daemon_env(module_daemon_env):
+    """Return the environment of one daemon for all these tests, which look at their own kernel only."""
+    return dict(module_daemon_env)
+
+
 def test_the_provisioner_is_the_one_that_was_asked_for(with_kernel, provisioner_name):
     async def body(kernel):
         managed = isinstance(kernel.provisioner, GpuCkptProvisioner) and kernel.provisioner.kernel
