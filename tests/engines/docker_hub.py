@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from tests.documented import block
 from tests.engines.podman_api import IMAGE, PodmanApi
 from tests.hub.conftest import Hub
 
-#: Nothing of these tests listens on another address than 127.0.0.1, so containers share the machine's network; each server has a port.
+#: The example of the documentation, and what differs here: nothing of these tests listens on another address than 127.0.0.1, so
+#: containers share the machine's network, and each server has a port.
 CONFIG = """
+%(documented)s
 import socket
 from jupyter_gpuckpt.hub import GpuCkptDockerSpawner
 
@@ -30,8 +33,8 @@ c.Spawner.poll_interval = 1
 c.DockerSpawner.image = "%(image)s"
 c.DockerSpawner.network_name = "host"
 c.DockerSpawner.use_internal_ip = True
-c.DockerSpawner.remove = True
-c.DockerSpawner.volumes = {"gpuckpt-{username}": "/home/jovyan"}
+(home,) = c.DockerSpawner.volumes.values()
+c.DockerSpawner.volumes = {"gpuckpt-{username}": home}
 c.DockerSpawner.client_kwargs = {"base_url": "%(url)s"}
 %(more)s
 """
@@ -43,7 +46,9 @@ class DockerHub(Hub):
     def __init__(
         self, folder: Path, env: dict[str, str], podman: PodmanApi, more: str = ""
     ) -> None:
-        filled = CONFIG % {"image": IMAGE, "url": podman.url, "more": more}
+        documented = block("jupyterhub.md", "python", "c.DockerSpawner.volumes")
+        words = {"documented": documented, "image": IMAGE, "url": podman.url, "more": more}
+        filled = CONFIG % words
         super().__init__(folder, env, filled)
         self.podman = podman
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 
+from tests.documented import block
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.hub.conftest import Hub
 
-#: Users are no users of this machine: their jobs run as root, each with a home of its own. All nodes listen on 127.0.0.1.
+#: The example of the documentation, and what differs here: users are no users of this machine, so their jobs run as root, each with a
+#: home of its own. All nodes listen on 127.0.0.1.
 CONFIG = """
+{documented}
 from jupyter_gpuckpt.hub import GpuCkptSlurmSpawner
 
 class Job(GpuCkptSlurmSpawner):
@@ -36,8 +39,11 @@ class SlurmHub(Hub):
     """The hub; `cluster` has its users' servers."""
 
     def __init__(self, cluster: SlurmCluster, more: str = "") -> None:
-        filled = CONFIG.format(conf=json.dumps(cluster.env["SLURM_CONF"])) + more
-        super().__init__(cluster.folder.parent, cluster.env, filled)
+        filled = CONFIG.format(
+            documented=block("jupyterhub.md", "python", "c.SlurmSpawner.req_partition"),
+            conf=json.dumps(cluster.env["SLURM_CONF"]),
+        )
+        super().__init__(cluster.folder.parent, cluster.env, filled + more)
         self.cluster = cluster
 
     def job(self) -> dict[str, str]:

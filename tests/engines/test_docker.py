@@ -9,6 +9,7 @@ from tests.conftest import environment, wait_for
 from tests.engines.docker_hub import DockerHub
 from tests.far import servers
 from tests.hub.test_stops import Two, culling
+from tests.programs import NOISE
 from tests.server.test_time_travel import branch
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,21 @@ def test_two_users_find_what_they_left_however_their_containers_were_stopped(doc
     for user in two.users:
         user.wait_until_stopped()
     two.find_again(is_announced=False)
+
+
+def test_a_stop_that_is_too_short_is_noticed(docker_hub):
+    """Without this, the test above would prove nothing of the time of a stop: a small kernel is suspended in any time."""
+    hub = docker_hub
+    alice = hub.user("alice")
+    alice.start()
+    page = alice.open("work.ipynb")
+    page.run(f"{NOISE}; x = noise(1_000_000_000)")
+    alice.close_pages()
+    hub.podman("stop", "--time=1", hub.container("alice"))
+    alice.wait_until_stopped()
+    alice.start()
+    states = {session["kernel"]["execution_state"] for session in alice.get("api/sessions")}
+    assert states <= {"lost"}
 
 
 def check_container(hub, user):

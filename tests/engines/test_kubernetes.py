@@ -9,16 +9,24 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from tests.conftest import environment, missing, wait_for
+from tests.documented import block
 from tests.engines.kube_hub import KubeHub
 from tests.engines.podman_api import IMAGE
 from tests.engines.podman_cluster import Cluster
 from tests.hub.test_stops import Two
 from tests.ports import free_port
+from tests.programs import NOISE
 from tests.server.conftest import Server
 
 pytestmark = pytest.mark.slow
+
+#: Fills more memory than can be saved within seconds.
+LARGE = f"{NOISE}; x = noise(1_000_000_000)"
+#: The exit code of a container that was killed.
+KILLED = 128 + 9
 
 
 @pytest.fixture
@@ -72,12 +80,31 @@ def printed(*words):
     return document
 
 
-@pytest.mark.parametrize("privileges", ["user-namespace", "capabilities"])
+def as_documented(pod):
+    """Give a pod the hook and the time of the example for reclaimed machines, for a pod with a volume."""
+    spec = yaml.safe_load(block("reclaim.md", "yaml", "preStop"))["spec"]
+    (container,) = spec.pop("containers")
+    assert container.pop("name") == pod["spec"]["containers"][0]["name"]
+    container["lifecycle"]["preStop"]["exec"]["command"].append("--disk-survives")
+    pod["spec"].update(spec)
+    pod["spec"]["containers"][0].update(container)
+
+
+@pytest.mark.parametrize(
+    ("privileges", "change"),
+    [
+        ("user-namespace", lambda pod: None),
+        ("capabilities", lambda pod: None),
+        ("user-namespace", as_documented),
+    ],
+    ids=["user-namespace", "capabilities", "documented-hook"],
+)
 def test_a_printed_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_has_them(
-    cluster, privileges
+    cluster, privileges, change
 ):
     pod = printed("pod", f"--image={IMAGE}", "--claim=home", f"--privileges={privileges}")
     pod["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    change(pod)
     server = PodServer(cluster, pod)
     server.start()
     check_container(cluster, server.name, privileges)
@@ -95,6 +122,23 @@ def test_a_printed_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_
     assert session["kernel"]["id"] == page.kernel_id
     assert session["kernel"]["execution_state"] == "suspended"
     assert server.page(page.kernel_id).run("x += 1; print(x)") == "42\n"
+
+
+def test_a_grace_period_that_is_too_short_is_noticed(cluster):
+    """Without this, the test above would prove nothing of the printed period: a small kernel is suspended in any time."""
+    pod = printed("pod", f"--image={IMAGE}", "--claim=home")
+    pod["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    server = PodServer(cluster, pod)
+    server.start()
+    page = server.open("work.ipynb")
+    page.run(LARGE)
+    page.close()
+    ended = cluster.evict(server.name, grace=1)
+    assert ended.hook is None
+    assert ended.exit_code == KILLED
+    server.start()
+    states = {session["kernel"]["execution_state"] for session in server.get("api/sessions")}
+    assert states <= {"lost"}
 
 
 def check_container(cluster, name, privileges):
