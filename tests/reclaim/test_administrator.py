@@ -16,6 +16,7 @@ from jupyter_gpuckpt.daemon.reclaim import administrator, watch
 from jupyter_gpuckpt.daemon.reclaim.administrator import CommandNotices, UrlNotices
 from jupyter_gpuckpt.daemon.reclaim.endpoints import Endpoint
 from tests.conftest import PATIENCE
+from tests.documented import block
 from tests.reclaim import doubles
 from tests.reclaim.conftest import PACE, eventually, reading
 
@@ -53,6 +54,16 @@ def test_a_program_prints_notices(tmp_path, left, caplog):
     assert not [
         one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])
     ], "it is ended with the daemon"
+
+
+def test_the_lines_of_the_documentation_are_understood(tmp_path, left, caplog):
+    lines = block("reclaim.md", "json", '"withdrawn"')
+    text = f"print({lines!r}, flush=True)\nimport time\ntime.sleep(1000)"
+    notice, withdrawn = first(program(tmp_path, text), 2)
+    assert (notice.id, notice.disk_survives) == ("command:maintenance-7", True)
+    assert 110 < left(notice) <= 120
+    assert (withdrawn.id, withdrawn.withdrawn) == ("command:maintenance-7", True)
+    assert not caplog.records
 
 
 def test_a_program_that_ends_is_started_again(tmp_path, caplog):
@@ -119,6 +130,12 @@ def read_url(url):
 
     with reading(make) as found:
         yield found
+
+
+def test_the_list_of_the_documentation_is_understood(url, read_url):
+    url.values["/notices"] = block("reclaim.md", "json", '"notices"')
+    (notice,) = read_url.until(1)
+    assert notice.id == "url:maintenance-7"
 
 
 def test_a_url_lists_notices(url, read_url, left):
