@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -122,10 +123,9 @@ def lab_page():
     return LabPage()
 
 
-#: JupyterLab 4.7's debugger has them where a kernel has no debugger or is restarted.
-ERRORS_OF_THE_DEBUGGER = (
-    "No active debugger session",
-    "Canceled future for debug_request message before replies were done",
+#: JupyterLab's own: its debugger meets a kernel without one, or a kernel is restarted or shut down while it is asked for something.
+ERRORS_OF_JUPYTERLAB = re.compile(
+    r"No active debugger session|Canceled future for \w+ message before replies were done"
 )
 
 
@@ -136,10 +136,9 @@ def pages(browser_profile):
 
     def note(error):
         # Notebook 7.6 has one of its own at every start.
-        if (
-            "/static/notebook/" not in (error.error.stack or "")
-            and error.error.message not in ERRORS_OF_THE_DEBUGGER
-        ):
+        if "/static/notebook/" not in (
+            error.error.stack or ""
+        ) and not ERRORS_OF_JUPYTERLAB.fullmatch(error.error.message):
             errors.append(error.error.stack or str(error.error))
 
     context.on("weberror", note)
