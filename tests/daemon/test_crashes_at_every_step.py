@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import SCRATCH
 from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
 from jupyter_gpuckpt.states import KernelState
-from tests.conftest import left_in
+from tests.conftest import environment, folder_of_a_daemon, left_in
 
 DYING_DAEMON = Path(__file__).with_name("dying_daemon.py")
 STAGES = {"save": SAVE_STAGES, "suspend": SUSPEND_STAGES, "resume": RESUME_STAGES}
@@ -136,15 +136,64 @@ def dying(settings, short_dir, eventually):
     made.end()
 
 
+class World:
+    """A kernel that holds everything and its daemon, for all tests of the module; after a test that failed there is a new one."""
+
+    def __init__(self, criu):
+        self._criu, self._stack = criu, ExitStack()
+        #: None until there is one.
+        self.dying = self.kernel_id = None
+        #: False from the beginning of a test until it has found everything as it should be.
+        self.is_unharmed = False
+
+    def renew(self):
+        self.end()
+        self.dying = self.kernel_id = None
+        self.folder = self._stack.enter_context(folder_of_a_daemon())
+        self.env = environment(self._criu, self.folder)
+
+    def start(self, settings, eventually):
+        """Start the next daemon."""
+        self.dying = Dying(settings, self.folder / "die-at", eventually)
+
+    def end(self):
+        if self.dying is not None:
+            self.dying.end()
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def world(criu):
+    made = World(criu)
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def holder(dying, settings, owner_of, spec, short_dir, counts, eventually):
+def short_dir(world):
+    if not world.is_unharmed:
+        world.renew()
+    world.is_unharmed = False
+    return world.folder
+
+
+@pytest.fixture
+def daemon_env(world, short_dir):
+    return world.env
+
+
+@pytest.fixture
+def holder(world, settings, owner_of, spec, short_dir, counts, eventually):
     """Return a kernel that holds everything, under the dying daemon."""
-    with Client.connect(settings) as client, owner_of(client) as owner:
-        made = spec()
-        made.argv[:] = [sys.executable, "-c", HOLDER, str(short_dir / made.kernel_id)]
-        kernel = client.send(calls.launch(owner.owner_id, made))
-        eventually(lambda: counts(kernel.kernel_id))
-    return kernel
+    if world.kernel_id is None:
+        world.start(settings, eventually)
+        with Client.connect(settings) as client, owner_of(client) as owner:
+            made = spec()
+            made.argv[:] = [sys.executable, "-c", HOLDER, str(short_dir / made.kernel_id)]
+            world.kernel_id = client.send(calls.launch(owner.owner_id, made)).kernel_id
+            eventually(lambda: counts(made.kernel_id))
+    with Client.connect(settings) as client:
+        return client.send(calls.kernel(world.kernel_id))
 
 
 def inits(short_dir):
@@ -186,17 +235,18 @@ def check(client, kernel, short_dir, counts, eventually, left_in_scratch):
     ("verb", "at"), [*STEPS, *MOMENTS], ids=lambda word: word.rpartition(".")[2]
 )
 def test_a_daemon_killed_at_any_step_costs_nothing(
-    dying, holder, settings, short_dir, counts, eventually, left_in_scratch, verb, at
+    world, holder, settings, short_dir, counts, eventually, left_in_scratch, verb, at
 ):
     kernel_id = holder.kernel_id
     with Client.connect(settings) as client:
         if verb == "resume":
             client.wait(client.send(calls.suspend(kernel_id)).operation_id)
             snapshot = client.send(calls.kernel(kernel_id)).snapshot_id
-        dying.at(str(at))
+        world.dying.at(str(at))
         with suppress(DaemonUnavailable):  # it may be dead before it has answered
             client.send(getattr(calls, verb)(kernel_id))
-        dying.wait()
+        world.dying.wait()
+    world.start(settings, eventually)
     with Client.connect(settings) as client:
         found = client.send(calls.kernel(kernel_id))
         if verb == "resume":
@@ -215,9 +265,17 @@ def test_a_daemon_killed_at_any_step_costs_nothing(
         client.wait(client.send(calls.suspend(kernel_id)).operation_id)
         client.wait(client.send(calls.resume(kernel_id)).operation_id)
         check(client, holder, short_dir, counts, eventually, left_in_scratch)
+        forget_snapshots(client)
+    world.is_unharmed = True
 
 
-def test_the_stages_are_those_that_operations_go_through(client, kernel):
+def forget_snapshots(client):
+    """Delete all snapshots, so that the next save has no predecessor."""
+    for snapshot in client.send(calls.snapshots()):
+        client.send(calls.delete_snapshot(snapshot.snapshot_id))
+
+
+def test_the_stages_are_those_that_operations_go_through(world, holder, settings):
     """So a new stage is killed at, too, or fails here."""
     of_remotes = {
         Stage.FETCH,
@@ -226,6 +284,9 @@ def test_the_stages_are_those_that_operations_go_through(client, kernel):
     }  # tests/far and test_uploads.py kill the daemon in these
     of_kernels = set(Stage) - of_remotes
     assert of_kernels == {stage for stages in STAGES.values() for stage in stages}
-    for verb, stages in STAGES.items():
-        result = client.wait(client.send(getattr(calls, verb)(kernel.kernel_id)).operation_id)
-        assert set(result.seconds_by_stage) == set(stages) - GPU_STAGES
+    with Client.connect(settings) as client:
+        for verb, stages in STAGES.items():
+            result = client.wait(client.send(getattr(calls, verb)(holder.kernel_id)).operation_id)
+            assert set(result.seconds_by_stage) == set(stages) - GPU_STAGES
+        forget_snapshots(client)
+    world.is_unharmed = True
