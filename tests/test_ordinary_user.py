@@ -9,8 +9,11 @@ import pytest
 from tests.as_user import ROOT
 from tests.daemon.test_crashes_at_every_step import MOMENTS, STEPS
 
+#: Tests of the other files that are also slow tests for the user.
+RARE = ("scattered", "several_processes")
 #: What takes long, and the same way for every user.
-SLOW = "not twenty_cycles and not rewritten and not pools and not dask and not does_not_end"
+SLOW = "not cycles_leave and not rewritten and not pools and not dask and not does_not_end"
+QUICK = " and not ".join((SLOW, *RARE))
 #: Files whose steps are the same for every user. Rights matter where a tree is launched, seized, put back and cleaned up.
 THE_SAME = {
     ROOT / "tests/engine/test_gpu_order.py",
@@ -18,8 +21,9 @@ THE_SAME = {
         ROOT / f"tests/snapshots/test_{name}.py"
         for name in (
             *("clusters", "criu_killed_in_a_task", "criu_wheel", "hard_state", "hidden_pages"),
-            *("hostile_snapshots", "inner_connections", "memory_limits", "replaced_programs"),
-            *("shared_pages", "shared_state", "signals_at_a_resume", "unseen"),
+            *("hostile_snapshots", "inner_connections", "kept_files", "memory_limits"),
+            *("rehearsal", "replaced_programs", "shared_pages", "shared_state"),
+            *("signals_at_a_resume", "unseen"),
         )
     ),
 }
@@ -35,9 +39,9 @@ ONE_OF_EACH = " or ".join(CHOSEN)
 #: Words for pytest.
 PARTS = {
     "GPU memory": ["tests/engine/test_gpu_order*.py"],
-    "snapshots, a to h": ["tests/snapshots/test_[a-h]*.py", "-k", SLOW],
-    "snapshots, i to r": ["tests/snapshots/test_[i-r]*.py", "-k", SLOW],
-    "snapshots, s to z": ["tests/snapshots/test_[s-z]*.py", "-k", SLOW],
+    "snapshots, a to h": ["tests/snapshots/test_[a-h]*.py", "-k", QUICK],
+    "snapshots, i to r": ["tests/snapshots/test_[i-r]*.py", "-k", QUICK],
+    "snapshots, s to z": ["tests/snapshots/test_[s-z]*.py", "-k", QUICK],
     "crashes": [CRASHES, "-k", ONE_OF_EACH],
 }
 
@@ -85,6 +89,7 @@ def test_an_ordinary_user_needs_no_right(part):
 @pytest.mark.timeout(3600)
 def test_an_ordinary_user_needs_no_right_for_the_rest():
     run_as_user(THE_SAME, ["-k", SLOW])
+    run_as_user({*ROOT.glob("tests/snapshots/test_s*.py")} - THE_SAME, ["-k", " or ".join(RARE)])
     run_as_user({ROOT / CRASHES}, ["-k", f"({OTHER_WAYS}) and not ({ONE_OF_EACH})"])
 
 

@@ -142,8 +142,21 @@ def test_a_suspended_kernel_stays_suspended(client, crashed, counts, eventually)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 
-@pytest.mark.parametrize("after", [0.03, 0.08, 0.12, 0.2])
-@pytest.mark.parametrize("verb", ["save", "suspend"])
+# test_crashes_at_every_step.py has every step of both.
+@pytest.mark.parametrize(
+    ("verb", "after"),
+    [
+        ("save", 0.08),
+        ("suspend", 0.12),
+        *(
+            pytest.param(verb, after, marks=pytest.mark.slow)
+            for verb, after in (
+                *(("save", 0.03), ("save", 0.12), ("save", 0.2)),
+                *(("suspend", 0.03), ("suspend", 0.08), ("suspend", 0.2)),
+            )
+        ),
+    ],
+)
 def test_a_daemon_killed_in_a_freeze_costs_nothing(
     client, crashed, counts, eventually, left_in_scratch, verb, after
 ):

@@ -184,13 +184,16 @@ def test_a_second_save_stores_little(run) -> None:
     assert second.new_bytes < second.stored_bytes / 20
 
 
-def test_twenty_cycles_leave_nothing_over_and_the_clock_is_continuous(run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cycles", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_cycles_leave_nothing_over_and_the_clock_is_continuous(
+    run, tmp_path: Path, cycles: int
+) -> None:
     program = run(COUNTER)
     program.fresh_line()
     descriptors, zombies = _descriptors(), _zombies()
     mounts = _mounts(tmp_path)
     identity = program.lines()[-1].split()[1:4]
-    for cycle in range(20):
+    for cycle in range(cycles):
         began = time.monotonic()
         program.fresh_line()
         saved = program.save(stop=True)
