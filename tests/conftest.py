@@ -325,9 +325,8 @@ def wait_for(
 ) -> Value:
     """Wait until `condition` is true and return its value; fails the test after `seconds`, with what was `said` meanwhile.
 
-    It asks every 10 ms at first, so that a state that soon passes is met, and less often later; and it pauses as long as an
-    answer has taken: many conditions are requests or commands, and those of long waits would take the processor from what
-    is waited for.
+    It asks every 10 ms at first, so that a state that soon passes is met, and less often later; and it pauses three times as
+    long as an answer has taken: many conditions are requests or commands, which take the processor from what is waited for.
     """
     begun = asked = time.monotonic()
     while not (value := condition()):
@@ -335,6 +334,6 @@ def wait_for(
         waited, took = answered - begun, answered - asked
         if waited > seconds:
             pytest.fail(f"did not come true within {seconds} s: {condition} {said()}")
-        time.sleep(max(min(0.01 + waited / 50, 0.05), min(took, 0.5)))
+        time.sleep(max(min(0.01 + waited / 50, 0.1), min(3 * took, 0.5)))
         asked = time.monotonic()
     return value
