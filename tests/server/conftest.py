@@ -4,8 +4,10 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import time
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,11 @@ from tests.server.page import TIMEOUT, Listener, Page
 
 #: Else each request reads all certificates of the machine, which takes ten times as long as the request.
 NO_CERTIFICATES = False
+#: One for all requests, because making one takes as long as a request. It keeps neither connections nor cookies.
+_CLIENT = httpx.Client(
+    verify=NO_CERTIFICATES, timeout=TIMEOUT, limits=httpx.Limits(max_keepalive_connections=0)
+)
+_CLIENT.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
 
 class Server:
@@ -68,15 +75,20 @@ class Server:
                 start_new_session=True,
             )
         deadline = time.monotonic() + TIMEOUT
-        while True:
-            try:
-                self.get("api/status")
-            except httpx.TransportError:
-                assert self.process.poll() is None, self.log()
-                assert time.monotonic() < deadline, self.log()
-                time.sleep(0.1)
-            else:
-                return self
+        while not self._answers():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.1)
+        return self
+
+    def _answers(self):
+        try:
+            # Costs a hundredth of a request, and most of the time nobody listens.
+            socket.create_connection(("127.0.0.1", self.port), TIMEOUT).close()
+            self.get("api/status")
+        except (OSError, httpx.TransportError):
+            return False
+        return True
 
     def stop(self, how=signal.SIGTERM):
         """End the server by a signal, or by REST if `how` is None; wait until its process is gone."""
@@ -103,9 +115,7 @@ class Server:
     def request(self, method, path, *, ok=True, **arguments):
         headers = {"Authorization": f"token {self.token}"}
         url = f"http://127.0.0.1:{self.port}/{self.base}{path}"
-        response = httpx.request(
-            method, url, headers=headers, timeout=TIMEOUT, verify=NO_CERTIFICATES, **arguments
-        )
+        response = _CLIENT.request(method, url, headers=headers, **arguments)
         if ok:
             assert response.is_success, (
                 f"{path}: {response.status_code} {response.text}\n{self.log()}"
@@ -185,23 +195,41 @@ class SharedServer(Server):
         )
         super().__init__(folder, env, *options)
         self._home = Path(env["JUPYTER_GPUCKPT_DATA_DIR"]).parent
-        self._as_made = self._settings()
+        self._as_made = self._as_started = self._settings()
 
     def _settings(self):
         """Return the settings that a test may have changed to start the server in another way."""
         names = ("options", "port", "prefix", "root", "token")
         return {"env": dict(self.env), **{name: getattr(self, name) for name in names}}
 
-    def made_ready(self):
-        """Return the server after starting it if it does not run."""
+    def made_ready(self, *options, env=None):
+        """Return the server after starting it, with more `options` and variables than it was made with.
+
+        Where it runs with others, which has no kernels then, it is started anew; its daemon stays.
+        """
+        assert not any(option.startswith("--GpuCkptDaemon.") for option in options)
+        wanted = {
+            **self._as_made,
+            "options": (*self._as_made["options"], *options),
+            "env": {**self._as_made["env"], **(env or {})},
+        }
+        if wanted != self._as_started:
+            if self.process is not None:
+                self.kill()
+            self._set(wanted)
         return self if self.process is not None else self.start()
+
+    def _set(self, settings):
+        """Take settings over, for the next start."""
+        vars(self).update({**settings, "env": dict(settings["env"]), "process": None})
+        self._as_started = settings
 
     def clear(self):
         """Remove everything that a test has left, by requests; if that fails, make a new server."""
         for page in self.pages:
             page.close()
         self.pages = []
-        if not (self._is_as_made() and self._is_emptied()):
+        if self.process is not None and not (self._is_as_started() and self._is_emptied()):
             self.throw_away()
         # The server itself has a database in Jupyter's data directory, which stays.
         kernelspecs = Path(self.env["JUPYTER_DATA_DIR"], "kernels")
@@ -212,8 +240,8 @@ class SharedServer(Server):
         if self.process is not None:
             os.truncate(self.log_path, 0)
 
-    def _is_as_made(self):
-        return self._settings() == self._as_made and self.process.poll() is None
+    def _is_as_started(self):
+        return self._settings() == self._as_started and self.process.poll() is None
 
     def _is_emptied(self):
         """End all kernels and delete all snapshots; return whether that was possible."""
@@ -242,7 +270,7 @@ class SharedServer(Server):
         """Kill the server, its daemon and its kernels, and delete their folders; the next start makes them anew."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        vars(self).update({**self._as_made, "env": dict(self._as_made["env"]), "process": None})
+        self._set(self._as_made)
         end_everything_below(self._home)
         for folder in self._home.iterdir():
             shutil.rmtree(folder)
@@ -296,6 +324,16 @@ def server_of_all(session_daemon_env, tmp_path_factory):
 def clean_server(server_of_all):
     """Return a server without kernels and snapshots, shared by tests; modules that use it define `server` by it."""
     yield server_of_all.made_ready()
+    server_of_all.clear()
+
+
+@pytest.fixture
+def server_with(server_of_all):
+    """Return a function that gives the shared server, empty, started with more options and variables.
+
+    It is started anew only where the last test wanted others, and its daemon stays: options of the daemon need `make_server`.
+    """
+    yield server_of_all.made_ready
     server_of_all.clear()
 
 

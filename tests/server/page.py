@@ -111,11 +111,13 @@ class Page:
     def wait_for(self, condition, seconds=TIMEOUT):
         """Wait for a message that `condition` is true of, and return it."""
         deadline = time.monotonic() + seconds
+        looked_at = 0
         with self._new:
             while True:
-                found = next((m for m in self.received if condition(m)), None)
-                if found is not None:
-                    return found
+                for message in self.received[looked_at:]:
+                    if condition(message):
+                        return message
+                looked_at = len(self.received)
                 left = deadline - time.monotonic()
                 assert left > 0, f"no such message among {self.kinds()}"
                 self._new.wait(left)

@@ -135,8 +135,8 @@ def test_a_kernel_that_was_suspended_busy_by_somebody_stays_so(server):
     server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
 
 
-def test_without_resume_busy_it_waits_for_somebody(make_server):
-    server = make_server("--GpuCkptServer.resume_busy=False").start()
+def test_without_resume_busy_it_waits_for_somebody(server_with):
+    server = server_with("--GpuCkptServer.resume_busy=False")
     page = server.open()
     request = page.execute(COUNT_UNTIL)
     wait_for(lambda: shown(request, page))
@@ -150,8 +150,8 @@ def test_without_resume_busy_it_waits_for_somebody(make_server):
     assert everything == [str(number) for number in range(len(everything))]
 
 
-def test_what_does_not_fit_is_counted_and_said(make_server):
-    server = make_server("--GpuCkptServer.kept_output_bytes=20000").start()
+def test_what_does_not_fit_is_counted_and_said(server_with):
+    server = server_with("--GpuCkptServer.kept_output_bytes=20000")
     page = server.open()
     page.run("pass")
     request = page.execute(

@@ -11,26 +11,25 @@ import pytest
 from jupyter_client import BlockingKernelClient
 
 from jupyter_gpuckpt.server.messages.probe import drained
+from tests.conftest import wait_for
 from tests.programs import NOISE
+
+# Tests with the same options follow each other, because one server then does for them.
 
 
 @pytest.fixture
-def culling(make_server):
+def culling(server_with):
     def start(*options, seconds=2, notice=0):
         settings = {"cull_idle_timeout": seconds, "cull_interval": 1}
         options = (f"--GpuCkptServer.idle_notice={notice}", *options)
         words = [f"--MappingKernelManager.{name}={value}" for name, value in settings.items()]
-        return make_server(*words, *options).start()
+        return server_with(*words, *options)
 
     return start
 
 
-def reaches(server, kernel_id, state, seconds=120):
-    deadline = time.monotonic() + seconds
-    while server.kernel(kernel_id)["state"] != state:
-        assert time.monotonic() < deadline, f"{server.kernel(kernel_id)}\n{server.log()}"
-        time.sleep(0.05)
-    return True
+def reaches(server, kernel_id, state):
+    return wait_for(lambda: server.kernel(kernel_id)["state"] == state, said=server.log)
 
 
 def snapshots(server, page):
@@ -42,7 +41,7 @@ def stays(server, kernel_id, state, seconds):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert server.kernel(kernel_id)["state"] in (state, "suspending")
-        time.sleep(0.1)
+        time.sleep(0.3)
     # A suspend may just have been begun, only to be refused.
     return reaches(server, kernel_id, state)
 
@@ -59,20 +58,20 @@ def test_an_idle_kernel_is_suspended_and_a_cell_brings_it_back(culling):
     assert stays(server, page.kernel_id, "running", 5)
 
 
-def test_an_open_page_is_told_before_and_can_keep_the_kernel_running(culling, eventually):
-    server = culling("--MappingKernelManager.cull_connected=True", notice=3)
+@pytest.mark.parametrize("busy_too", [True, False])
+def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, eventually, busy_too):
+    busy = ["--MappingKernelManager.cull_busy=True"] if busy_too else []
+    server = culling("--MappingKernelManager.cull_connected=True", *busy)
     page = server.open()
-    page.run("x = 41")
-    first = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
-    kept = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_running").json()
-    assert (kept["state"], kept["suspends_at"]) == ("running", None)
-    second = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
-    # A notice, then two idle seconds, then a notice anew.
-    assert second > first + 1
-    page.run("x = 42")
-    eventually(lambda: server.kernel(page.kernel_id)["suspends_at"] is None)
-    assert snapshots(server, page) == []
-    assert reaches(server, page.kernel_id, "suspended")
+    page.run("import time; count = 0")
+    page.execute("while True: count += 1; time.sleep(0.01)")
+    if busy_too:
+        assert reaches(server, page.kernel_id, "suspended")
+    else:
+        # Before the cell came it may have been idle for too long.
+        eventually(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
+        assert reaches(server, page.kernel_id, "running")
+        assert stays(server, page.kernel_id, "running", 6)
 
 
 def test_a_kernel_that_has_just_been_resumed_is_not_idle(culling, eventually):
@@ -88,23 +87,6 @@ def test_a_kernel_that_has_just_been_resumed_is_not_idle(culling, eventually):
     # Not before it had been idle for the two seconds again.
     assert snapshots(server, page)[0]["created"] >= began + 2
     assert reaches(server, page.kernel_id, "suspended")
-
-
-@pytest.mark.parametrize("busy_too", [False, True])
-def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, eventually, busy_too):
-    server = culling(
-        "--MappingKernelManager.cull_connected=True", f"--MappingKernelManager.cull_busy={busy_too}"
-    )
-    page = server.open()
-    page.run("import time; count = 0")
-    page.execute("while True: count += 1; time.sleep(0.01)")
-    if busy_too:
-        assert reaches(server, page.kernel_id, "suspended")
-    else:
-        # Before the cell came it may have been idle for too long.
-        eventually(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
-        assert reaches(server, page.kernel_id, "running")
-        assert stays(server, page.kernel_id, "running", 6)
 
 
 #: A suspend waits for it until the file `go` exists; no operation of the daemon has begun then, but the gate is shut.
@@ -187,6 +169,22 @@ def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling, eventual
     assert again.run("print(client.recv(1))") == "b''\n"
 
 
+def test_an_open_page_is_told_before_and_can_keep_the_kernel_running(culling, eventually):
+    server = culling("--MappingKernelManager.cull_connected=True", notice=3)
+    page = server.open()
+    page.run("x = 41")
+    first = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
+    kept = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_running").json()
+    assert (kept["state"], kept["suspends_at"]) == ("running", None)
+    second = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
+    # A notice, then two idle seconds, then a notice anew.
+    assert second > first + 1
+    page.run("x = 42")
+    eventually(lambda: server.kernel(page.kernel_id)["suspends_at"] is None)
+    assert snapshots(server, page) == []
+    assert reaches(server, page.kernel_id, "suspended")
+
+
 def test_idle_kernels_are_left_alone_where_no_cell_would_wake_them(culling):
     # As other extensions do it, to serve websockets in their own way.
     other = "jupyter_server.services.kernels.connection.base.BaseKernelWebsocketConnection"
@@ -200,8 +198,9 @@ def test_idle_kernels_are_left_alone_where_no_cell_would_wake_them(culling):
     assert server.kernel(kernel_id)["state"] == "running"
 
 
-def test_a_kernelspecs_own_timeout_counts(culling, daemon_env):
-    folder = Path(daemon_env["JUPYTER_DATA_DIR"]) / "kernels" / "quick"
+def test_a_kernelspecs_own_timeout_counts(culling):
+    server = culling(seconds=10000)
+    folder = Path(server.env["JUPYTER_DATA_DIR"]) / "kernels" / "quick"
     folder.mkdir(parents=True)
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -210,7 +209,6 @@ def test_a_kernelspecs_own_timeout_counts(culling, daemon_env):
         "metadata": {"cull_idle_timeout": 2},
     }
     (folder / "kernel.json").write_text(json.dumps(spec))
-    server = culling(seconds=10000)
     slow, quick = server.open("slow.ipynb"), server.open("quick.ipynb", kernel="quick")
     for page in (slow, quick):
         page.run("x = 41")

@@ -18,6 +18,13 @@ def metrics(server):
 
 
 @pytest.fixture
+def server(clean_server):
+    """Return a server that has counted nothing yet."""
+    clean_server.kill()
+    return clean_server.start()
+
+
+@pytest.fixture
 def listener(server, make_listener):
     return make_listener(SCHEMA_ID)
 

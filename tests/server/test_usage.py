@@ -42,10 +42,8 @@ def test_pages_hear_what_a_kernel_uses_without_asking(server, make_listener, eve
     assert server.kernel(page.kernel_id)["suspended_bytes"] == 0
 
 
-def test_a_kernel_that_is_not_managed_or_has_no_notebook_has_a_name(make_server):
-    server = make_server(
-        "--KernelProvisionerFactory.default_provisioner_name=local-provisioner"
-    ).start()
+def test_a_kernel_that_is_not_managed_or_has_no_notebook_has_a_name(server_with):
+    server = server_with("--KernelProvisionerFactory.default_provisioner_name=local-provisioner")
     kernel = server.request("POST", "api/kernels", json={"name": "python3"}).json()
     shown = server.kernel(kernel["id"])
     assert not shown["managed"]
