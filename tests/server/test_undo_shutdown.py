@@ -57,8 +57,8 @@ def test_a_kernel_that_was_shut_down_comes_back_with_its_session_and_its_page(
     assert server.kernel(page.kernel_id)["state"] == "running"
 
 
-def test_when_the_time_is_over_it_ends_as_jupyter_ends_kernels(make_server, tmp_path):
-    server = make_server("--GpuCkptServer.undo_shutdown_for=0.5").start()
+def test_when_the_time_is_over_it_ends_as_jupyter_ends_kernels(server_with, tmp_path):
+    server = server_with("--GpuCkptServer.undo_shutdown_for=0.5")
     page = server.open()
     left = tmp_path / "left"
     page.run(f"import atexit, pathlib; atexit.register(pathlib.Path({str(left)!r}).touch)")
@@ -75,8 +75,8 @@ def test_when_the_time_is_over_it_ends_as_jupyter_ends_kernels(make_server, tmp_
     assert "last snapshot" in error["hint"]
 
 
-def test_without_undo_it_ends_at_once(make_server):
-    server = make_server("--GpuCkptServer.undo_shutdown_for=0").start()
+def test_without_undo_it_ends_at_once(server_with):
+    server = server_with("--GpuCkptServer.undo_shutdown_for=0")
     page = server.open()
     pid = pid_of(page)
     delete_session(server, page)
@@ -93,7 +93,8 @@ def test_a_suspended_kernel_comes_back_suspended(server):
     assert page.run("print(x)") == "1\n"
 
 
-@pytest.mark.parametrize("how", [None, 15])
+# How a server is stopped makes no difference; the page of JupyterLab asks for it by REST.
+@pytest.mark.parametrize("how", [None, pytest.param(15, marks=pytest.mark.slow)])
 def test_all_sessions_deleted_and_the_server_stopped_right_after_loses_nothing(server, how):
     """What JupyterLab's and Notebook's File -> Shut Down do."""
     pages = [server.open(f"{name}.ipynb") for name in "ab"]
