@@ -35,7 +35,7 @@ def daemon_env(emptied_daemon_env):
 def large(client, owner, spec, counts, short_dir, eventually):
     """Return a kernel whose save takes a while."""
     kernel_id = "large"
-    argv = [sys.executable, "-c", LARGE, str(short_dir / kernel_id), str(400 << 20)]
+    argv = [sys.executable, "-c", LARGE, str(short_dir / kernel_id), str(200 << 20)]
     launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id=kernel_id)))
     eventually(lambda: counts(kernel_id))
     return launched
