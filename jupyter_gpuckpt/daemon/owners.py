@@ -138,6 +138,9 @@ class Owners:
                 or self._is_dead(record.owner)
             ):
                 await self._kernels.update(kernel, owner=claimant)
+                if record.state is KernelState.SUSPENDED and not kernel.in_flight:
+                    # While no daemon ran, nobody held its ports.
+                    await self._replace_taken_ports(kernel)
                 claimed.append(kernel)
                 _log.info("owner %s claimed kernel %s", owner_id, kernel.kernel_id)
         return [await self._handed_over(kernel) for kernel in claimed]

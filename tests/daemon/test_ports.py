@@ -118,6 +118,33 @@ def test_nor_after_the_daemon_was_replaced(client, launch, port, settings, event
         eventually(lambda: answers(port))
 
 
+def test_the_next_server_gets_other_ports_for_those_that_were_taken_while_no_daemon_ran(
+    client, owner_of, spec, port, settings, eventually
+):
+    argv = [sys.executable, "-c", LISTENER, str(port), ""]
+    jupyter = {"root": "/tmp/a", "connection_info": {"shell_port": port}}
+    with owner_of(client, root_dir="/tmp/a") as server:
+        launch = spec(argv, own_ports=[port], jupyter=jupyter)
+        kernel = client.send(calls.launch(server.owner_id, launch))
+        eventually(lambda: answers(port))
+        client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+        client.send(calls.leave(server.owner_id))
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
+    eventually(lambda: not taken(port))
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        Client.connect(settings) as following,
+        owner_of(following, root_dir="/tmp/a") as heir,
+    ):
+        (claimed,) = following.send(calls.claim(heir.owner_id))
+        other = claimed.jupyter["connection_info"]["shell_port"]
+        assert other != port
+        assert taken(other)
+        assert not answers(other)
+        following.wait(following.send(calls.resume(kernel.kernel_id)).operation_id)
+        eventually(lambda: answers(other))
+
+
 def test_a_listener_without_reuse_is_back_on_its_port_though_it_had_connections(
     client, owner, spec, port, eventually
 ):
