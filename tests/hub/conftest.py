@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from jupyter_gpuckpt.host import processes
-from tests.conftest import missing
+from tests.conftest import missing, wait_for
 from tests.ports import free_port
 from tests.programs import python_module
 from tests.server.conftest import NO_CERTIFICATES, Server
@@ -231,10 +231,7 @@ class UserServer(Server):
         return path.read_text(errors="replace")
 
     def _wait(self, condition):
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+        wait_for(condition, TIMEOUT, self.log)
 
 
 def reap(pids):
