@@ -25,6 +25,17 @@ CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]
 
 
 @pytest.fixture
+def alone():
+    """Say that a test needs a daemon of its own: it is started in another way, or all that it has written is looked at."""
+
+
+@pytest.fixture
+def daemon_env(request, daemon_env, module_daemon_env):
+    """Return the environment of one daemon for all tests but those that are `alone`: each leaves it without kernels."""
+    return daemon_env if "alone" in request.fixturenames else dict(module_daemon_env)
+
+
+@pytest.fixture
 def notebook(tmp_path):
     path = tmp_path / "notebook.ipynb"
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
@@ -120,7 +131,10 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+# A script that does not catch SIGTERM can do as little before its end as one that is killed.
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_script_that_dies_takes_its_kernel_with_it(ours, how):
     script = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], env=ours, stdin=-1, stdout=-1, text=True
@@ -153,7 +167,7 @@ def test_a_killed_papermill_leaves_no_kernel(notebook, ours, tmp_path):
 
 
 @pytest.fixture
-def held_criu(ours, short_dir, monkeypatch):
+def held_criu(alone, ours, short_dir, monkeypatch):
     """Make CRIU's dumps wait as long as the returned file exists."""
     hold, program = short_dir / "hold", short_dir / "criu"
     program.write_text(
@@ -247,6 +261,7 @@ def test_an_interrupt_does_not_wait_for_the_daemon(with_kernel, ours, tmp_path):
     with_kernel(body)
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_kernels_own_output_goes_to_its_log(with_kernel, ours):
     async def body(kernel):
         logs = list(Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "kernels").iterdir())  # noqa: ASYNC240
@@ -256,6 +271,7 @@ def test_the_kernels_own_output_goes_to_its_log(with_kernel, ours):
     with_kernel(body)
 
 
+@pytest.mark.usefixtures("alone")
 def test_without_an_engine_kernels_start_plainly_and_that_is_said_once(tmp_path, environment):
     env = {**environment, "JUPYTER_DEFAULT_PROVISIONER_NAME": "gpuckpt-provisioner"}
     env["JUPYTER_GPUCKPT_CRIU"] = "/no/such/criu"
