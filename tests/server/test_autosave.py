@@ -10,7 +10,7 @@ from tests.programs import NOISE
 
 INTERVAL = 0.5
 #: Holds memory that does not compress, so that a save takes long enough to be met in flight.
-LARGE = NOISE + "; data = [noise(1 << 20) for _ in range(600)]"
+LARGE = NOISE + "; data = [noise(1 << 20) for _ in range(300)]"
 #: Counts aloud until somebody says that it is enough.
 COUNTING = """
 import os, time
@@ -23,13 +23,14 @@ while not os.path.exists({path!r}):
 
 
 @pytest.fixture
-def start(make_server):
-    def started(*options, interval=INTERVAL):
-        every = {"autosave_interval": interval, "autosave_rest": 0}
-        words = [f"--GpuCkptServer.{name}={value}" for name, value in every.items()]
-        return make_server(*words, *options).start()
+def start(server_with):
+    return lambda interval=INTERVAL: server_with(*every(interval))
 
-    return started
+
+def every(interval):
+    """Return the options of a server that saves every `interval` seconds."""
+    settings = {"autosave_interval": interval, "autosave_rest": 0}
+    return [f"--GpuCkptServer.{name}={value}" for name, value in settings.items()]
 
 
 def snapshots(server, kernel_id, cause="autosave", after=0.0):
@@ -95,11 +96,11 @@ def test_a_kernel_that_changed_is_saved_once_and_one_that_did_not_is_not(start):
     assert page.run("print(x)") == "42\n"
 
 
-def test_a_busy_kernel_is_saved_while_it_runs_on(start, tmp_path):
-    server = start("--GpuCkptDaemon.keep_last=2")
+def test_a_busy_kernel_is_saved_while_it_runs_on(make_server, tmp_path):
+    server = make_server(*every(INTERVAL), "--GpuCkptDaemon.keep_last=2").start()
     page = server.open()
     manual = server.do("save", page.kernel_id)["result"]["snapshot_id"]
-    request, enough, seen = page.execute(COUNTING.format(path=str(tmp_path / "enough"))), 4, set()
+    request, enough, seen = page.execute(COUNTING.format(path=str(tmp_path / "enough"))), 3, set()
 
     def saved_often():
         seen.update(snapshots(server, page.kernel_id))
@@ -144,7 +145,7 @@ def test_what_a_user_wants_comes_first(start):
     listed = server.get("api/gpuckpt/snapshots")["snapshots"]
     pinned = [one["snapshot_id"] for one in listed if one["pinned"]]
     assert pinned == [done["result"]["snapshot_id"]]
-    assert page.run("print(len(data))") == "600\n"
+    assert page.run("print(len(data))") == "300\n"
     # An interrupt does not wait for the end of one.
     endless = page.execute("import time\nwhile True: time.sleep(0.01)")
     page.wait_for(lambda message: message["parent_header"].get("msg_id") == endless)
@@ -154,7 +155,7 @@ def test_what_a_user_wants_comes_first(start):
     page.run("data.append(b'')")
     saving(server, page, lambda: page.run("pass"))
     server.do("suspend", page.kernel_id)
-    assert page.run("print(len(data))") == "601\n"
+    assert page.run("print(len(data))") == "301\n"
 
 
 @pytest.mark.slow
@@ -168,32 +169,34 @@ def test_a_server_that_stops_in_the_middle_of_one_loses_nothing(start):
     assert "was destroyed" not in server.log_path.read_text()
     server.start()
     page = server.page(page.kernel_id)
-    assert page.run("print(x + len(data))") == "641\n"
+    assert page.run("print(x + len(data))") == "341\n"
 
 
-def test_why_a_kernel_is_not_saved_is_said_once(start, daemon_env):
+def test_why_a_kernel_is_not_saved_is_said_once(start):
     server = start()
     page = server.open()
     since = time.time()
     page.run("x = 41")
     saved_once(server, page.kernel_id, since)
-    data = Path(daemon_env["JUPYTER_GPUCKPT_DATA_DIR"])
+    data = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
     # Not even root can write packs into a file.
     packs, away = data / "store" / "packs", data / "store" / "away"
     packs.rename(away)
     packs.touch()
-    page.run("x = 42")
+    try:
+        page.run("x = 42")
 
-    def failed():
-        log = (data / "log" / "gpuckptd.log").read_text()
-        return log.count(f"save of kernel {page.kernel_id} failed;")
+        def failed():
+            log = (data / "log" / "gpuckptd.log").read_text()
+            return log.count(f"save of kernel {page.kernel_id} failed;")
 
-    eventually(lambda: failed() >= 3, server)
-    assert server.log_path.read_text().count("is not saved periodically") == 1
-    assert page.run("print(x)") == "42\n"
-    since = time.time()
-    packs.unlink()
-    away.rename(packs)
+        eventually(lambda: failed() >= 3, server)
+        assert server.log_path.read_text().count("is not saved periodically") == 1
+        assert page.run("print(x)") == "42\n"
+        since = time.time()
+    finally:
+        packs.unlink()
+        away.rename(packs)
     saved_once(server, page.kernel_id, since)
 
 
