@@ -159,7 +159,8 @@ def test_tokens_and_keys_are_written_nowhere_and_every_server_gives_its_own(
     assert not found(planted, written(data), arguments(), logs)
 
 
-def test_a_branch_knows_the_key_that_no_record_has(server):
+def test_a_branch_knows_the_key_that_no_record_has(clean_server):
+    server = clean_server
     data = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
     page = server.open()
     page.run("x = 5")
