@@ -1,6 +1,7 @@
 """What is refused, with a running kernel: the kernels that are not managed, and operations that do not fit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,9 @@ def server(clean_server):
 
 
 @pytest.fixture
-def stock_kernelspec(tmp_path):
-    """Write a kernelspec for the local provisioner; return the folder to search."""
-    folder = tmp_path / "share" / "kernels" / "stock"
+def stock_kernelspec(server):
+    """Write a kernelspec for the local provisioner."""
+    folder = Path(server.env["JUPYTER_DATA_DIR"]) / "kernels" / "stock"
     folder.mkdir(parents=True)
     spec = {
         "argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -24,21 +25,19 @@ def stock_kernelspec(tmp_path):
         "metadata": {"kernel_provisioner": {"provisioner_name": "local-provisioner"}},
     }
     (folder / "kernel.json").write_text(json.dumps(spec))
-    return tmp_path / "share"
 
 
-@pytest.mark.parametrize("verb", ["save", "suspend", "resume"])
-def test_a_kernel_of_another_provisioner_is_shown_and_refused(make_server, stock_kernelspec, verb):
-    server = make_server(env={"JUPYTER_PATH": str(stock_kernelspec)}).start()
+@pytest.mark.usefixtures("stock_kernelspec")
+def test_a_kernel_of_another_provisioner_is_shown_and_refused(server):
     page = server.open(kernel="stock")
     kernel = server.kernel(page.kernel_id)
     assert (kernel["managed"], kernel["state"]) == (False, "running")
     assert "LocalProvisioner" in kernel["reason"]
     assert kernel["hint"]
-    status, error = server.refused("POST", f"kernels/{page.kernel_id}/{verb}")
-    assert (status, error["code"]) == (409, "kernel_not_managed")
+    for verb in ("save", "suspend", "resume"):
+        status, error = server.refused("POST", f"kernels/{page.kernel_id}/{verb}")
+        assert (status, error["code"]) == (409, "kernel_not_managed"), verb
     assert page.run("print(1)") == "1\n"
-    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -50,8 +49,8 @@ def test_a_kernel_of_another_provisioner_is_shown_and_refused(make_server, stock
         "--KernelProvisionerFactory.default_provisioner_name=local-provisioner",
     ],
 )
-def test_the_configuration_keeps_kernels_off_the_engine(make_server, option):
-    server = make_server(option).start()
+def test_the_configuration_keeps_kernels_off_the_engine(server_with, option):
+    server = server_with(option)
     page = server.open()
     assert server.kernel(page.kernel_id)["managed"] is False
     assert page.run("print(1)") == "1\n"
@@ -71,12 +70,12 @@ def test_without_an_engine_everything_works_but_saving(make_server):
     assert server.log_path.read_text().count("cannot be saved:") == 1
 
 
-def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernels(make_server):
+def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernels(server_with):
     manager = "jupyter_server.services.kernels.kernelmanager.MappingKernelManager"
-    server = make_server(
+    server = server_with(
         f"--ServerApp.kernel_manager_class={manager}",
         "--ServerApp.session_manager_class=jupyter_server.services.sessions.sessionmanager.SessionManager",
-    ).start()
+    )
     page = server.open()
     assert page.run("print(1)") == "1\n"
     listed = server.get("api/gpuckpt/kernels")
@@ -93,7 +92,6 @@ def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernel
         assert (status, error["code"]) == (503, "daemon_unavailable"), path
         assert "do not run under jupyter-gpuckpt" in error["message"]
     assert server.get("api/gpuckpt/host")["engine_available"]
-    server.stop()
 
 
 def test_a_second_save_is_refused_while_one_is_in_flight(server):
@@ -115,9 +113,12 @@ def test_a_second_save_is_refused_while_one_is_in_flight(server):
 
 def test_a_save_of_a_suspended_kernel_is_refused_and_a_second_suspend_is_not(server):
     page = server.open()
-    server.do("suspend", page.kernel_id)
+    snapshot = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
     status, error = server.refused("POST", f"kernels/{page.kernel_id}/save")
     assert (status, error["code"]) == (409, "kernel_state_conflict")
+    # The snapshot cannot be deleted either, because the kernel is nowhere else.
+    status, error = server.refused("DELETE", f"snapshots/{snapshot}")
+    assert (status, error["code"]) == (409, "snapshot_in_use")
     assert server.do("suspend", page.kernel_id)["kind"] == "suspend"
     assert server.do("resume", page.kernel_id)["kind"] == "resume"
     assert page.run("print(1)") == "1\n"
@@ -137,23 +138,16 @@ def test_a_resume_from_a_snapshot_that_is_not_there_leaves_the_kernel_suspended(
     assert page.run("print(x)") == "1\n"
 
 
-def test_the_snapshot_of_a_suspended_kernel_cannot_be_deleted(server):
-    page = server.open()
-    snapshot = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
-    status, error = server.refused("DELETE", f"snapshots/{snapshot}")
-    assert (status, error["code"]) == (409, "snapshot_in_use")
-
-
-@pytest.mark.parametrize("verb", ["save", "suspend"])
-def test_a_kernel_that_cannot_be_saved_says_why_and_runs_on(server, verb):
+def test_a_kernel_that_cannot_be_saved_says_why_and_runs_on(server):
     page = server.open()
     page.run(SANDBOX)
-    operation = server.finish(server.begin(verb, page.kernel_id))
-    assert operation["state"] == "failed"
-    assert operation["error"]["message"]
-    kernel = server.kernel(page.kernel_id)
-    assert (kernel["state"], kernel["reason"]) == ("running", operation["error"]["message"])
-    assert page.run("print(1)") == "1\n"
+    for verb in ("save", "suspend"):
+        operation = server.finish(server.begin(verb, page.kernel_id))
+        assert operation["state"] == "failed", verb
+        assert operation["error"]["message"]
+        kernel = server.kernel(page.kernel_id)
+        assert (kernel["state"], kernel["reason"]) == ("running", operation["error"]["message"])
+        assert page.run("print(1)") == "1\n"
 
 
 def test_a_kernel_that_cannot_be_saved_runs_on_when_its_server_stops(server):
