@@ -3,7 +3,7 @@
 import pytest
 
 #: The C library returns nothing to the system by itself: the last object is in its way.
-FREED = "data = [b'%1000d' % n for n in range(300_000)]; last = data.pop(); del data"
+FREED = "data = [b'%1000d' % n for n in range(100_000)]; last = data.pop(); del data"
 #: Objects that refer to each other, and are old: Python looks for such garbage only when as many have come again.
 GARBAGE = """
 import gc
@@ -41,7 +41,7 @@ def suspended(server, page):
 
 
 @pytest.mark.parametrize(
-    ("code", "freed"), [(FREED, 280 * MB), (GARBAGE, 30 * MB)], ids=["freed", "garbage"]
+    ("code", "freed"), [(FREED, 90 * MB), (GARBAGE, 30 * MB)], ids=["freed", "garbage"]
 )
 def test_what_is_not_used_does_not_reach_the_snapshot(server, code, freed):
     page = server.open()
@@ -63,8 +63,8 @@ def test_a_kernel_that_runs_a_cell_is_neither_trimmed_nor_waited_for(server):
     assert before - suspended(server, page) < 50 * MB
 
 
-def test_it_can_be_switched_off(make_server):
-    server = make_server("--GpuCkptServer.trim=False").start()
+def test_it_can_be_switched_off(server_with):
+    server = server_with("--GpuCkptServer.trim=False")
     page = server.open()
     page.run(FREED)
     before = saved(server, page)
