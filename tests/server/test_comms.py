@@ -167,7 +167,8 @@ def test_twenty_page_loads_wake_nothing_also_after_a_restart_of_the_server(serve
     assert not complaints(page)
 
 
-@pytest.mark.parametrize("binary", [False, True])
+# Comms of a page of the newer protocol are looked at below, while a cell moves a slider.
+@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_moved_slider_brings_the_kernel_back(server, binary):
     page = server.open(binary=binary)
     slider, _ = widgets_of(page)
