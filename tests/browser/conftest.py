@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -36,9 +35,6 @@ CHROMIUM_OPTIONS = [
 #: Without the compilers that make hot functions faster: for pages that are soon over, they take more time than they save.
 WITHOUT_COMPILERS = "--js-flags=--no-maglev --no-turbofan"
 
-
-#: What sites store, as DevTools calls it, without the cache of compiled scripts.
-STORED = "cookies,file_systems,indexeddb,local_storage,service_workers,cache_storage"
 
 #: A notification goes when the animation of its progress bar ends. Other animations only take processor time.
 LASTING = """document.addEventListener('DOMContentLoaded', () => {
@@ -134,12 +130,12 @@ def pages(browser_profile):
     """Yield the browser context in which pages are opened. An error in a page fails the test."""
     context, errors = browser_profile, []
 
-    def note(error):
+    def note(event):
+        error = event.error
         # Notebook 7.6 has one of its own at every start.
-        if "/static/notebook/" not in (
-            error.error.stack or ""
-        ) and not ERRORS_OF_JUPYTERLAB.fullmatch(error.error.message):
-            errors.append(error.error.stack or str(error.error))
+        of_notebook = "/static/notebook/" in (error.stack or "")
+        if not of_notebook and not ERRORS_OF_JUPYTERLAB.fullmatch(error.message):
+            errors.append(error.stack or str(error))
 
     context.on("weberror", note)
     yield context
@@ -149,27 +145,27 @@ def pages(browser_profile):
 
 @pytest.fixture
 def picture(request, tmp_path):
-    """Return a function that keeps a picture of a page at the end of a test."""
-    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
-    names = (f"{request.node.name}{number or ''}.png" for number in itertools.count())
-    return lambda page: page.screenshot(path=folder / next(names))
+    """Return a function that keeps a picture of a page at the end of a test that failed, or of any if GPUCKPT_SCREENSHOTS is set."""
+    folder = os.environ.get("GPUCKPT_SCREENSHOTS")
+    numbers = itertools.count()
+    request.node.stash[FAILED] = False
+
+    def picture(page):
+        name = f"{request.node.name}{next(numbers) or ''}.png"
+        if folder or request.node.stash[FAILED]:
+            page.screenshot(path=Path(folder or tmp_path) / name)
+
+    return picture
 
 
 @pytest.fixture
-def context(pages, lab_page, picture):
-    """Yield the browser context for pages of other servers, which begin without what earlier tests stored."""
-    lab_page.close()
+def context(pages, picture):
+    """Yield the browser context for pages of other servers."""
+    before = set(pages.pages)
     yield pages
-    # The browser ends with its last page, which is an empty one.
-    blank, *others = pages.pages
-    tools = pages.new_cdp_session(blank)
-    for page in others:
+    for page in set(pages.pages) - before:
         picture(page)
-        site = "{0.scheme}://{0.netloc}".format(urlsplit(page.url))
         page.close()
-        tools.send("Storage.clearDataForOrigin", {"origin": site, "storageTypes": STORED})
-    tools.detach()
-    pages.clear_cookies()
 
 
 FAILED = pytest.StashKey[bool]()
@@ -199,7 +195,6 @@ def open_notebook(pages, lab_page, expect, lab_server, picture, request):
         others.append(pages.new_page())
         return NotebookPage(others[-1], expect, lab_server, name, place=place).open()
 
-    request.node.stash[FAILED] = False
     yield open_notebook
     for page in filter(None, [lab_page.page, *others]):
         picture(page)

@@ -3,6 +3,7 @@
 It runs the bundle of this checkout, however the Python package is installed.
 """
 
+import itertools
 import json
 import os
 import secrets
@@ -28,6 +29,8 @@ BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
 
 START_DEADLINE = 120
 STOP_DEADLINE = 120
+
+NUMBERS = itertools.count(1)
 
 #: A kernelspec that asks for the stock provisioner by name.
 PLAIN_KERNEL = "plain-python"
@@ -64,7 +67,9 @@ class LabServer:
         self.folder, self.runtime_dir, self._within = folder, runtime_dir, within
         self.root_dir = folder / "root"
         self.port, self.token = free_port(), secrets.token_hex(16)
-        self.url = f"http://127.0.0.1:{self.port}"
+        # Cookies are the host's, whatever its port: each server has an address of its own.
+        self.ip = f"127.0.0.{next(NUMBERS)}"
+        self.url = f"http://{self.ip}:{self.port}"
         self.log = folder / "server.log"
         write_folders(folder)
         self.process = self.start()
@@ -73,7 +78,7 @@ class LabServer:
         """Start a new process on the same port and with the same folders."""
         arguments = [
             "--no-browser",
-            "--ip=127.0.0.1",
+            f"--ip={self.ip}",
             f"--port={self.port}",
             "--ServerApp.port_retries=0",
             f"--ServerApp.root_dir={self.root_dir}",
