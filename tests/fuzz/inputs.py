@@ -1,6 +1,6 @@
 """How many inputs a fuzzer tries, and what they are made of.
 
-In `make test` they are some ten thousand, always the same ones. `make fuzz` takes new ones each time, as many as FUZZ_INPUTS says.
+In `make test` they are some thousand, always the same ones. `make fuzz` takes new ones each time, as many as FUZZ_INPUTS says.
 """
 
 import os
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 TOTAL = int(os.environ.get("FUZZ_INPUTS", "0"))
-_USUAL = 14_000
+_USUAL = 6_000
 
 #: What numbers, lengths and texts are replaced by, as bytes.
 _WORDS = [
