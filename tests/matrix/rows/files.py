@@ -69,7 +69,6 @@ f.write(b"more")
 f.flush()
 assert os.fstat(f.fileno()).st_nlink == 0
 """,
-        quick=True,
     ),
     Row(
         "file-unnamed",

@@ -19,7 +19,6 @@ with socket.create_connection(("127.0.0.1", port), 10) as client:
     assert peer.recv(1) == b"x"
     peer.close()
 """,
-        quick=True,
     ),
     Row(
         "tcp-inside",
