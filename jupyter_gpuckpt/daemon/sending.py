@@ -198,7 +198,7 @@ class Sending:
             tenure,
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
-            done = self._done(task, lambda asked: _answer(store, asked), progress, trouble)
+            done = self._done(task, lambda asked: answer(store, asked), progress, trouble)
         self.told = told(manifest.info) if done.is_new else None
         return Sent(done.count_bytes, done.packs, done.traffic)
 
@@ -314,7 +314,8 @@ def _nothing(asked: Locate | Read) -> Refused:
     return Refused(record_of(TypeError(f"{type(asked).__name__} has no answer here")))
 
 
-def _answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused:
+def answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused:
+    """Return the answer to a request of the process that uploads."""
     try:
         if isinstance(asked, Read):
             if asked.verified:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from ..store.far.refusals import of_the_whole_remote
 from ..store.far.retries import Retries
 from ..store.far.upload import Uploader
 from ..store.packs import Entry
-from ..store.places import PLACE, Location, Places
+from ..store.places import PLACE, Places
 from . import amending, remote_keys
 from .remote_keys import Opened
 from .sending import (
@@ -50,6 +51,16 @@ from .sending import (
     Task,
     Trouble,
 )
+
+
+class Answering(Protocol):
+    """Whoever knows the open store."""
+
+    def ask(self, question: Locate | Read) -> Located | Chunk:
+        """Return the answer to a request. Raises the error with which it is refused."""
+
+    def wait_while_held(self) -> None:
+        """Wait while the upload is paused."""
 
 
 class _Daemon:
@@ -108,12 +119,13 @@ class _ToDaemon(logging.Handler):
         self._daemon.tell(Said(record.getMessage()))
 
 
-class _Source:
+class Source:
     """The snapshot of a task, in a store that the daemon has open. Chunks are read from its packs."""
 
-    def __init__(self, daemon: _Daemon, task: Task) -> None:
+    def __init__(self, daemon: Answering, task: Task) -> None:
         self._daemon, self._task = daemon, task
-        self._places: dict[bytes, Location] = {}
+        #: The packs of chunks, and where they lie in them.
+        self._places: dict[bytes, tuple[Path, Entry]] = {}
 
     def manifest(self, snapshot_id: str) -> Manifest:
         """Return the manifest with its annotations."""
@@ -136,19 +148,23 @@ class _Source:
         if not isinstance(found, Located):
             raise TypeError("another question was answered")
         places = Places([np.frombuffer(found.rows, PLACE)], found.packs)
-        self._places.update({place.digest: place for place in places})
+        paths = {path: Path(path) for path in found.packs}
+        self._places.update(
+            (place.digest, (paths[place.pack], Entry(place.digest, place.offset, *place[3:])))
+            for place in places
+        )
         return places
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return a chunk in its stored form; wait while the upload is paused."""
         self._daemon.wait_while_held()
-        place = self._places[digest]
+        path, entry = self._places[digest]
         try:
-            payload = packs.read_payload(Path(place.pack), Entry(digest, place.offset, *place[3:]))
+            payload = packs.read_payload(path, entry)
         except (ObjectCorrupt, OSError):
             # The pack may have been repacked; the daemon has the new location.
             return self._ask(digest, verified=False)
-        return place.codec, payload, place.raw_length
+        return entry.codec, payload, entry.raw_length
 
     def load(self, digest: bytes) -> bytes:
         """Return a chunk, decompressed; raise ObjectCorrupt, which names the pack."""
@@ -196,7 +212,7 @@ def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
             return Ended()
         began = time.monotonic()
         uploaded = uploader.upload(
-            _Source(daemon, task),
+            Source(daemon, task),
             task.info.snapshot_id,
             task.facts,
             lambda done, total: daemon.tell(Progress(done, total)),

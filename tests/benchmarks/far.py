@@ -22,8 +22,12 @@ import msgspec
 import numpy as np
 from obstore.store import S3Store
 
+from jupyter_gpuckpt.daemon import sending
+from jupyter_gpuckpt.daemon.upload_worker import Source
+from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.remote_records import HolderKind
+from jupyter_gpuckpt.model import Chunk, Manifest
+from jupyter_gpuckpt.remote_records import HolderKind, Remote
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.far import far_manifests, far_packs, indexes, keyring
@@ -72,8 +76,12 @@ def run() -> Iterator[Row]:
             for kind in ("random", "compressible"):
                 yield from _transfers(url, place / kind, kind, int(size * GB))
             yield _cipher(url, place / "random/made", place / "cipher")
-            for count in SIZES:
-                yield from _large(url, place / f"large-{count}", count)
+            by_size: list[list[Row]] = [[] for _ in SIZES]
+            for count, rows in zip(SIZES, by_size, strict=True):
+                for row in _large(url, place / f"large-{count}", count):
+                    rows.append(row)
+                    yield row
+            yield from _slopes(*by_size)
 
 
 class _Remote:
@@ -91,7 +99,31 @@ class _Remote:
         uploader = Uploader(
             self.bucket, self.keyring, self.seen, state=self.folder / "state", machine_id="here"
         )
-        return uploader.upload(store, snapshot_id, Facts(_SESSION)).snapshot
+        source = _source(store, snapshot_id)
+        return uploader.upload(source, snapshot_id, Facts(_SESSION)).snapshot
+
+
+class _OpenStore:
+    """The open store of a daemon, without the socket between it and the process that uploads."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def ask(self, question: sending.Locate | sending.Read) -> sending.Located | sending.Chunk:
+        answer = sending.answer(self._store, question)
+        if isinstance(answer, sending.Refused):
+            raise error_from(answer.error)
+        return answer
+
+    def wait_while_held(self) -> None:
+        """Go on: nothing else runs."""
+
+
+def _source(store: LocalStore, snapshot_id: str) -> Source:
+    """Return the snapshot as the process reads it that uploads."""
+    info, content = store.manifest(snapshot_id).info, store.manifest_file(snapshot_id)
+    task = sending.Task("", Remote("b", "file:///b"), Facts(_SESSION), info, content)
+    return Source(_OpenStore(store), task)
 
 
 def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
@@ -160,17 +192,17 @@ def _cipher(url: str, made: Path, place: Path) -> Row:
     seconds = defaultdict[str, list[float]](list)
     seal = _Remote(url, "cipher", place).seal
     with LocalStore(made) as store:
-        digests = manifests.references(store.manifest("s1"))
-        chunks, memory = _entries(store, digests)[:_CHUNKS_PER_PACK], Scratch()
-        far_packs.build(seal, chunks, store.read, memory)  # its memory is fresh once
+        digests, source = manifests.references(store.manifest("s1")), _source(store, "s1")
+        chunks, memory = _entries(source, digests)[:_CHUNKS_PER_PACK], Scratch()
+        far_packs.build(seal, chunks, source.read, memory)  # its memory is fresh once
         for _ in range(ROUNDS):
             with _timed(seconds["sealed"]):
-                far_packs.build(seal, chunks, store.read, memory)
+                far_packs.build(seal, chunks, source.read, memory)
             with (
                 mock.patch.object(Seal, "_key", return_value=_InTheClear()),
                 _timed(seconds["clear"]),
             ):
-                far_packs.build(seal, chunks, store.read, memory)
+                far_packs.build(seal, chunks, source.read, memory)
     facts = {"sealed": f"{statistics.median(seconds['sealed']):.3f} s"}
     found = ratios(seconds["sealed"], seconds["clear"])
     return Row("making a pack of random data, beside one without a cipher", found, "x", facts=facts)
@@ -184,8 +216,14 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
         store.sweep()
         _fill(remote, store)
         label = f"{count:,} chunks: "
-        newcomer = Sessions(remote.bucket, remote.seal, Seen(place / "newcomer.json"))
-        yield _row(f"{label}list of a new machine", remote, lambda: _listed(newcomer))
+        opened = keyring.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET)
+        yield _row(
+            f"{label}opening by a new machine",
+            remote,
+            lambda: keyring.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET),
+        )
+        newcomer = Sessions(remote.bucket, opened.seal, Seen(place / "newcomer.json"))
+        yield _row("    list of a new machine", remote, lambda: _listed(newcomer))
         *_, last = large_store.snapshot_ids(place / "store")
         again = store.manifest(last)
         again = msgspec.structs.replace(
@@ -197,12 +235,18 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
             remote,
             lambda: remote.upload(store, "again"),
         )
+        _save_new(store, again)
+        yield _row(
+            "    upload of a snapshot with one new chunk, with the indexes in this machine's copies",
+            remote,
+            lambda: remote.upload(store, "changed"),
+        )
         [snapshot] = [
             one for one in remote.sessions.get(_SESSION).listed if one.snapshot_id == "again"
         ]
         with LocalStore(place / "fetched") as target:
             yield _row(
-                "    fetch of it into an empty store",
+                "    cold start: fetch of the former into an empty store",
                 remote,
                 lambda: fetch(remote.bucket, remote.seal, snapshot, target),
             )
@@ -217,6 +261,32 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
                 lambda: collect(remote.bucket, remote.seal, remote.seen, min_age=timedelta(0)),
             )
         assert len(_listed(remote.sessions)) == len(newcomer.ids())
+
+
+def _slopes(smallest: Sequence[Row], *others: Sequence[Row]) -> Iterator[Row]:
+    """Rows of how many times as long a larger far store takes, for how many times as many chunks."""
+    for some, count in zip(others, SIZES[1:], strict=True):
+        times = count / SIZES[0]
+        for row, before in zip(some, smallest, strict=True):
+            name = row.name.partition(": ")[2] if row is some[0] else row.name.strip()
+            found = ratios(row.samples, before.samples)
+            yield Row(f"{times:.0f} times as many chunks: {name}", found, "x")
+
+
+def _save_new(store: LocalStore, like: Manifest) -> None:
+    """Save a snapshot like another one, but with one chunk of its own."""
+    content = os.urandom(CHUNK_BYTES)
+    codec, payload = Compressor().compress(memoryview(content))
+    with store.writer() as writer:
+        writer.append(digest_of(content), payload, len(content), codec)
+        writer.finish()
+        first, *streams = like.streams
+        chunk = Chunk(digest_of(content), len(content))
+        first = msgspec.structs.replace(
+            first, chunks=[*first.chunks, chunk], length=first.length + len(content)
+        )
+        info = msgspec.structs.replace(like.info, snapshot_id="changed")
+        store.publish(msgspec.structs.replace(like, info=info, streams=[first, *streams]))
 
 
 def _listed(sessions: Sessions) -> list[FarSession]:
@@ -262,7 +332,7 @@ def _fill(remote: _Remote, store: LocalStore) -> None:
         indexes.write(remote.bucket, remote.seal, sent[start::_INDEXES])
 
 
-def _entries(store: LocalStore, digests: Collection[bytes]) -> list[Entry]:
+def _entries(store: LocalStore | Source, digests: Collection[bytes]) -> list[Entry]:
     """Return where chunks lie, as packs are made of them."""
     return [Entry(one.digest, one.offset, *one[3:]) for one in store.locate(digests)]
 

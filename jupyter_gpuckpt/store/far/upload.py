@@ -10,6 +10,7 @@ from its journal, with the epoch that was current when it began.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -50,6 +51,8 @@ from .sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenure
 _log = logging.getLogger(__name__)
 
 _WRITERS = 8
+#: The most packs that are made at a time: with eight an upload takes twice as long as with three.
+_MAX_MAKERS = 3
 #: How often an upload begins again because the epoch changed during it.
 _ROUNDS = 10
 
@@ -233,8 +236,8 @@ class _Run:
         self._digests = {self._seal.far_id(digest): digest for digest in digests}
         self._progress, self._lock = progress, threading.Lock()
         self._done = self._total = 0
-        #: One thread at a time makes a pack: several hinder each other, because much of the work on each chunk holds the GIL.
-        self._making = threading.Lock()
+        #: Few threads at a time make packs: more hinder each other, because much of the work on each chunk holds the GIL.
+        self._making = threading.Semaphore(_makers())
         #: Reusable memory of packs that were sent, because fresh memory would take longer than the encryption.
         self._spare: list[Scratch] = []
         #: What this attempt has sent so far.
@@ -364,3 +367,8 @@ class _Run:
         self._journal.add_manifest(name, session_id)
         made = FarManifest(snapshot_id, content, list(packs), session_id)
         return name, far_manifests.write(self._bucket, self._seal, name, made)
+
+
+def _makers() -> int:
+    """Return how many packs are made at a time; the rest of the processors is for the endpoint's connections and the kernels."""
+    return max(1, min(_MAX_MAKERS, len(os.sched_getaffinity(0)) // 4))
