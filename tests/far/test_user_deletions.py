@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon import remote_keys, user_deletions
 from jupyter_gpuckpt.daemon.lease_file import KernelLease, LeaseFile
+from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.user_deletions import UserDeletion, UserDeletions
 from jupyter_gpuckpt.store.far import journal
 from jupyter_gpuckpt.store.far.collect import collect
@@ -18,7 +20,7 @@ from jupyter_gpuckpt.store.far.sessions import Lease, Sessions
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
-from tests.far.test_fetching import saved
+from tests.far.test_fetching import Here, saved
 from tests.far.test_sent_changes import SMALL, Told
 
 DAY = timedelta(days=1)
@@ -318,3 +320,33 @@ def test_a_deletion_repeated_meanwhile_is_not_forgotten(user):
     assert file.all() == {"s1": UserDeletion("k1", 2.0)}
     file.settle(file.all())
     assert file.all() == {}
+
+
+def test_a_deleted_session_is_listed_no_longer_and_what_was_pinned_is_fetched_pinned(tmp_path):
+    async def test():
+        b = Here(tmp_path / "two")
+        try:
+            listing = await b.far.sessions("share")
+            assert [one.session_id for one in listing.sessions] == ["k2"]
+            fetched = await b.fetched("share", "s2", force=True)
+            assert fetched.error is None
+            [info] = b.store.snapshots()
+            assert (info.snapshot_id, info.pinned) == ("s2", True)
+            told = SentChanges(remote_keys.state_dir(b.data_dir, "share"))
+            async with asyncio.timeout(60):
+                while "s2" not in told.all():  # noqa: ASYNC110 - of a thread
+                    await asyncio.sleep(0.01)
+            assert (told.all()["s2"].pinned, told.all()["s2"].pinned_there) == (True, True)
+        finally:
+            await b.far.close()
+            b.leases.close()
+            await b.uploads.close()
+            b.machine.close()
+
+    with store_of(tmp_path / "one") as store:
+        user = User(tmp_path / "one", store, tmp_path / "share")
+        store.annotate("s2", {"pinned": True})
+        user.deletes("s1")
+        user.tell()
+        join(tmp_path / "two", user.joined.remote, user.joined.phrase)
+        asyncio.run(test())
