@@ -123,6 +123,23 @@ def ended(message, request):
     return same and message["content"].get("execution_state") == "idle"
 
 
+def test_a_connection_that_is_soon_closed_takes_no_output_from_the_page(server):
+    """JupyterLab 4.2 opens one before the notebook's own when its page is loaded, and the cell ends meanwhile."""
+    before = server.open("notebook.ipynb")
+    request = before.execute(COUNTING)
+    wait_for_lines(before, request, 20)
+    before.close()
+    short = server.page(before.kernel_id)
+    wait_for_lines(short, request, 20)
+    (server.root / "stop").touch()
+    short.wait_for(lambda m: ended(m, request))
+    short.close()
+    page = server.page(before.kernel_id)
+    page.wait_for(lambda m: ended(m, request))
+    assert lines(page, request) == lines(short, request)
+    assert is_counting_from_0(lines(page, request))
+
+
 def test_saves_lose_and_double_nothing(server, pages):
     page = pages[0]
     request = page.execute(COUNTING)

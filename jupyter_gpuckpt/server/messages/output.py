@@ -22,6 +22,7 @@ import msgspec
 from ...output_log import content_of, frame_of, frames, opened
 from .begun_cells import begun_cells, messages_of
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
+from .settling import SettlingPages
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class KernelOutput:
         self._running: set[str] = set()
         self._pages: dict[Page, None] = {}
         self._joining: dict[Page, asyncio.Task[None]] = {}
+        self._settling = SettlingPages(self._clear_if_seen)
         #: Cell ids by request, so that a page that did not send a request can place its output.
         self._cells: dict[str, str] = {}
         #: Whether messages wait for `add_beginning`: cells run, and only the kernel has their earlier messages.
@@ -179,6 +181,7 @@ class KernelOutput:
         if joining is not None:
             joining.cancel()
         elif page in self._pages:
+            self._settling.remove(page)
             del self._pages[page]
             self._seen[page.client_session] = self._count
             self._note()
@@ -269,6 +272,7 @@ class KernelOutput:
         self._closed = True
         for joining in self._joining.values():
             joining.cancel()
+        self._settling.clear()
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
@@ -362,11 +366,14 @@ class KernelOutput:
         # No message can have come since the last frame was read: there was no await.
         self._seen.pop(page.client_session, None)
         self._pages[page] = None
+        if self._size:
+            self._settling.add(page)
         self._note()
         self._clear_if_seen()
 
     def _clear_if_seen(self) -> None:
-        if self._pages and not self._running and not self._joining:
+        seen = any(page not in self._settling for page in self._pages)
+        if seen and not self._running and not self._joining:
             self._clear()
 
     def _clear(self) -> None:
