@@ -24,16 +24,24 @@ from tests.manifests import manifest
 CHUNKS = [os.urandom(3000 + number) for number in range(700)]
 
 
-@pytest.fixture
-def root(tmp_path):
-    """Return a store of several packs, closed."""
-    root = tmp_path / "store"
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Return a folder with a store of several packs, closed, and with its catalog at an earlier moment."""
+    folder = tmp_path_factory.mktemp("template")
+    root = folder / "store"
     with LocalStore(root, pack_bytes=500_000) as store:
         put(store, CHUNKS[:400])
-        shutil.copy(root / "catalog.sqlite", tmp_path / "old.sqlite")
+        shutil.copy(root / "catalog.sqlite", folder / "old.sqlite")
         put(store, CHUNKS[400:])
         assert len(list((root / "packs").iterdir())) >= 4
-    return root
+    return folder
+
+
+@pytest.fixture
+def root(template, tmp_path):
+    """Return a copy of that store, beside the old catalog."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "store"
 
 
 def put(store, chunks):
