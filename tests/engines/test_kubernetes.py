@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from jupyter_gpuckpt import pods
+from tests.as_user import ROOT
 from tests.conftest import environment, missing, wait_for
 from tests.documented import block
 from tests.engines.kube_hub import KubeHub
@@ -74,10 +76,41 @@ class PodServer(Server):
 
 def printed(*words):
     """Return the document that the command prints."""
+    (document,) = all_printed(*words)
+    return document
+
+
+def all_printed(*words):
+    """Return all documents that the command prints."""
     command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "kubernetes", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    (document,) = json.loads(done.stdout)
-    return document
+    return json.loads(done.stdout)
+
+
+def test_the_pods_of_the_printed_filter_for_nodes_write_it(image, short_dir):
+    config_map, daemon_set = all_printed("node-filter", f"--image={IMAGE}")
+    spec = daemon_set["spec"]["template"]["spec"]
+    (folder,) = [one["hostPath"] for one in spec["volumes"] if "hostPath" in one]
+    folder["path"] = str(short_dir / "kubelet")
+    for container in spec["initContainers"] + spec["containers"]:
+        container["imagePullPolicy"] = "Never"
+        container["securityContext"] = {"runAsUser": 0}  # as in the image that is named by default
+    # By default podman 4.3 removes a container of this kind when it has ended, and sometimes fails to.
+    annotations = {"io.podman.annotations.init.container.type": "always"}
+    metadata = {"name": "filter", "annotations": annotations}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    path = short_dir / "filter.yaml"
+    path.write_text("\n---\n".join(map(json.dumps, (config_map, pod))))
+    try:
+        image("kube", "play", "--network=none", str(path))
+        (written,) = (short_dir / "kubelet").iterdir()
+        assert written.name == pods.SECCOMP_FILE
+        ours = ROOT / "jupyter_gpuckpt/profiles/seccomp.json"
+        assert json.loads(written.read_text()) == json.loads(ours.read_text())
+        state = "{{.State.Status}}"
+        assert image("inspect", f"--format={state}", "filter-wait").strip() == "running"
+    finally:
+        image.remove_all()
 
 
 def as_documented(pod):
