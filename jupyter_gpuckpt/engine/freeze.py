@@ -63,8 +63,10 @@ class Frozen:
     memory: list[ProcessMemory | CopiedMemory]
     captured: list[CapturedFile]
     captured_files: dict[str, Path]
+    #: Of a save with handed-over memory it is complete when `finish_gpu` has returned.
     gpu: list[GpuProcess]
-    gpu_files: dict[str, list[Path]]
+    #: How many bytes of GPU memory are to be stored.
+    gpu_bytes: int
     #: TCP connections with both ends in the tree, the bytes in their queues, and connections that cannot be kept.
     connections: list[TcpConnection] = field(default_factory=list)
     connections_queues: bytes = b""
@@ -75,6 +77,12 @@ class Frozen:
     copies: dict[str, Path] = field(default_factory=dict)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
+    _gpu_copying: Future[None] | None = None
+
+    def finish_gpu(self) -> None:
+        """Wait until handed-over GPU memory is copied, and `gpu_files_taken` was called with its files. Raises FreezeFailed."""
+        if self._gpu_copying is not None:
+            self._gpu_copying.result()
 
     def prove_still(self) -> None:
         """Raise FreezeFailed if a task of a suspend has run since the freeze (an outside SIGCONT), because its pages would not match."""
@@ -99,8 +107,9 @@ def frozen(
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
-    `gpu_files_taken` is called once, with what will be `Frozen.gpu_files`, and what must be stored of those of the lane; in a save that
-    is after the tasks run on. `earlier_gpu`: what the store has of the lane's memory already.
+    `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the lane; in a save that is
+    after the tasks run on. If memory was handed over, another thread calls it again with the files of that. `earlier_gpu`: what the
+    store has of the lane's memory already.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -155,16 +164,20 @@ def frozen(
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
-            gpu_files_taken(result.gpu_files, gpu.lanes.copies)
+            gpu_files_taken(gpu.files(), gpu.lanes.copies)
         else:
             with progress.stage(Stage.THAW):
                 tcp.close()
                 gpu.hold()
                 standstill.end()
-                result.frozen_seconds = _give_gpu_back(gpu, standstill, result, gpu_files_taken)
+                result.frozen_seconds = _give_gpu_back(gpu, standstill, gpu_files_taken)
             rollback.pop_all()
             # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
+            if gpu.lanes.has_handed_over:
+                # Other memory is stored meanwhile. The copying ends before anything is undone.
+                beside = rollback.enter_context(ThreadPoolExecutor(1, "gpu-copying"))
+                result._gpu_copying = beside.submit(_copy_gpu, gpu, result, gpu_files_taken)
         yield result
         if stop:
             result.frozen_seconds = time.monotonic() - standstill.began
@@ -173,23 +186,28 @@ def frozen(
             rollback.pop_all()
 
 
-def _give_gpu_back(
-    gpu: GpuProcesses,
-    standstill: Standstill,
-    result: Frozen,
-    files_taken: FilesTaken,
-) -> float:
-    """Give running tasks their GPU memory back and complete the result's GPU files; return for how many seconds GPU work stood still."""
-    if not gpu.lanes.has_handed_over:
-        files_taken(result.gpu_files, gpu.lanes.copies)
+def _give_gpu_back(gpu: GpuProcesses, standstill: Standstill, files_taken: FilesTaken) -> float:
+    """Give running tasks their GPU memory back; return for how many seconds GPU work stood still."""
+    handed_over = gpu.lanes.has_handed_over
+    if not handed_over:
+        files_taken(gpu.files(), gpu.lanes.copies)
     gpu.give_back(later=True)
     seconds = time.monotonic() - standstill.began
-    if gpu.lanes.has_handed_over:
+    if handed_over:
         gpu.give_back()  # the memory for which there was no room at once
-        gpu.lanes.copy_handed_over()
-        result.gpu, result.gpu_files = gpu.records(), gpu.files()
-        files_taken(result.gpu_files, gpu.lanes.copies)
+        # These files are small, and reading them beside the Restore would prolong it.
+        files_taken(gpu.files(), gpu.lanes.copies)
     return seconds
+
+
+def _copy_gpu(gpu: GpuProcesses, result: Frozen, files_taken: FilesTaken) -> None:
+    """Copy the handed-over memory to files, while the tasks run with their own copies, and complete the result's GPU part."""
+    before = gpu.files()
+    gpu.lanes.copy_handed_over()
+    result.gpu = gpu.records()
+    files_taken(
+        {name: paths for name, paths in gpu.files().items() if name not in before}, gpu.lanes.copies
+    )
 
 
 def _dump(
@@ -351,5 +369,5 @@ def _result(
         captured=captured.files,
         captured_files=captured.sources,
         gpu=gpu.records(),
-        gpu_files=gpu.files(),
+        gpu_bytes=gpu.stored_bytes,
     )

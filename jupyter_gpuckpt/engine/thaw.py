@@ -48,6 +48,9 @@ class Content(Protocol):
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
+        """Look up the chunks of streams; return a function that does the rest of `to_file`."""
+
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
 
@@ -162,7 +165,7 @@ def thaw(
         filling.prepare(manifest, images)
         gpu = cleanup.enter_context(_GpuFiles(restore))
         with _watch(restore, images) as watch:
-            _run_criu(restore, images, filling, watch)
+            _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
         gpu.finish_drivers()
@@ -240,7 +243,8 @@ class _GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger. `finish_drivers` and `finish` return when the bytes are complete and verified.
+    and may be much larger: these wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
+    `finish_drivers` and `finish` return when the bytes are complete and verified.
     """
 
     def __init__(self, restore: _Restore) -> None:
@@ -255,7 +259,9 @@ class _GpuFiles:
                 jobs = self._lanes if path.startswith(LANE_FILES) else self._drivers
                 jobs.append((f"gpu{path}", target))
         self._error: BaseException | None = None
-        self._drivers_written = threading.Event()
+        self._drivers_written, self._ended = threading.Event(), False
+        #: Set it to let the lanes' files be written.
+        self.lanes_may = threading.Event()
         self._content, self._progress = restore.content, restore.progress
         self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
         if self._drivers or self._lanes:
@@ -265,7 +271,10 @@ class _GpuFiles:
         try:
             self._content.to_file(self._drivers)
             self._drivers_written.set()
-            self._content.to_file(self._lanes)
+            write = self._content.writing(self._lanes)
+            self.lanes_may.wait()
+            if not self._ended:
+                write()
         except BaseException as error:
             self._error = error
         finally:
@@ -275,7 +284,9 @@ class _GpuFiles:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Wait for the thread and drop its error: another step has failed before."""
+        """End the thread and drop its error: another step has failed before."""
+        self._ended = True
+        self.lanes_may.set()
         self._join()
 
     def _join(self) -> None:
@@ -290,6 +301,7 @@ class _GpuFiles:
     def finish(self) -> None:
         """Wait until all is written. Raises the thread's error."""
         if self._lanes:
+            self.lanes_may.set()
             self._wait(self._join)
 
     def _wait(self, wait: Callable[[], object]) -> None:
@@ -299,14 +311,19 @@ class _GpuFiles:
             raise self._error
 
 
-def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch) -> None:
+def _run_criu(
+    restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch, gpu: _GpuFiles
+) -> None:
     """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
     init_pid = restore.namespaces.init_pid
+
+    def fill() -> None:
+        filling.finish(init_pid)
+        gpu.lanes_may.set()
+
     with (
         restore.progress.stage(Stage.RESTORE),
-        PostRestore(
-            restore.inside(action_script.SOCKET), lambda: filling.finish(init_pid)
-        ) as filler,
+        PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
     ):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -59,40 +58,33 @@ _BESIDE_PROCESS = LOOK_AHEAD + PLACES * PLACE_BYTES + 2 * MAX_PAGES * PAGE
 class Packed(NamedTuple):
     """The result of `pack`.
 
-    `stored`: the compressed bytes of each stored chunk that the streams refer to; `new_bytes`: those of them that were not in the
-    store before.
+    `new_bytes`: the compressed bytes of the chunks that were not in the store before.
     """
 
     streams: list[Stream]
     raw_bytes: int
-    stored: dict[bytes, int]
     new_bytes: int
 
     @classmethod
     def of_nothing(cls) -> Packed:
         """Return the result for no streams."""
-        return cls([], 0, {}, 0)
-
-    @property
-    def stored_bytes(self) -> int:
-        """The compressed bytes of all chunks."""
-        return sum(self.stored.values())
+        return cls([], 0, 0)
 
     def and_also(self, other: Packed) -> Packed:
         """Return the sum of both results."""
         return Packed(
             [*self.streams, *other.streams],
             self.raw_bytes + other.raw_bytes,
-            {**self.stored, **other.stored},
             self.new_bytes + other.new_bytes,
         )
 
 
 class _Done(NamedTuple):
-    """The chunks of a segment that was stored, and the offset in its source where they begin."""
+    """The chunks of a segment that was stored, the offset in its source where they begin, and what that added to the store."""
 
     start: int
-    chunks: list[Chunk]
+    chunks: Sequence[Chunk]
+    new_bytes: int
 
 
 def pack(
@@ -133,13 +125,10 @@ def pack(
     }
     waiting = segments(sources, length)
     done: dict[Segment, _Done] = {}
-    totals = _Totals()
     with store.writer() as writer, store.holding(predecessor.digests), ExitStack() as stack:
 
         def make_worker() -> Callable[[Segment], None]:
-            work_on = _Worker(
-                sources, shares, length, store, writer, predecessor, totals, stack
-            ).store
+            work_on = _Worker(sources, shares, length, store, writer, predecessor, stack).store
 
             def work(segment: Segment) -> None:
                 done[segment] = work_on(segment)
@@ -147,7 +136,7 @@ def pack(
 
             return work
 
-        parts = [_kept(source, totals) for source in sources]
+        parts = [_kept(source) for source in sources]
         progress.advance(raw_bytes - to_read)
         if waiting:
             share_out(waiting, make_worker, min(threads, len(waiting)))
@@ -158,7 +147,7 @@ def pack(
         _join(source, sorted(found, key=lambda one: one.start))
         for source, found in zip(sources, parts, strict=True)
     ]
-    return Packed(streams, raw_bytes, totals.stored, totals.new_bytes)
+    return Packed(streams, raw_bytes, sum(segment.new_bytes for segment in done.values()))
 
 
 class _Worker:
@@ -172,12 +161,10 @@ class _Worker:
         store: LocalStore,
         writer: PackWriter,
         predecessor: Predecessor,
-        totals: _Totals,
         stack: ExitStack,
     ) -> None:
         self._sources, self._shares = sources, shares
         self._store, self._writer, self._predecessor = store, writer, predecessor
-        self._totals = totals
         self._scratch, self._compressor, self._composer = Scratch(), Compressor(), Composer()
         self._process: PackClient | None = None
         if shares:
@@ -199,17 +186,16 @@ class _Worker:
         else:
             found = self._process.store(segment, self._writer, look_up)
         sources = {part.digest for chunk in found.composed.values() for part in chunk.stored()}
-        # Leases beyond this operation are needed only for the chunks that were used.
-        stored = found.stored | (self._writer.known(sources) if sources else {})
+        if sources:
+            # Leases beyond this operation are needed only for the chunks that were used.
+            self._writer.known(sources)
         self._predecessor.remember(found.composed)
-        self._totals.add(stored, found.new_bytes)
-        return _Done(
-            found.start, [found.composed.get(chunk.digest, chunk) for chunk in found.chunks]
-        )
+        chunks = [found.composed.get(chunk.digest, chunk) for chunk in found.chunks]
+        return _Done(found.start, chunks, found.new_bytes)
 
     def _store_myself(self, source: Source, segment: Segment, look_up: LookUp) -> Stored:
         found = chunks_of(source, segment, self._scratch.get)
-        stored = self._writer.known(found.views)
+        stored = set(self._writer.known(found.views))
         unknown = [digest for digest in found.views if digest not in stored]
         earlier = look_up(found.start, found.chunks, unknown)
         composed = earlier.composed
@@ -227,14 +213,14 @@ class _Worker:
                 continue
             codec, payload = self._compressor.compress(view)
             records.append(Record(digest, payload, len(view), codec))
-            stored[digest] = len(payload)
+            stored.add(digest)
             gathered += len(payload)
             if gathered >= _WRITE_BYTES:
                 new_bytes += self._writer.append_all(records)
                 records, gathered = [], 0
         if records:
             new_bytes += self._writer.append_all(records)
-        return Stored(found.start, found.chunks, composed, stored, new_bytes)
+        return Stored(found.start, found.chunks, composed, new_bytes)
 
 
 class BytesSource:
@@ -295,26 +281,11 @@ def shared_file(data: bytes) -> FileSource:
     return FileSource(name, *map(Path, paths))
 
 
-class _Totals:
-    """Sums over all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.stored: dict[bytes, int] = {}
-        self.new_bytes = 0
-
-    def add(self, stored: Mapping[bytes, int], new_bytes: int) -> None:
-        with self._lock:
-            self.stored.update(stored)
-            self.new_bytes += new_bytes
-
-
-def _kept(source: Source, totals: _Totals) -> list[_Done]:
+def _kept(source: Source) -> list[_Done]:
     """Return the chunks of a source that an earlier snapshot stored."""
     if not isinstance(source, PartialSource):
         return []
-    totals.add(source.stored, 0)
-    return [_Done(one.start, list(one.chunks)) for one in source.kept]
+    return [_Done(one.start, one.chunks, 0) for one in source.kept]
 
 
 def _join(source: Source, parts: list[_Done]) -> Stream:

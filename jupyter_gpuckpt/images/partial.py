@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from .. import decoding
 from ..model import Chunk, Stream
-from ..store.manifests import stored_digests
 from .pack import FileSource
 from .segments import Kept
 
@@ -31,33 +30,27 @@ _MAX_READ_SHARE = 0.5
 
 
 class Usable(NamedTuple):
-    """The chunks of an earlier stream that a new one can use, and the ranges of the new one that must be read.
-
-    `stored`: the stored bytes of all chunks to which these refer, by digest.
-    """
+    """The chunks of an earlier stream that a new one can use, and the ranges of the new one that must be read."""
 
     kept: list[Kept]
-    stored: dict[bytes, int]
     ranges: list[tuple[int, int]]
 
 
 class Layout:
-    """The chunks of a stream by their places. `stored`: chunks that are still stored, by digest, and their stored bytes."""
+    """The chunks of a stream by their places. `missing`: the digests of stored chunks that the store does not have any more."""
 
-    def __init__(self, stream: Stream, stored: Mapping[bytes, int]) -> None:
-        self.stored, self._chunks = stored, stream.chunks
+    def __init__(self, stream: Stream, missing: Collection[bytes]) -> None:
+        self._chunks = stream.chunks
         lengths = np.array([chunk.length for chunk in stream.chunks], np.int64)
         self._ends = np.cumsum(lengths)
         self._begins = self._ends - lengths
+        gone = [
+            number
+            for number, chunk in enumerate(stream.chunks if missing else ())
+            if any(part.digest in missing for part in chunk.stored())
+        ]
         #: The numbers of chunks of which something is not stored any more.
-        self._gone = np.array(list(self._missing()), np.int64)
-
-    def _missing(self) -> Iterator[int]:
-        if stored_digests(self._chunks) <= self.stored.keys():
-            return
-        for number, chunk in enumerate(self._chunks):
-            if any(part.digest not in self.stored for part in chunk.stored()):
-                yield number
+        self._gone = np.array(gone, np.int64)
 
     def inside(self, begin: int, end: int, shift: int) -> list[Kept]:
         """Return the chunks between two offsets, as they are in a stream where they are `shift` bytes later."""
@@ -69,15 +62,16 @@ class Layout:
         # Zeros have no digest, so a part of them is a chunk as well.
         if first and self._is_zeros(first - 1) and self._ends[first - 1] > begin:
             length = min(int(self._ends[first - 1]), end) - begin
-            found.append(Kept(begin + shift, [Chunk(b"", length)]))
+            found.append(Kept(begin + shift, begin + shift + length, [Chunk(b"", length)]))
         gone = self._gone[np.searchsorted(self._gone, first) : np.searchsorted(self._gone, last)]
         for stop in [*gone.tolist(), last]:
             if stop > first:
-                found.append(Kept(int(self._begins[first]) + shift, self._chunks[first:stop]))
+                start, after = int(self._begins[first]), int(self._ends[stop - 1])
+                found.append(Kept(start + shift, after + shift, self._chunks[first:stop]))
             first = stop + 1
         if last < len(self._chunks) and self._is_zeros(last) and begin <= self._begins[last] < end:
             start = int(self._begins[last])
-            found.append(Kept(start + shift, [Chunk(b"", end - start)]))
+            found.append(Kept(start + shift, end + shift, [Chunk(b"", end - start)]))
         return found
 
     def _is_zeros(self, number: int) -> bool:
@@ -104,14 +98,12 @@ def usable(layout: Layout, origin: NDArray[np.int64], piece: int) -> Usable | No
     for one in kept:
         if one.start > at:
             ranges.append((at, one.start))
-        at = one.start + sum(chunk.length for chunk in one.chunks)
+        at = one.end
     if at < length:
         ranges.append((at, length))
     if sum(end - begin for begin, end in ranges) > _MAX_READ_SHARE * length:
         return None
-    digests = stored_digests([chunk for one in kept for chunk in one.chunks])
-    lengths = map(layout.stored.__getitem__, digests)
-    return Usable(kept, dict(zip(digests, lengths, strict=True)), ranges)
+    return Usable(kept, ranges)
 
 
 class _Shared(msgspec.Struct):
@@ -127,7 +119,7 @@ class _Shared(msgspec.Struct):
 class PartialFileSource(FileSource):
     """A source of a stream of which files have the ranges, one after the other, or with `is_whole` at their own offsets.
 
-    `paths`: as in `FileSource`. `kept`, `stored`: see `PartialSource`.
+    `paths`: as in `FileSource`. `kept`: see `PartialSource`.
     """
 
     def __init__(
@@ -137,12 +129,11 @@ class PartialFileSource(FileSource):
         length: int,
         ranges: Ranges,
         kept: Sequence[Kept] = (),
-        stored: Mapping[bytes, int] | None = None,
         is_whole: bool = False,
     ) -> None:
         super().__init__(name, *paths)
         self.length, self.ranges, self._is_whole = length, list(ranges), is_whole
-        self.kept, self.stored = kept, stored or {}
+        self.kept = kept
         self._begins = [begin for begin, _ in self.ranges]
         before = accumulate((end - begin for begin, end in self.ranges), initial=0)
         #: How much earlier each range is in the file than in the stream.

@@ -6,17 +6,16 @@ All tables are numpy columns, for speed: a resume computes them beside CRIU and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk_parts import Part
 from ..errors import ManifestInvalid
 from ..model import Stream
 from ..store.local import LocalStore
-from ..store.manifests import stored_digests
+from ..store.manifests import digests_of
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
 
@@ -35,11 +34,6 @@ _Rows = NDArray[Any]
 def zeros_in(streams: Sequence[Stream]) -> int:
     """Return how many bytes of the streams are zeros, which are not stored."""
     return sum(chunk.length for stream in streams for chunk in stream.chunks if not chunk.digest)
-
-
-def digests_of(streams: Sequence[Stream]) -> set[bytes]:
-    """Return the digests of the stored chunks that have to be read for the streams."""
-    return set[bytes]().union(*(stored_digests(stream.chunks) for stream in streams))
 
 
 def table_of(
@@ -75,10 +69,7 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
     row_of[b""] = -1
     rows, targets = [], []
     for number, stream in enumerate(streams):
-        parts = list(_parts(stream))
-        digests = [part.digest for part in parts]
-        lengths = np.fromiter((part.length for part in parts), np.uint64, len(parts))
-        starts = np.fromiter((part.start for part in parts), np.int64, len(parts))
+        digests, starts, lengths = _parts(stream)
         ends = np.cumsum(lengths)
         check_length(stream, int(ends[-1]) if len(ends) else 0)
         row = np.fromiter(map(row_of.__getitem__, digests), np.int64, len(digests))
@@ -96,13 +87,20 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
     return target[np.argsort(row, kind="stable")], np.bincount(row, minlength=len(places))
 
 
-def _parts(stream: Stream) -> Iterator[Part]:
-    """Yield the parts of the stream; `start` is -1 for a whole chunk and for zeros."""
+def _parts(stream: Stream) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.uint64]]:
+    """Return digest, start and length of each part of the stream; the start is -1 for a whole chunk and for zeros."""
+    digests, starts, lengths = list[bytes](), list[int](), list[int]()
     for chunk in stream.chunks:
-        if chunk.parts:
-            yield from chunk.stored()
-        else:
-            yield Part(chunk.digest, -1, chunk.length)
+        if not chunk.parts:
+            digests.append(chunk.digest)
+            starts.append(-1)
+            lengths.append(chunk.length)
+            continue
+        for digest, start, length in chunk.stored():
+            digests.append(digest)
+            starts.append(start)
+            lengths.append(length)
+    return digests, np.array(starts, np.int64), np.array(lengths, np.uint64)
 
 
 def _check_chunks(lengths: _Rows, starts: _Rows, row: _Rows, places: Places) -> None:

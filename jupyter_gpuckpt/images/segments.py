@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model import Chunk
@@ -34,9 +34,10 @@ class Source(Protocol):
 
 
 class Kept(NamedTuple):
-    """Stored chunks that follow each other in a source from an offset."""
+    """Stored chunks that follow each other in a source between two offsets."""
 
     start: int
+    end: int
     chunks: Sequence[Chunk]
 
 
@@ -46,11 +47,7 @@ class PartialSource(Source, Protocol):
 
     @property
     def kept(self) -> Sequence[Kept]:
-        """The chunks of the bytes that cannot be read, in order."""
-
-    @property
-    def stored(self) -> Mapping[bytes, int]:
-        """The stored bytes of all chunks to which `kept` refers, by digest. The caller holds these chunks in the store."""
+        """The chunks of the bytes that cannot be read, in order. The caller holds them in the store."""
 
     @property
     def ranges(self) -> Sequence[tuple[int, int]]:

@@ -18,8 +18,9 @@ from ..host import commands
 from ..model import Chunk, Stream
 from ..progress import Progress
 from ..store.local import LocalStore
+from ..store.manifests import digests_of
 from .chunking import MAX_PAGES, PAGE
-from .reading_order import check_length, digests_of, table_of, zeros_in
+from .reading_order import check_length, table_of, zeros_in
 from .runs import Damaged, RunReader, RunRow, RunWorker
 from .sinks import FileSink
 from .workers.processes import worth_it
@@ -70,10 +71,10 @@ class PreparedSink(Sink, Protocol):
 class Unpacking:
     """A reader of streams into sinks.
 
-    The constructor looks up the places of all chunks, so that `run` only reads, verifies and writes.
+    The constructor looks up the places of all chunks and prepares the sinks, so that `run` only reads, verifies and writes.
 
     Buffers take at most `memory_bytes` (0: a quarter of the free memory), but always as much as one thread needs: 6 MiB. The
-    constructor raises ObjectCorrupt, which names a chunk that is not in the store, and ManifestInvalid.
+    constructor raises ObjectCorrupt, which names a chunk that is not in the store, ManifestInvalid, and the errors of `prepare`.
     """
 
     def __init__(
@@ -98,6 +99,9 @@ class Unpacking:
         self._shared = [sink for _, sink in jobs if isinstance(sink, SharedSink)]
         stored = sum(stream.length for stream in streams) - self._zeros
         wide = len(self._shared) == len(jobs) and worth_it(stored, self._threads)
+        for stream, sink in jobs:
+            if isinstance(sink, PreparedSink):
+                sink.prepare(stream.length)
         self._processes = self._started() if wide else None
 
     def run(self, progress: Progress) -> None:
@@ -108,9 +112,6 @@ class Unpacking:
         pack after the look-up are found there.
         """
         with self._store.holding(self._digests):
-            for stream, sink in self._jobs:
-                if isinstance(sink, PreparedSink):
-                    sink.prepare(stream.length)
             progress.advance(self._zeros)
             writes = [sink.write for _, sink in self._jobs]
 

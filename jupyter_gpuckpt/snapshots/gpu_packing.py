@@ -1,4 +1,4 @@
-"""The storing of GPU memory while it is restored to the GPU.
+"""The storing of GPU memory while it is restored to the GPU, and while other memory is stored.
 
 The staging files could be read as soon as the driver has written them. But then the kernel's processes are stopped, and reading at
 full speed beside CRIU would prolong that time.
@@ -7,8 +7,9 @@ full speed beside CRIU would prolong that time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -25,8 +26,44 @@ from .gpu_tables import EarlierGpuMemory
 _LOOK_SECONDS = 0.05
 
 
+class _Part:
+    """A thread that stores some of the files. It has a progress of its own, because the operation is in other stages meanwhile."""
+
+    def __init__(self, sources: Sequence[FileSource], store: Callable[..., Packed]) -> None:
+        self.length = sum(source.length for source in sources)
+        self._progress, self._store, self._sources = Progress(), store, sources
+        self._packed = Packed.of_nothing()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
+        self._thread.start()
+
+    def finish(self, progress: Progress) -> Packed:
+        """Wait until all is durable; `progress` advances by the files' bytes. Raises the errors of `pack`, OperationCancelled."""
+        reported = 0
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_SECONDS)
+            done = self._progress.record().done_bytes
+            progress.advance(done - reported)
+            reported = done
+        if self._error is not None:
+            raise self._error
+        progress.advance(self.length - reported)
+        return self._packed
+
+    def end(self) -> None:
+        """Stop the thread."""
+        self._progress.cancel()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._packed = self._store(self._sources, progress=self._progress)
+        except BaseException as error:
+            self._error = error
+
+
 class GpuPacking:
-    """A thread that stores staging files. Use it as a context manager around the freeze; it has ended when the block is left.
+    """Threads that store staging files. Use it as a context manager around the freeze; they have ended when the block is left.
 
     `alone`: no memory is restored to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`. `earlier`: the GPU memory in
     that snapshot.
@@ -42,27 +79,30 @@ class GpuPacking:
         earlier: EarlierGpuMemory | None = None,
     ) -> None:
         self._earlier = earlier
-        self._store, self._settings, self._predecessor = store, settings, predecessor
+        self._store, self._predecessor = store, predecessor
+        #: The limit of its buffers (0: see `pack`); other memory is stored at the same time and needs as much.
+        self.memory_bytes = -(-settings.memory_bytes // 2)
         # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
-        self._threads = settings.threads if alone else max(1, settings.threads // 2)
-        self._sources: list[FileSource] = []
-        self._copies: Mapping[str, LaneCopy] = {}
-        # The thread has a progress of its own, because the operation is in other stages meanwhile.
-        self._progress = Progress()
-        self._packed = Packed.of_nothing()
-        self._error: BaseException | None = None
+        threads = settings.threads if alone else max(1, settings.threads // 2)
+        self._pack = partial(
+            pack,
+            store=store,
+            threads=threads,
+            memory_bytes=self.memory_bytes,
+            predecessor=predecessor,
+        )
+        self._parts: list[_Part] = []
+        self._copies: dict[str, LaneCopy] = {}
         self._held = ExitStack()
-        self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
 
     def begin(self, files: Mapping[str, Sequence[Path]], copies: Mapping[str, LaneCopy]) -> None:
         """Start storing these files (those of each stream by its name); they must exist until `finish` has returned.
 
-        `copies`: what must be stored of those of the lane.
+        `copies`: what must be stored of those of the lane. Another call adds further files.
         """
-        self._copies = copies
-        self._sources = [self._source(stream, paths) for stream, paths in files.items()]
-        if self._sources:
-            self._thread.start()
+        self._copies |= copies
+        if sources := [self._source(stream, paths) for stream, paths in files.items()]:
+            self._parts.append(_Part(sources, self._pack))
 
     def _source(self, stream: str, paths: Sequence[Path]) -> FileSource:
         copy = self._copies.get(stream)
@@ -75,44 +115,19 @@ class GpuPacking:
             length=copy.table.bytes,
             ranges=copy.ranges,
             kept=usable.kept,
-            stored=usable.stored,
             is_whole=copy.is_whole,
         )
-
-    @property
-    def length(self) -> int:
-        """The total bytes of the files."""
-        return sum(source.length for source in self._sources)
 
     def tables(self, packed: Packed) -> list[BytesSource]:
         """Return the tables of the memory's digests, which are to be stored as well."""
         return list(gpu_tables.sources(self._copies, packed.streams))
 
     def finish(self, progress: Progress) -> Packed:
-        """Wait until all is durable; `progress` advances by the files' bytes. Raises the errors of `pack`, OperationCancelled."""
-        reported = 0
-        while self._thread.is_alive():
-            self._thread.join(_LOOK_SECONDS)
-            done = self._progress.record().done_bytes
-            progress.advance(done - reported)
-            reported = done
-        if self._error is not None:
-            raise self._error
-        progress.advance(self.length - reported)
-        return self._packed
-
-    def _run(self) -> None:
-        try:
-            self._packed = pack(
-                self._sources,
-                self._store,
-                threads=self._threads,
-                progress=self._progress,
-                memory_bytes=self._settings.memory_bytes,
-                predecessor=self._predecessor,
-            )
-        except BaseException as error:
-            self._error = error
+        """Wait until all files that were begun are durable, as `_Part.finish` does."""
+        packed = Packed.of_nothing()
+        for part in self._parts:
+            packed = packed.and_also(part.finish(progress))
+        return packed
 
     def __enter__(self) -> Self:
         if self._predecessor is not None:
@@ -124,6 +139,5 @@ class GpuPacking:
 
     def __exit__(self, *exc: object) -> None:
         with self._held:
-            if self._thread.ident is not None:
-                self._progress.cancel()
-                self._thread.join()
+            for part in self._parts:
+                part.end()

@@ -25,7 +25,7 @@ from ..images.unpack import read_stream
 from ..model import Stream
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
-from ..store.manifests import stored_digests
+from ..store.manifests import digests_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +56,24 @@ class _Earlier(NamedTuple):
 class EarlierGpuMemory:
     """The GPU memory in a snapshot of the kernel that is saved now; an implementation of `engine.gpu.digests.EarlierMemory`.
 
-    The caller must hold the snapshot's chunks in the store, from before `prepare` until the new snapshot is published.
+    `digests`: those of the streams' stored chunks, if the caller has them. The caller must hold these chunks in the store, from before
+    `prepare` until the new snapshot is published.
     """
 
-    def __init__(self, streams: Sequence[Stream], store: LocalStore) -> None:
+    def __init__(
+        self, streams: Sequence[Stream], store: LocalStore, digests: set[bytes] | None = None
+    ) -> None:
         self._streams, self._store = {stream.name: stream for stream in streams}, store
+        self._digests = digests_of(streams) if digests is None else digests
         self._usable: dict[str, Usable] = {}
         self._earlier: dict[str, _Earlier | None] = {}
 
     def prepare(self) -> None:
         """Read the tables. Call it before the freeze: a thread that did it meanwhile would prolong that by a fifth."""
         names = [name for name in self._streams if f"{_PREFIX}{name}" in self._streams]
-        self._earlier = {name: self._read(name) for name in names}
+        if names:
+            missing = self._store.missing(self._digests)
+            self._earlier = {name: self._read(name, missing) for name in names}
 
     def seed(self, stream: str) -> bytes | None:
         """Return the seed of the earlier digests; None if there are none."""
@@ -90,14 +96,13 @@ class EarlierGpuMemory:
         """Return what `lacking` has found."""
         return self._usable[stream]
 
-    def _read(self, stream: str) -> _Earlier | None:
+    def _read(self, stream: str, missing: set[bytes]) -> _Earlier | None:
         memory = self._streams[stream]
         try:
             table = _parsed(read_stream(self._streams[f"{_PREFIX}{stream}"], self._store), memory)
             if table is None:
                 return None
-            stored = self._store.stored_lengths(stored_digests(memory.chunks))
-            return _Earlier(table, Layout(memory, stored))
+            return _Earlier(table, Layout(memory, missing))
         except (StoreError, ValueError, msgspec.DecodeError) as error:
             logger.warning(
                 "All GPU memory is stored, as its former digests cannot be used: %s", error

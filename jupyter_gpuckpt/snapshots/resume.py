@@ -213,8 +213,11 @@ class _StoredContent:
         self._settings, self._progress = settings, progress
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
+        self.writing(jobs)()
+
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-        self._unpacking(streams).run(self._progress)
+        return partial(self._unpacking(streams).run, self._progress)
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         parts: list[tuple[Stream, Sink]] = []

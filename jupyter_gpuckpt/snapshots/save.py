@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from ..engine.criu import images as criu_images
@@ -122,25 +123,16 @@ def save(
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
-        total = gpu_packing.length + sum(source.length for source in sources)
+        total = state.gpu_bytes + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
-            # The two run one after the other, because together they would need twice the memory.
-            packed = gpu_packing.finish(progress)
-            packed = packed.and_also(
-                pack(
-                    [*sources, *gpu_packing.tables(packed)],
-                    store,
-                    threads=settings.threads,
-                    progress=progress,
-                    memory_bytes=settings.memory_bytes,
-                    predecessor=predecessor,
-                )
-            )
+            packed = _stored(state, sources, gpu_packing, store, settings, predecessor, progress)
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
         warnings += changed
         state.prove_still()
+        needed = store.needed(packed.streams)
+        sizes = _sizes(packed, needed.stored_bytes, state)
         manifest = Manifest(
-            info=_info(state, packed, spec, options, began=began, host_name=host.name),
+            info=_info(state, sizes, spec, options, began=began, host_name=host.name),
             launch=spec.written_down(),
             host=host,
             method=chosen.method,
@@ -162,7 +154,7 @@ def save(
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
         )
-        with store.staged(manifest) as staged:
+        with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
                 warnings += _rehearsal_warnings(problems, stop=stop)
@@ -176,6 +168,31 @@ def save(
     return Saved(manifest, warnings)
 
 
+def _stored(
+    state: Frozen,
+    sources: Sequence[Source],
+    gpu_packing: GpuPacking,
+    store: LocalStore,
+    settings: EngineSettings,
+    predecessor: Predecessor | None,
+    progress: Progress,
+) -> Packed:
+    """Store `sources` while GPU memory is copied and stored, and then the tables of that."""
+    storing = partial(
+        pack,
+        store=store,
+        threads=settings.threads,
+        progress=progress,
+        memory_bytes=gpu_packing.memory_bytes if state.gpu_bytes else settings.memory_bytes,
+        predecessor=predecessor,
+    )
+    others = storing(sources)
+    state.finish_gpu()
+    packed = gpu_packing.finish(progress)
+    tables = gpu_packing.tables(packed)
+    return packed.and_also(others).and_also(storing(tables) if tables else Packed.of_nothing())
+
+
 def _predecessor(store: LocalStore, kernel_id: str) -> tuple[Predecessor | None, EarlierGpuMemory]:
     """Return the newest snapshot of the kernel, so that the new one stores only changes, and its GPU memory.
 
@@ -185,7 +202,8 @@ def _predecessor(store: LocalStore, kernel_id: str) -> tuple[Predecessor | None,
         newest = next(iter(store.snapshots(kernel_id)), None)
         if newest is not None:
             streams = store.manifest(newest.snapshot_id).streams
-            return Predecessor(streams), EarlierGpuMemory(streams, store)
+            predecessor = Predecessor(streams)
+            return predecessor, EarlierGpuMemory(streams, store, predecessor.digests)
     except StoreError as error:
         logger.warning(
             "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
@@ -321,9 +339,14 @@ def _some(names: Sequence[object]) -> str:
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
+def _sizes(packed: Packed, stored_bytes: int, state: Frozen) -> Sizes:
+    gpu_bytes = sum(process.memory_bytes for process in state.gpu)
+    return Sizes(packed.raw_bytes, stored_bytes, packed.new_bytes, gpu_bytes)
+
+
 def _info(
     state: Frozen,
-    packed: Packed,
+    sizes: Sizes,
     spec: LaunchSpec,
     options: SaveOptions,
     *,
@@ -336,12 +359,7 @@ def _info(
         created=began,
         reason="suspend" if options.stop else "save",
         name=options.name,
-        sizes=Sizes(
-            packed.raw_bytes,
-            packed.stored_bytes,
-            packed.new_bytes,
-            sum(process.memory_bytes for process in state.gpu),
-        ),
+        sizes=sizes,
         frozen_seconds=state.frozen_seconds,
         seconds=time.time() - began,
         host_name=host_name,

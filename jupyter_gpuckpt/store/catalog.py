@@ -61,9 +61,13 @@ class Catalog:
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Return the stored lengths of those of `digests` that the store has and that are not known to be damaged."""
-        found = self.database.run(partial(rows.select, _KNOWN, digests))
+        recent = self.recent.known(digests)
+        left = [digest for digest in digests if digest not in recent]
+        if not left:
+            return recent
+        found = self.database.run(partial(rows.select, _KNOWN, left))
         known = ",".join(text for (text,) in found if text)
-        return {
+        return recent | {
             bytes.fromhex(item[: 2 * DIGEST_BYTES]): int(item[2 * DIGEST_BYTES :])
             for item in known.split(",")
             if item

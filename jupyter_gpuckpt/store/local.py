@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,7 @@ from typing import Any, Self
 import msgspec
 
 from ..errors import ObjectCorrupt, StoreError, StoreFull
-from ..model import Manifest, SnapshotInfo
+from ..model import Manifest, SnapshotInfo, Stream
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
 from .catalog import Catalog
@@ -38,7 +38,7 @@ from .places import Location, Places
 from .records import FreshPlaces, Records
 from .repack import Repacking
 from .space import Space
-from .staging import Staged, Staging, exists
+from .staging import Needed, Staged, Staging, exists
 from .stubs import Stubs
 from .upkeep import Upkeep
 from .weights import Weights
@@ -144,10 +144,16 @@ class LocalStore:
         with store_errors(self.root):
             return self._catalog.recent.locate(digests).undamaged()
 
-    def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
-        """Return the stored lengths of the chunks that `find` finds, by digest. The result may contain further chunks."""
-        with store_errors(self.root):
-            return self._catalog.recent.stored_lengths(digests)
+    def missing(self, digests: set[bytes]) -> set[bytes]:
+        """Return those of `digests` that `find` does not find."""
+        if self._catalog.recent.has_all(digests):
+            return set()
+        return digests.difference(self.find(digests).digests)
+
+    def needed(self, streams: Sequence[Stream]) -> Needed:
+        """Return the stored chunks of which streams consist; the caller holds them. Raises ObjectCorrupt if one is not in the store."""
+        digests = manifests.digests_of(streams)
+        return Needed(digests, FreshPlaces(self._catalog.moves, self.locate(digests)))
 
     def path_of(self, pack: str) -> Path:
         """Return the path of a pack that `locate` named; the pack may be removed before it is read."""
@@ -159,18 +165,12 @@ class LocalStore:
             self._catalog.link(path)
 
     def read_run(self, path: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset` of the pack at this path; return the number of bytes read, fewer if the pack is truncated or gone.
-
-        This is for readers of many neighboring chunks; the bytes are not checked.
-        """
+        """Fill `into` from `offset` of a pack, unchecked; return the number of bytes read, fewer if the pack is truncated or gone."""
         with store_errors(self.root):
             return packs.read_run(Path(path), offset, into)
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
-        """Return codec, payload and raw length of a chunk. The record's header is checked; the caller checks the digest.
-
-        Raises ObjectCorrupt if the chunk is not there or its record is damaged.
-        """
+        """Return codec, payload and raw length of a chunk; the caller checks the digest. Raises ObjectCorrupt if its record is damaged."""
         place = self._place(digest)
         entry = Entry(digest, place.offset, *place[3:])
         with store_errors(self.root):
@@ -182,10 +182,7 @@ class LocalStore:
         return entry.codec, payload, entry.raw_length
 
     def load(self, digest: bytes) -> bytes:
-        """Return a chunk, decompressed and verified.
-
-        Raises ObjectCorrupt, naming the pack (the next save stores the chunk again), and FormatTooNew.
-        """
+        """Return a chunk, decompressed and verified. Raises ObjectCorrupt, which names the pack, and FormatTooNew."""
         codec, payload, raw_length = self.read(digest)
         try:
             data = decompress(codec, payload, raw_length)
@@ -217,20 +214,22 @@ class LocalStore:
             staged.publish()
 
     @contextmanager
-    def staged(self, manifest: Manifest) -> Iterator[Staged]:
+    def staged(self, manifest: Manifest, needed: Needed | None = None) -> Iterator[Staged]:
         """Write a snapshot's manifest to the disk; the snapshot exists once `Staged.publish` is called.
 
-        Raises SnapshotExists, ObjectCorrupt if a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
+        `needed`: the result of `needed` for its streams, if there is one. Raises SnapshotExists, StoreFull, StoreUnavailable, and
+        ObjectCorrupt if a chunk that it refers to is not in the store.
         """
-        snapshot_id, digests = manifest.info.snapshot_id, manifests.references(manifest)
+        snapshot_id = manifest.info.snapshot_id
+        digests = needed.digests if needed else manifests.digests_of(manifest.streams)
         with self._staging.alone(snapshot_id):
             try:
                 with self.holding(digests):
                     with store_errors(self.root):
                         self.require_absent(snapshot_id)
-                        located = FreshPlaces(self._catalog.moves, self.locate(digests))
+                        needed = needed or self.needed(manifest.streams)
                         staged = Staged(self._manifests, manifest)
-                    with self._staging.recorded(staged, digests, located):
+                    with self._staging.recorded(staged, needed):
                         yield staged
                     if not staged.published:
                         return

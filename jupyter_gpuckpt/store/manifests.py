@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +36,7 @@ TEMPORARY = ".tmp"
 
 _HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
 _MAGIC = b"GPUCKPT\n"
+_parts = attrgetter("parts")
 _LEVEL = 3
 
 
@@ -52,15 +54,22 @@ class References(msgspec.Struct):
 
     def digests(self, names: Collection[str] | None = None) -> set[bytes]:
         """Return the digests of all stored chunks, sources of parts included, that the snapshot or its streams `names` need."""
-        streams = [stream for stream in self.streams if names is None or stream.name in names]
-        return stored_digests([chunk for stream in streams for chunk in stream.chunks])
+        return digests_of(
+            [stream for stream in self.streams if names is None or stream.name in names]
+        )
+
+
+def digests_of(streams: Iterable[Stream]) -> set[bytes]:
+    """Return the digests of the stored chunks of which streams consist, sources of parts included."""
+    return stored_digests([chunk for stream in streams for chunk in stream.chunks])
 
 
 def stored_digests(chunks: Collection[Chunk]) -> set[bytes]:
     """Return the digests of the stored chunks of which these consist, sources of parts included."""
     found = {chunk.digest for chunk in chunks if not chunk.parts}
     found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
-    return found - {b""}
+    found.discard(b"")
+    return found
 
 
 _Part = TypeVar("_Part", Manifest, Listed, References)
@@ -90,7 +99,7 @@ def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
 def encoded(manifest: Manifest) -> bytes:
     """Return the content of a manifest's file."""
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
-    composed = any(chunk.parts for stream in manifest.streams for chunk in stream.chunks)
+    composed = any(any(map(_parts, stream.chunks)) for stream in manifest.streams)
     version = COMPOSED_VERSION if composed else FORMAT_VERSION
     return _HEADER.pack(_MAGIC, version, digest_of(body)) + body
 
@@ -166,7 +175,7 @@ def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
 
 def references(manifest: Manifest) -> set[bytes]:
     """Return the digests of all stored chunks that `manifest` needs."""
-    return References(manifest.info, manifest.streams).digests()
+    return digests_of(manifest.streams)
 
 
 def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:

@@ -14,8 +14,10 @@ import numpy as np
 
 from .places import PlaceRows, Places, digests_in
 
-#: So many are looked up at once quickly enough.
+#: So few are looked up in the database quickly enough, and are not worth to be remembered.
 _FEW = 1000
+#: The most rows that are remembered, in times of those of the last look-up.
+_MOST = 2
 
 
 class _Catalog(Protocol):
@@ -26,10 +28,14 @@ class _Catalog(Protocol):
 
 
 class _Kept(NamedTuple):
-    """Rows that were looked up, the number of each by its digest, and the catalog's count of moves before the look-up."""
+    """Rows that were looked up and are not damaged, and the catalog's count of moves before the look-up.
+
+    `numbers`: the number of each row by its digest; `lengths`: the stored lengths, in the order of the rows.
+    """
 
     rows: PlaceRows
     numbers: dict[bytes, int]
+    lengths: list[int]
     packs: list[str]
     moves: int
 
@@ -40,48 +46,74 @@ class RecentPlaces:
     def __init__(self, catalog: _Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._kept: _Kept | None = None
+        self._last: _Kept | None = None
 
     def locate(self, digests: Collection[bytes], *, keep: bool = False) -> Places:
-        """Return the places of those of `digests` that the store has, as `Catalog.locate` does; with `keep` they are remembered."""
-        if len(digests) < _FEW:
-            return self._catalog.locate(digests)
-        moves, digests = self._catalog.moves, set(digests)
-        with self._lock:
-            kept = self._kept
-        if kept is not None and kept.moves != moves:
-            kept = None
-        found = self._with(kept, digests) if kept else self._catalog.locate(digests)
-        if keep:
-            self._keep(found, moves)
-        return found
+        """Return the places of those of `digests` that the store has, as `Catalog.locate` does; with `keep` they are remembered.
 
-    def stored_lengths(self, digests: set[bytes]) -> dict[bytes, int]:
-        """Return the stored lengths of the undamaged chunks among `digests`, by digest. The result may contain further chunks."""
-        moves = self._catalog.moves
-        with self._lock:
-            kept = self._kept
-        if kept is not None and kept.moves == moves and digests <= kept.numbers.keys():
-            return dict(zip(kept.numbers, kept.rows["stored_length"].tolist(), strict=True))
-        found = self.locate(digests).undamaged()
-        return dict(zip(found.digests, found.rows["stored_length"].tolist(), strict=True))
-
-    def _with(self, kept: _Kept, digests: set[bytes]) -> Places:
-        known = kept.rows
-        both = digests.intersection(kept.numbers)
-        if len(both) < len(kept.numbers):
-            chosen = np.fromiter(map(kept.numbers.__getitem__, both), np.int64, len(both))
-            known = known[np.sort(chosen)]
-        new = self._catalog.locate(digests.difference(both))
+        What is remembered already stays: a resume looks up one part of its snapshot after the other.
+        """
+        moves, wanted = self._catalog.moves, set(digests)
+        kept = self._kept(moves)
+        if kept is None:
+            found = self._catalog.locate(wanted)
+            if keep and len(wanted) >= _FEW:
+                self._keep(_remembered(found.rows, list(found.packs), moves))
+            return found
+        both = kept.numbers.keys() & wanted
+        new = self._catalog.locate(wanted - both)
         packs = {name: number for number, name in enumerate(kept.packs)}
         renumbered = [packs.setdefault(name, len(packs)) for name in new.packs]
         rows = new.rows.copy()
         rows["pack"] = np.array(renumbered, rows["pack"].dtype)[rows["pack"]]
-        return Places([known, rows], list(packs))
+        found = Places([_chosen(kept, both), rows], list(packs))
+        if keep and len(wanted) >= _FEW and len(rows):
+            if len(kept.rows) + len(rows) <= _MOST * len(found):
+                self._keep(_extended(kept, rows, list(packs)))
+            else:
+                self._keep(_remembered(found.rows, list(packs), moves))
+        return found
 
-    def _keep(self, found: Places, moves: int) -> None:
-        # A damaged chunk is stored again elsewhere, which does not count as a move.
-        rows = found.rows[found.rows["damaged"] == 0]
-        numbers = dict(zip(digests_in(rows), range(len(rows)), strict=True))
+    def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
+        """Return the stored lengths of those of `digests` that are remembered, by digest. None of them is known to be damaged."""
+        kept = self._kept(self._catalog.moves)
+        if kept is None:
+            return {}
+        numbers, lengths = kept.numbers, kept.lengths
+        return {digest: lengths[numbers[digest]] for digest in digests if digest in numbers}
+
+    def has_all(self, digests: set[bytes]) -> bool:
+        """Return whether all of `digests` are remembered. None of them is known to be damaged."""
+        kept = self._kept(self._catalog.moves)
+        return kept is not None and digests <= kept.numbers.keys()
+
+    def _kept(self, moves: int) -> _Kept | None:
         with self._lock:
-            self._kept = _Kept(rows, numbers, list(found.packs), moves)
+            return self._last if self._last is not None and self._last.moves == moves else None
+
+    def _keep(self, kept: _Kept) -> None:
+        with self._lock:
+            self._last = kept
+
+
+def _remembered(rows: PlaceRows, packs: list[str], moves: int) -> _Kept:
+    # A damaged chunk is stored again elsewhere, which does not count as a move.
+    rows = rows[rows["damaged"] == 0]
+    numbers = dict(zip(digests_in(rows), range(len(rows)), strict=True))
+    return _Kept(rows, numbers, rows["stored_length"].tolist(), packs, moves)
+
+
+def _extended(kept: _Kept, rows: PlaceRows, packs: list[str]) -> _Kept:
+    """Return what is remembered with further rows, whose chunks it lacks."""
+    new = _remembered(rows, packs, kept.moves)
+    numbers = kept.numbers | {digest: len(kept.rows) + at for digest, at in new.numbers.items()}
+    together = np.concatenate([kept.rows, new.rows])
+    return _Kept(together, numbers, kept.lengths + new.lengths, packs, kept.moves)
+
+
+def _chosen(kept: _Kept, digests: set[bytes]) -> PlaceRows:
+    """Return the remembered rows of these chunks."""
+    if len(digests) == len(kept.numbers):
+        return kept.rows
+    chosen = np.fromiter(map(kept.numbers.__getitem__, digests), np.int64, len(digests))
+    return kept.rows[np.sort(chosen)]

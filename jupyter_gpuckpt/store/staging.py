@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from ..errors import SnapshotExists
 from ..model import Manifest, SnapshotInfo
@@ -18,6 +18,18 @@ from .leases import Leases
 from .records import FreshPlaces, Records
 
 logger = logging.getLogger(__name__)
+
+
+class Needed(NamedTuple):
+    """The stored chunks of which a snapshot's streams consist, and their places."""
+
+    digests: set[bytes]
+    located: FreshPlaces
+
+    @property
+    def stored_bytes(self) -> int:
+        """The compressed bytes of the chunks."""
+        return int(self.located.places.rows["stored_length"].sum())
 
 
 class Staged:
@@ -75,14 +87,14 @@ class Staging:
                 self._ids.discard(snapshot_id)
 
     @contextmanager
-    def recorded(self, staged: Staged, digests: set[bytes], located: FreshPlaces) -> Iterator[None]:
+    def recorded(self, staged: Staged, needed: Needed) -> Iterator[None]:
         """Let `staged` be published inside the block, and record the snapshot afterwards if it was."""
         try:
             with staged:
                 yield
         finally:
             if staged.published:
-                self.record(staged.manifest.info, digests, located)
+                self.record(staged.manifest.info, *needed)
 
     def record(
         self, info: SnapshotInfo, digests: set[bytes], located: FreshPlaces | None = None

@@ -149,6 +149,9 @@ class _Images:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
         unpack(streams, self._store, threads=1, progress=Progress())
 
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
+        raise AssertionError("there is no GPU memory")
+
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         raise AssertionError("a plain restore reads its pages itself")
 

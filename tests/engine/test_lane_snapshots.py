@@ -721,7 +721,8 @@ def test_digests_that_go_wrong_between_two_saves_lose_nothing(with_still_memory,
         return former[0] if len(former[0]) == len(found) else found
 
     earlier = gpu_tables.EarlierGpuMemory(*newest(gpu))
-    former.append(earlier._read(stream_of(gpu)).table.digests)
+    earlier.prepare()
+    former.append(earlier._earlier[stream_of(gpu)].table.digests)
     with monkeypatch.context() as patched:
         patched.setattr(Lane, "digests", stale)
         saved, copied = read.save()

@@ -48,8 +48,13 @@ def check(store, digests):
     """Compare with the catalog; what is asked for need not exist."""
     for keep in (False, True, True):
         found = store._catalog.recent.locate(digests, keep=keep)
-        assert rows(found) == rows(store._catalog.locate(digests))
+        expected = store._catalog.locate(digests)
+        assert rows(found) == rows(expected)
         assert len(found) == len(rows(found))
+    lengths = {place.digest: place.stored_length for place in expected.undamaged()}
+    assert store._catalog.recent.known(digests).items() <= lengths.items()
+    assert store._catalog.known(digests) == lengths
+    assert store.missing(set(digests)) == set(digests) - lengths.keys()
 
 
 def test_they_are_those_of_the_catalog(store):
@@ -88,3 +93,27 @@ def test_a_snapshot_that_shares_its_chunks_with_the_last_one_is_recorded_with_al
     store.collect()
     assert set(store.find(two).digests) == two
     store.verify("s2")
+
+
+def test_parts_of_what_was_looked_up_stay_remembered(store, monkeypatch):
+    more, everything = stored(store, "s1", range(300, 320)), stored(store, "s2", range(300))
+    recent = store._catalog.recent
+    recent.locate(everything, keep=True)
+    part = set(sorted(everything)[:200])
+    recent.locate(part, keep=True)
+    recent.locate(part | more, keep=True)
+    asked = []
+    locate = store._catalog.locate
+    monkeypatch.setattr(store._catalog, "locate", lambda d: asked.append(set(d)) or locate(d))
+    assert rows(recent.locate(everything | more)) == rows(locate(everything | more))
+    assert recent.has_all(everything | more)
+    assert asked == [set()]
+
+
+def test_what_is_remembered_does_not_grow_for_ever(store):
+    recent = store._catalog.recent
+    for begin in range(0, 1000, 100):
+        few = stored(store, f"s{begin}", range(begin, begin + 100))
+        recent.locate(few, keep=True)
+        assert recent.has_all(few)
+        assert len(recent._last.rows) <= 200

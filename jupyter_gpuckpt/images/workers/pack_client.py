@@ -111,15 +111,11 @@ LookUp = Callable[[int, Sequence[Chunk], Sequence[bytes]], Earlier]
 
 
 class Stored(NamedTuple):
-    """The result of storing a segment.
-
-    `composed`: its composed chunks, by digest. `stored`: the stored bytes, by digest, of all chunks that they refer to.
-    """
+    """The result of storing a segment. `composed`: its composed chunks, by digest."""
 
     start: int
     chunks: list[Chunk]
     composed: dict[bytes, Chunk]
-    stored: dict[bytes, int]
     new_bytes: int
 
 
@@ -166,11 +162,10 @@ class PackClient:
                 if part.digest:
                     payload = self._memory[part.offset : part.offset + part.length]
                     records.append(Record(part.digest, payload, part.raw_length, part.codec))
-                    stored[part.digest] = part.length
             new_bytes += writer.append_all(records)
             self._send(Written())
             left = not handed.last
-        return Stored(found.start, found.chunks, composed, stored, new_bytes)
+        return Stored(found.start, found.chunks, composed, new_bytes)
 
     def close(self) -> None:
         """Stop the worker, whatever it is doing."""
