@@ -165,6 +165,7 @@ def test_a_pin_by_another_machine_is_followed_until_it_ends_there(checked):
         async with asyncio.timeout(60):
             while not pins()[1][0]:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
+        await settled()  # nothing is corrected while something is told
         pin_there(2, pinned=True)
         await m.look(due=True)
         await settled()
@@ -176,6 +177,7 @@ def test_a_pin_by_another_machine_is_followed_until_it_ends_there(checked):
         async with asyncio.timeout(60):
             while pins() != ([True, False], [True, False]):  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
+        await settled()
 
     checked(test)
 
