@@ -120,11 +120,11 @@ def lab_page():
 
 
 #: JupyterLab's own: its debugger meets a kernel without one, a kernel is restarted or shut down while it is asked for something, or
-#: (4.2) a notebook is closed shortly after a cell became active.
+#: (4.2, 4.5) a notebook is closed shortly after a change.
 ERRORS_OF_JUPYTERLAB = re.compile(
     r"No active debugger session"
     r"|Canceled future for \w+ message before replies were done"
-    r"|at \S+\._cellToolbarOverlapsContents "
+    r"|at \S+\.(_cellToolbarOverlapsContents|estimateWidgetSize) "
 )
 
 
