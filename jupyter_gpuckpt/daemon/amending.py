@@ -102,6 +102,9 @@ def changes_to_tell(
         if before and before.pinned_there and now.pinned:
             now = msgspec.structs.replace(now, pinned_there=True)
         if now != before:
+            if before and before.pinned_there:
+                # Nothing is told of another machine's pin: it ends or goes on there.
+                before = msgspec.structs.replace(before, pinned=now.pinned)
             sessions = list(dict.fromkeys([*filter(None, [relied_on_in]), *sessions_of(info)]))
             changes.append(Amendment(name, sessions, before, now, about(info), info.title))
     for name in local.deleted(known, found).difference(deletions):

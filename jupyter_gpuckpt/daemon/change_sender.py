@@ -130,7 +130,8 @@ class ChangeSender:
         lease, info = self._leases.of(one.kernel_id), SnapshotInfo(name, one.kernel_id, one.at, "")
         sessions = [before.relied_on_in] if before and before.relied_on_in else []
         sessions = list(dict.fromkeys([*sessions, *self._leases.sessions_of(info)]))
-        deletion = Deletion({lease.session_id: lease.term}, bool(before and before.pinned))
+        is_own_pin = before is not None and before.pinned and not before.pinned_there
+        deletion = Deletion({lease.session_id: lease.term}, is_own_pin and not one.pinned)
         return Amendment(name, sessions, before, Told(), deletion=deletion)
 
     def tell(

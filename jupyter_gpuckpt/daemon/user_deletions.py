@@ -34,6 +34,8 @@ class UserDeletion(msgspec.Struct, frozen=True):
     kernel_id: str
     at: float
     tried_at: float = 0.0
+    #: Whether it was pinned here then.
+    pinned: bool = False
     #: Why the remote still lists the snapshot.
     reason: str = ""
 
@@ -95,7 +97,7 @@ def note_in_all(data_dir: Path, info: SnapshotInfo, at: float) -> None:
         _log.warning("no remote is told that snapshot %s was deleted: %s", info.snapshot_id, error)
         return
     for remote in remotes:
-        noted = {info.snapshot_id: UserDeletion(info.kernel_id, at)}
+        noted = {info.snapshot_id: UserDeletion(info.kernel_id, at, pinned=info.pinned)}
         try:
             UserDeletions(remote_keys.state_dir(data_dir, remote.name)).note(noted)
         except GpuCkptError as error:

@@ -190,7 +190,7 @@ def test_a_change_here_that_is_not_told_yet_is_not_overwritten(checked):
         known = Told(pinned=True, title="", pinned_there=True)
         info = next(one for one in m.machine.store.snapshots() if one.snapshot_id == "s1")
         entry = msgspec.structs.replace(sessions.get("k1").listed[0], about=about)
-        # It was unpinned here: the remote is told, and does not pin it again.
+        # It was unpinned here: as long as that is not on record, it is not pinned again.
         pinned = msgspec.structs.replace(entry, about=msgspec.structs.replace(about, pinned=True))
         assert change_sender._followed(known, info, [pinned]) is None
         # An entry that says nothing of pins, of an older version, ends none.

@@ -14,9 +14,9 @@ from jupyter_gpuckpt.daemon.lease_file import KernelLease, LeaseFile
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.user_deletions import UserDeletion, UserDeletions
 from jupyter_gpuckpt.store.far import journal
-from jupyter_gpuckpt.store.far.collect import collect
 from jupyter_gpuckpt.store.far.fetch import fetch
-from jupyter_gpuckpt.store.far.sessions import Lease, Sessions
+from jupyter_gpuckpt.store.far.sessions import Sessions
+from tests.far.deleting import User
 from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
@@ -24,66 +24,6 @@ from tests.far.test_fetching import Here, saved
 from tests.far.test_sent_changes import SMALL, Told
 
 DAY = timedelta(days=1)
-
-
-class User(Told):
-    """A user of one machine, who deletes snapshots."""
-
-    def __init__(self, data_dir, store, share):
-        super().__init__(data_dir, store, share)
-        self.state_dir = remote_keys.state_dir(data_dir, "share")
-        self.tell()
-
-    def add(self, number, kernel_id, **changes):
-        """Make another snapshot of a kernel, and upload it."""
-        name = f"s{number}"
-        content = chunks(number, 2, SMALL)
-        saved(self.store, name, *content, kernel_id=kernel_id, created=float(number))
-        if changes:
-            self.store.annotate(name, changes)
-        self.joined.upload(self.store, name)
-
-    def deletes(self, *names):
-        """Delete snapshots, as the daemon does, until that cannot be undone any more."""
-        for name in names:
-            [info] = [one for one in self.store.snapshots() if one.snapshot_id == name]
-            self.store.mark_deleted(name, 0.0)
-            user_deletions.note_in_all(self.data_dir, info, time.time())
-
-    def waiting(self):
-        """Return the deletions that the remote has not carried out, with the reasons."""
-        found = UserDeletions(self.state_dir).all()
-        return {name: one.reason for name, one in found.items()}
-
-    def after_a_day(self):
-        """Let a day pass since the remote kept what was deleted."""
-        file = UserDeletions(self.state_dir)
-        file.note({k: msgspec.structs.replace(v, tried_at=1.0) for k, v in file.all().items()})
-
-    @property
-    def sessions(self):
-        """Return the far sessions."""
-        opened = self.opened
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-
-    def listed(self, session="k1"):
-        """Return what the remote lists in a session."""
-        return sorted(one.snapshot_id for one in self.sessions.get(session).listed)
-
-    def collects(self, min_age=timedelta(0)):
-        """Run the collector."""
-        opened = self.opened
-        return collect(opened.bucket, opened.keyring.seal, opened.seen, min_age=min_age)
-
-    def is_taken_by(self, daemon_id, session="k1"):
-        """Let another machine get the lease of a session."""
-
-        def take(session):
-            return msgspec.structs.replace(
-                session, lease=Lease(daemon_id, "b"), term=session.term + 1
-            )
-
-        self.sessions.change(session, take)
 
 
 @pytest.fixture
@@ -201,22 +141,47 @@ def test_what_this_machine_had_only_there_is_deleted_with_its_claim(user):
     assert (user.listed(), user.waiting()) == ([], {})
 
 
-def test_a_pin_by_another_machine_wins_and_its_own_does_not(user):
-    user.add(3, "k1", pinned=True)
-
-    def pin(session):
-        there = [
-            msgspec.structs.replace(one, about=msgspec.structs.replace(one.about, pinned=True))
-            for one in session.snapshots
-        ]
-        return msgspec.structs.replace(session, snapshots=there)
-
+def test_what_is_pinned_there_stays_unless_its_pin_here_was_ended_before(user):
+    for number in (3, 4):
+        user.add(number, "k1", pinned=True)
     user.tell()
-    user.sessions.change("k1", pin)
+    user.is_pinned_there("s1")
+    # Another machine may have pinned the third as well: the entry does not say that.
+    user.store.annotate("s4", {"pinned": False})
+    user.deletes("s1", "s3", "s4")
+    user.tell()
+    assert user.listed() == ["s1", "s3"]
+    assert user.waiting() == dict.fromkeys(["s1", "s3"], "it is pinned there")
+
+
+def test_a_pin_of_another_machine_protects_what_was_pinned_here_because_of_it(user):
+    user.add(3, "k1")
+    user.tell()
+    user.is_pinned_there("s1", "s3")
+    user.follows()
+    assert user.infos()["s1"].pinned
+    user.store.annotate("s3", {"pinned": False})
     user.deletes("s1", "s3")
     user.tell()
-    assert user.listed() == ["s1"]
-    assert user.waiting() == {"s1": "it is pinned on another machine"}
+    assert user.listed() == ["s1", "s3"]
+    assert user.waiting() == dict.fromkeys(["s1", "s3"], "it is pinned there")
+
+
+def test_the_end_here_of_another_machines_pin_is_not_told(user):
+    user.tell()
+    user.is_pinned_there("s1")
+    user.follows()
+    user.store.annotate("s1", {"pinned": False, "title": "results"})
+    user.tell()
+    assert (user.entry(1).title, user.entry(1).about.pinned) == ("results", True)
+    assert not user.infos()["s1"].pinned
+    user.follows()
+    assert user.infos()["s1"].pinned
+    # If it has ended there, a change here does not bring it back.
+    user.is_pinned_there("s1", pinned=False)
+    user.store.annotate("s1", {"title": "more results"})
+    user.tell()
+    assert (user.entry(1).title, user.entry(1).about.pinned) == ("more results", False)
 
 
 @pytest.mark.parametrize("is_held", [True, False])

@@ -47,11 +47,12 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 class Deletion(msgspec.Struct, frozen=True):
     """The deletion of a snapshot by a user of this machine.
 
-    `terms`: by far session the term of the last lease that this machine had of it. `pinned`: whether this machine told that it is pinned.
+    `terms`: by far session the term of the last lease that this machine had of it. `unpinned`: whether the user ended the pin that this
+    machine had told. Other pins prevent the deletion, because an entry does not say which machines have pinned the snapshot.
     """
 
     terms: dict[str, int] = {}
-    pinned: bool = False
+    unpinned: bool = False
 
 
 class Amendment(msgspec.Struct, frozen=True):

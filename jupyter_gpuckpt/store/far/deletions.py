@@ -80,8 +80,8 @@ def _why_kept(
         return Kept("this machine has uploaded nothing to its session", waits=False)
     if hosts := sorted({*_without(one, machine_id).relied_on_by.values()}):
         return Kept(f"machine {', '.join(hosts)} relies on it", waits=True)
-    if one.about is not None and one.about.pinned and not deletion.pinned:
-        return Kept("it is pinned on another machine", waits=True)
+    if one.about is not None and one.about.pinned and not deletion.unpinned:
+        return Kept("it is pinned there", waits=True)
     # Others may have no other copy of what they continue, and are told of no need for the newest (`LocalState.is_relied_on`).
     if is_newest and session.term > deletion.terms.get(session.facts.session_id, 0):
         return Kept("another machine has continued from it", waits=True)
