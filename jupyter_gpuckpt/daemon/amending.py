@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -27,6 +27,7 @@ from ..store.far import journal
 from ..store.far.about import Amendment, Told, about, told
 from ..store.far.deletions import Kept, delete
 from ..store.far.sessions import Sessions
+from ..store.local import LocalStore
 from ..store.stub_files import Stub
 from . import remote_keys
 from .remote_keys import Opened
@@ -64,6 +65,17 @@ class LocalState(NamedTuple):
     is_deleted: Callable[[str], bool]
     #: Whether a snapshot is listed, for example because its deletion was undone.
     is_listed: Callable[[str], bool]
+    #: Whether another store of this machine has a snapshot, or may have it.
+    is_elsewhere: Callable[[str], bool]
+
+    @classmethod
+    def of(
+        cls, store: LocalStore, needed: Collection[str], is_elsewhere: Callable[[str], bool]
+    ) -> Self:
+        """Return the state of a store's snapshots. Raises StoreError."""
+        stubs = store.stubs
+        identity, found = stubs.identity(), stubs.all()
+        return cls(found, needed, identity, stubs.is_deleted, stubs.is_listed, is_elsewhere)
 
     def is_relied_on(self, snapshot_id: str, remote: str, *, newest: bool) -> bool:
         """Return whether this machine relies on a remote's copy. No rule removes the `newest` of a kernel, so its need is not told."""

@@ -120,9 +120,14 @@ class ChangeSender:
         due = {
             name: one
             for name, one in deletions.items()
-            if one.is_due and local.is_deleted(name)  # its deletion can no longer be undone
+            if one.is_due
+            and one.store == local.store  # that of another store is told by its daemon
+            and local.is_deleted(name)
+            and not local.is_elsewhere(name)
         }
-        self.deletions = len(deletions)
+        self.deletions = sum(
+            one.is_final and one.store == local.store for one in deletions.values()
+        )
         found += [self._deletion_of(name, one, known.get(name)) for name, one in due.items()]
         return [one for one in found if self._refused.get(one.snapshot_id) != one.now]
 
@@ -131,7 +136,12 @@ class ChangeSender:
         sessions = [before.relied_on_in] if before and before.relied_on_in else []
         sessions = list(dict.fromkeys([*sessions, *self._leases.sessions_of(info)]))
         is_own_pin = before is not None and before.pinned and not before.pinned_there
-        deletion = Deletion({lease.session_id: lease.term}, is_own_pin and not one.pinned)
+        deletion = Deletion(
+            {lease.session_id: lease.term},
+            unpinned=is_own_pin and not one.pinned,
+            # Another store may have the rest of the same snapshot.
+            was_relied_on=bool(before and before.relied_on_in and before.store == one.store),
+        )
         return Amendment(name, sessions, before, Told(), deletion=deletion)
 
     def tell(
@@ -196,11 +206,19 @@ class ChangeSender:
         A deletion that was undone, or whose snapshot has come back, is no longer told.
         """
         known, deletions = self._file.all(), self._deletions.all()
-        if undone := {name: one for name, one in deletions.items() if local.is_listed(name)}:
+        if undone := {
+            name: one
+            for name, one in deletions.items()
+            if one.store == local.store and local.is_listed(name)
+        }:
             self._deletions.settle(undone)
         deleted = local.deleted(known, {info.snapshot_id for info in there})
         if gone := {
-            name for name in deleted if not known[name].relied_on_in and name not in deletions
+            name
+            for name in deleted
+            if not known[name].relied_on_in
+            and name not in deletions
+            and not local.is_elsewhere(name)
         }:
             self._file.note({}, gone)
 

@@ -327,6 +327,10 @@ class Machine:
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
 
+    def finder_elsewhere(self) -> Callable[[str], bool]:
+        """Return a function that returns whether the store of another daemon has, or may have, a snapshot."""
+        return stores.finder_elsewhere(self._settings.store, self.store)
+
     def bring(self, record: KernelRecord) -> None:
         """Copy a kernel's snapshots from the stores of other daemons into this one. Raises SnapshotNotFound if the record's is nowhere."""
         others = stores.others(self._settings.store, self.store)
@@ -351,10 +355,6 @@ class Machine:
         roots = stores.all_of(self._settings.store)
         any_annotated = any(any(root.glob(f"manifests/*{ANNOTATIONS}")) for root in roots)
         return self.store.deleted() if any_annotated else []
-
-    def purge(self) -> list[str]:
-        """Remove the snapshots that were deleted long enough ago; return their ids."""
-        return self.store.purge()
 
     def variables(self, snapshot_id: str) -> SnapshotVariables:
         """Return the variables of a snapshot's kernel."""

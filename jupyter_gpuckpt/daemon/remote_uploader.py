@@ -278,9 +278,8 @@ class RemoteUploader:
 
     def _local_state(self) -> LocalState:
         """Return what the remote is to be told of. Raises StoreError. In a thread."""
-        stubs = self._machine.store.stubs
-        identity = stubs.identity()
-        return LocalState(stubs.all(), self._needed, identity, stubs.is_deleted, stubs.is_listed)
+        machine = self._machine
+        return LocalState.of(machine.store, self._needed, machine.finder_elsewhere())
 
     async def _upload(self, info: SnapshotInfo) -> None:
         name, snapshot_id = self.remote.name, info.snapshot_id

@@ -64,7 +64,7 @@ class Removal:
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion. Raises SnapshotNotFound if it is too late."""
-        return await asyncio.to_thread(lambda: self._machine.store.undelete(snapshot_id))
+        return await asyncio.to_thread(self._undelete, snapshot_id)
 
     def expect_all(self) -> None:
         """Set the timers of the deletions that an earlier daemon accepted."""
@@ -74,10 +74,39 @@ class Removal:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
         store = self._machine.store
         known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
-        until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        identity = store.stubs.identity()
         for info in known:
-            user_deletions.note_in_all(self._data_dir, info, time.time())
+            # This comes first, so that no crash loses it. It is told only after it became final.
+            user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
+        until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        if until <= time.time():  # it was removed at once
+            user_deletions.finish_in_all(self._data_dir, [snapshot_id], identity)
         return until
+
+    def _undelete(self, snapshot_id: str) -> SnapshotInfo:
+        store = self._machine.store
+        info = store.undelete(snapshot_id)
+        try:
+            user_deletions.forget_in_all(self._data_dir, [snapshot_id], store.stubs.identity())
+        except GpuCkptError as error:
+            # It never becomes final, so no remote is told.
+            _log.warning("the record of a deletion that was undone stays: %s", error)
+        return info
+
+    def _purge_due(self) -> list[str]:
+        """Remove the deleted snapshots whose time for undoing is over, and record that before; return their ids. Raises StoreError."""
+        now = time.time()
+        found = self._machine.deleted_snapshots()
+        due = [one.info.snapshot_id for one in found if one.annotations.kept_until <= now]
+        self._finish(due)
+        gone = self._machine.store.purge()
+        self._finish([one for one in gone if one not in due])  # their time has ended just now
+        return gone
+
+    def _finish(self, ids: list[str]) -> None:
+        if ids:
+            identity = self._machine.store.stubs.identity()
+            user_deletions.finish_in_all(self._data_dir, ids, identity)
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
         """Remove the snapshots that `policy` does not keep, or only list them. Raises StoreError."""
@@ -126,9 +155,6 @@ class Removal:
             _log.warning("deleted snapshots stay for now: %s", error)
             return
         for one in found:
-            # That daemon may have ended before it was recorded for the remotes.
-            at = one.annotations.deleted_at
-            await asyncio.to_thread(user_deletions.note_in_all, self._data_dir, one.info, at)
             self._spawn(self._purge(one.annotations.kept_until))
 
     async def _purge(self, when: float) -> None:
@@ -137,7 +163,7 @@ class Removal:
             self._spawn(self._purge(when))
             return
         try:
-            gone = await asyncio.to_thread(self._machine.purge)
+            gone = await asyncio.to_thread(self._purge_due)
         except GpuCkptError as error:
             _log.warning("deleted snapshots stay for now: %s", error)
         else:
@@ -173,6 +199,8 @@ class Removal:
             return PruneReport(verdicts)
         if dry_run:
             return PruneReport(verdicts, retention.would_free(verdicts, store.weights()))
+        # A deletion that was undone, or whose snapshot has come back, must not count as the reason of this removal.
+        user_deletions.forget_in_all(self._data_dir, gone)
         freed = store.delete(*gone)
         audit.removed(gone, "retention")
         return PruneReport(verdicts, freed)

@@ -1,14 +1,15 @@
 """The record of the deletions by users of which remotes have to be told. One file for each remote, so nothing is lost offline.
 
-A deletion is recorded when the user deletes the snapshot, and told when it can no longer be undone here. Retention on this machine
-is no deletion by a user: what a remote keeps is decided by the remote's own rule.
+A deletion is recorded when the user deletes the snapshot, and becomes final when it can no longer be undone here; only then it is told,
+by the daemon with the store in which it was made. Retention on this machine is no deletion by a user: what a remote keeps is decided by
+the remote's own rule. So the record of what retention removes is forgotten, whatever left it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,10 +30,15 @@ _log = logging.getLogger(__name__)
 
 
 class UserDeletion(msgspec.Struct, frozen=True):
-    """The deletion of a snapshot by a user. Times are seconds since the epoch; `tried_at` 0: the remote was not told yet."""
+    """The deletion of a snapshot by a user. Times are seconds since the epoch; `tried_at` 0: the remote was not told yet.
+
+    `store`: the identity of the store in which it was made. `is_final`: whether it can no longer be undone.
+    """
 
     kernel_id: str
     at: float
+    store: str = ""
+    is_final: bool = False
     tried_at: float = 0.0
     #: Whether it was pinned here then.
     pinned: bool = False
@@ -42,7 +48,7 @@ class UserDeletion(msgspec.Struct, frozen=True):
     @property
     def is_due(self) -> bool:
         """Whether the remote is to be told now."""
-        return not 0 <= time.time() - self.tried_at < _AGAIN_SECONDS
+        return self.is_final and not 0 <= time.time() - self.tried_at < _AGAIN_SECONDS
 
 
 _Change = Callable[[dict[str, UserDeletion]], dict[str, UserDeletion]]
@@ -79,6 +85,24 @@ class UserDeletions:
             }
         )
 
+    def finish(self, ids: Collection[str], store: str) -> None:
+        """Record that these deletions in a store can no longer be undone."""
+        self._change(
+            lambda known: {
+                k: msgspec.structs.replace(v, is_final=True) if k in ids and v.store == store else v
+                for k, v in known.items()
+            }
+        )
+
+    def forget(self, ids: Collection[str], store: str = "") -> None:
+        """Remove the records of these snapshots; with `store` only of deletions in that store. Without a record nothing is written."""
+        if self.all().keys() & set(ids):
+            self._change(
+                lambda known: {
+                    k: v for k, v in known.items() if k not in ids or store not in {"", v.store}
+                }
+            )
+
     def _change(self, change: _Change) -> None:
         folder = self._path.parent
         with store_errors(folder), alone(self._path.with_suffix(".lock")):
@@ -89,19 +113,34 @@ class UserDeletions:
                 replace_file(self._path, msgspec.json.encode(after))
 
 
-def note_in_all(data_dir: Path, info: SnapshotInfo, at: float) -> None:
-    """Record the deletion of a snapshot for all remotes. Never raises: the deletion on this disk must not fail because of it."""
+def note_in_all(data_dir: Path, info: SnapshotInfo, at: float, store: str) -> None:
+    """Record for all remotes that a snapshot is about to be deleted. Never raises: the deletion here must not fail because of it."""
+    noted = {info.snapshot_id: UserDeletion(info.kernel_id, at, store, pinned=info.pinned)}
+    _in_all(data_dir, [info.snapshot_id], lambda file: file.note(noted))
+
+
+def finish_in_all(data_dir: Path, ids: Collection[str], store: str) -> None:
+    """Record for all remotes that these deletions in a store can no longer be undone. Never raises; no remote is told otherwise."""
+    _in_all(data_dir, ids, lambda file: file.finish(ids, store))
+
+
+def forget_in_all(data_dir: Path, ids: Collection[str], store: str = "") -> None:
+    """Remove the records of deletions of these snapshots for all remotes; with `store` only of those in that store. Raises StoreError."""
+    for remote in Remotes(data_dir).all():
+        UserDeletions(remote_keys.state_dir(data_dir, remote.name)).forget(ids, store)
+
+
+def _in_all(data_dir: Path, ids: Collection[str], record: Callable[[UserDeletions], None]) -> None:
+    names = ", ".join(ids)
     try:
         remotes = Remotes(data_dir).all()
     except GpuCkptError as error:
-        _log.warning("no remote is told that snapshot %s was deleted: %s", info.snapshot_id, error)
+        _log.warning("no remote is told that snapshot %s was deleted: %s", names, error)
         return
     for remote in remotes:
-        noted = {info.snapshot_id: UserDeletion(info.kernel_id, at, pinned=info.pinned)}
         try:
-            UserDeletions(remote_keys.state_dir(data_dir, remote.name)).note(noted)
+            record(UserDeletions(remote_keys.state_dir(data_dir, remote.name)))
         except GpuCkptError as error:
             _log.warning(
-                "remote %s is not told that snapshot %s was deleted: %s",
-                *(remote.name, info.snapshot_id, error),
+                "remote %s is not told that snapshot %s was deleted: %s", remote.name, names, error
             )

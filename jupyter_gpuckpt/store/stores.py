@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from os.path import lexists
 from pathlib import Path
 
 from ..errors import StoreUnavailable
 from ..file_locks import is_locked
 from ..snapshot_records import SnapshotChange
+from . import manifests, stub_files
 from .far.shared_folders import locks_reach_all
 from .faults import store_errors
 from .local import LocalStore
@@ -65,6 +68,31 @@ def others(root: Path, own: LocalStore) -> list[Path]:
     """Return the directories of the stores beside the one that is open."""
     found = (one for one in _directories(root) if (one / "manifests").is_dir())
     return [one for one in found if one != own.root]
+
+
+def finder_elsewhere(root: Path, own: LocalStore) -> Callable[[str], bool]:
+    """Return a function that returns whether another store beside `own` has a file of a snapshot, or may have one."""
+    # A folder without manifests is perhaps not mounted.
+    found = [one / "manifests" for one in _directories(root) if one != own.root and lexists(one)]
+
+    def is_elsewhere(snapshot_id: str) -> bool:
+        return any(_may_have(directory, snapshot_id) for directory in found)
+
+    return is_elsewhere
+
+
+def _may_have(directory: Path, snapshot_id: str) -> bool:
+    manifest = manifests.path_of(directory, snapshot_id)
+    try:
+        directory.stat()
+        # `lexists` answers False where it may not look.
+        for path in (manifest, manifest.with_suffix(stub_files.SUFFIX)):
+            with suppress(FileNotFoundError):
+                path.lstat()
+                return True
+    except OSError:
+        return True
+    return False
 
 
 def abandoned(root: Path, own: LocalStore, are_others_there: Callable[[], bool]) -> list[Path]:

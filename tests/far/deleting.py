@@ -38,8 +38,10 @@ class User(Told):
         """Delete snapshots, as the daemon does, until that cannot be undone any more."""
         for name in names:
             [info] = [one for one in self.store.snapshots() if one.snapshot_id == name]
+            identity = self.store.stubs.identity()
+            user_deletions.note_in_all(self.data_dir, info, time.time(), identity)
             self.store.mark_deleted(name, 0.0)
-            user_deletions.note_in_all(self.data_dir, info, time.time())
+            user_deletions.finish_in_all(self.data_dir, [name], identity)
 
     def waiting(self):
         """Return the deletions that the remote has not carried out, with the reasons."""

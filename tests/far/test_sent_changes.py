@@ -21,6 +21,7 @@ from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.store import stores
 from jupyter_gpuckpt.store.far.about import Amendment, about, told
 from jupyter_gpuckpt.store.far.retries import Retries
 from jupyter_gpuckpt.store.far.sessions import Sessions
@@ -55,9 +56,8 @@ class Told:
 
     def state(self, *needed):
         """Return what the remote is to be told of."""
-        stubs = self.store.stubs
-        identity = stubs.identity()
-        return LocalState(stubs.all(), needed, identity, stubs.is_deleted, stubs.is_listed)
+        is_elsewhere = stores.finder_elsewhere(self.data_dir / "store", self.store)
+        return LocalState.of(self.store, needed, is_elsewhere)
 
     def tell(self, *needed):
         """Tell the remote what has changed; return what is on record of it then."""

@@ -21,7 +21,7 @@ from tests.far.installations import store_of
 from tests.far.joined import join
 from tests.far.stores import chunks
 from tests.far.test_fetching import Here, saved
-from tests.far.test_sent_changes import SMALL, Told
+from tests.far.test_sent_changes import SMALL
 
 DAY = timedelta(days=1)
 
@@ -71,8 +71,8 @@ def test_what_is_only_retained_no_longer_here_stays_there(user):
 
 def test_a_deletion_that_can_be_undone_is_not_told_yet(user):
     [info] = [one for one in user.store.snapshots() if one.snapshot_id == "s1"]
+    user_deletions.note_in_all(user.data_dir, info, time.time(), user.store.stubs.identity())
     user.store.mark_deleted("s1", 600.0)
-    user_deletions.note_in_all(user.data_dir, info, time.time())
     user.tell()
     assert (user.listed(), list(user.waiting())) == (["s1"], ["s1"])
     user.store.undelete("s1")
@@ -217,11 +217,9 @@ def test_a_machine_that_ran_the_session_last_may_delete_its_newest(user):
 def test_a_copy_that_was_only_fetched_is_deleted_here_only(user, other):
     joined, store = other
     fetched(joined, store, "s1")()
-    store.mark_deleted("s1", 0.0)
-    info = user.infos()["s1"]
-    user_deletions.note_in_all(joined.data_dir, info, time.time())
-    two = Told.__new__(Told)
+    two = User.__new__(User)
     two.data_dir, two.store, two.joined = joined.data_dir, store, joined
+    two.deletes("s1")
     two.tell()
     assert user.listed() == ["s1"]
     assert UserDeletions(remote_keys.state_dir(joined.data_dir, "share")).all() == {}

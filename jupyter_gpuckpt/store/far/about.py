@@ -49,10 +49,12 @@ class Deletion(msgspec.Struct, frozen=True):
 
     `terms`: by far session the term of the last lease that this machine had of it. `unpinned`: whether the user ended the pin that this
     machine had told. Other pins prevent the deletion, because an entry does not say which machines have pinned the snapshot.
+    `was_relied_on`: whether the store in which it was deleted relied on it.
     """
 
     terms: dict[str, int] = {}
     unpinned: bool = False
+    was_relied_on: bool = False
 
 
 class Amendment(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ A machine deletes only in far sessions to which it has uploaded: what it has onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -50,7 +50,7 @@ def delete(
                 )
                 kept.update({one.snapshot_id: why} if why else {})
         marked = [
-            _marked(one, machine_id, 0.0 if one.snapshot_id in kept else now)
+            _marked(one, wanted[one.snapshot_id], machine_id, kept, now)
             if one.snapshot_id in wanted
             else one
             for one in session.snapshots
@@ -61,14 +61,20 @@ def delete(
     return kept
 
 
-def _marked(one: FarSnapshot, machine_id: str, now: float) -> FarSnapshot:
-    """Return the entry of a snapshot that was deleted on this machine; `now` 0: it stays listed."""
-    one = _without(one, machine_id)
-    return msgspec.structs.replace(one, deleted_at=one.deleted_at or now)
+def _marked(
+    one: FarSnapshot, deletion: Deletion, machine_id: str, kept: Collection[str], now: float
+) -> FarSnapshot:
+    """Return the entry of a snapshot that was deleted on this machine; those in `kept` stay listed."""
+    one = _without(one, deletion, machine_id)
+    if one.snapshot_id in kept or one.deleted_at:
+        return one
+    return msgspec.structs.replace(one, deleted_at=now)
 
 
-def _without(one: FarSnapshot, machine_id: str) -> FarSnapshot:
-    """Return the entry of a snapshot on which a machine relies no longer, because it was deleted there."""
+def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapshot:
+    """Return the entry of a snapshot on which this machine relies no longer, unless another store of it does."""
+    if not deletion.was_relied_on:
+        return one
     left = {name: host for name, host in one.relied_on_by.items() if name != machine_id}
     return msgspec.structs.replace(one, relied_on_by=left)
 
@@ -78,7 +84,7 @@ def _why_kept(
 ) -> Kept | None:
     if all(other.machine_id != machine_id for other in session.snapshots):
         return Kept("this machine has uploaded nothing to its session", waits=False)
-    if hosts := sorted({*_without(one, machine_id).relied_on_by.values()}):
+    if hosts := sorted({*_without(one, deletion, machine_id).relied_on_by.values()}):
         return Kept(f"machine {', '.join(hosts)} relies on it", waits=True)
     if one.about is not None and one.about.pinned and not deletion.unpinned:
         return Kept("it is pinned there", waits=True)
