@@ -253,6 +253,39 @@ def test_a_swap_that_arrives_after_the_end_of_its_rule_takes_nothing_away(
         b.fetch(name, "one")
 
 
+def test_a_session_that_is_read_after_the_end_of_the_rule_is_left_as_it_is(keeper, monkeypatch):
+    """A collector is stopped before it reads a far session, when the rule has just been asked for."""
+    a, b = keeper("a"), keeper("b")
+    _taken(a, 3)
+    a.rule(keep_last=1)
+    rule_now, get, asked, done = rules.read, Bucket.get, [], []
+
+    def read_rule(*arguments):
+        asked.append(found := rule_now(*arguments))
+        return found
+
+    def get_late(self, name, **limits):
+        # The plan has read the rule once; the second time it was about to mark.
+        if name == "sessions/one" and len(asked) == 2 and not done:
+            done.append(name)
+            b.rule()
+            unneeded.end_rule(b.sessions)
+            for _ in range(2):
+                b.collects()
+        return get(self, name, **limits)
+
+    monkeypatch.setattr(rules, "read", read_rule)
+    monkeypatch.setattr(Bucket, "get", get_late)
+    assert a.collects(ByRule()).dropped == 0
+    assert done
+    monkeypatch.undo()
+    for _ in range(3):
+        a.collects()
+    assert a.listed() == ["s0", "s1", "s2"]
+    for name in ("s0", "s1", "s2"):
+        b.fetch(name, "one")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs_meanwhile", [0, 2])
 def test_a_collector_that_stops_anywhere_leaves_what_is_listed_whole(tmp_path, epochs_meanwhile):

@@ -186,15 +186,14 @@ def _mark(
 ) -> dict[str, FarSnapshot]:
     """Mark snapshots of a session as deleted, given by manifest, unless something changed that was judged; return those marked.
 
-    `is_wanted`: whether the rule still asks for it; it is called before each repetition.
+    `is_wanted`: whether the rule still asks for it. It is called after each read of the session: if the rule has ended since, the session
+    is written anew (`end_rule`) after that read, so the swap fails.
     """
     marked: dict[str, FarSnapshot] = {}
-    is_first = True
 
     def mark(session: FarSession) -> FarSession:
-        nonlocal marked, is_first
-        may_mark, is_first = is_first or is_wanted(), False
-        if not may_mark:
+        nonlocal marked
+        if not is_wanted():
             marked = {}
             return session
         there = {one.manifest: one for one in session.listed}
