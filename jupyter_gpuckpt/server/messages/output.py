@@ -15,14 +15,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
 
 from ...output_log import content_of, frame_of, frames, opened
 from .begun_cells import begun_cells, messages_of
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
-from .settling import SettlingPages
+from .pages import Page, SettlingPages
 
 _log = logging.getLogger(__name__)
 
@@ -50,23 +50,6 @@ _WELCOME = "iopub_welcome"
 _UNASKED = frozenset({"status", "stream"})
 
 
-class Page(Protocol):
-    """A page that receives the kernel's messages (`gate.GatedConnection`)."""
-
-    @property
-    def client_session(self) -> str:
-        """Return the page's own session id, the same when it connects again."""
-
-    def show(self, parts: list[bytes]) -> None:
-        """Send a message that the kernel has just published."""
-
-    def show_again(self, parts: list[bytes]) -> None:
-        """Send a message that was published while this page was not connected."""
-
-    def show_text(self, text: str) -> None:
-        """Send a note of this server in the middle of the kernel's output."""
-
-
 class KernelOutput:
     """The output of one kernel: sent to its pages, and kept for disconnected ones. Used on the event loop, except `discard`.
 
@@ -82,7 +65,8 @@ class KernelOutput:
         self._waiting: list[list[bytes]] | None = None
         self._file: BinaryIO | None = None
         self._closed = False
-        self._size = 0
+        #: The bytes of the file, and whether it has output of cells.
+        self._size, self._keeps_cells = 0, False
         #: The number of messages that were kept, or would have been, since the file was empty.
         self._count = 0
         self._left_out = 0
@@ -160,7 +144,7 @@ class KernelOutput:
         unasked = not parent.msg_type and header.msg_type in _UNASKED
         self.changes += not unasked and parent.msg_type not in _READ_ONLY
         ended = self._follow(header, parent, content)
-        if self._running or ended or not self._pages or self._joining:
+        if self._running or ended or not self._is_received or self._joining:
             self._keep(header, parent, parts)
         cell = "" if self._is_asked_here(parent) else self._cells.get(parent.msg_id, "")
         for page in list(self._pages):
@@ -227,7 +211,7 @@ class KernelOutput:
         self._count, self._left_out = described["count"], described["left_out"]
         self._seen = dict(described["seen"])
         self._running, self._cells = set(described["running"]), dict(described["cells"])
-        self._size = self._path.stat().st_size
+        self._size, self._keeps_cells = self._path.stat().st_size, True
 
     def add_beginning(self, messages: list[list[bytes]]) -> None:
         """Feed the messages of cells that began under another server, out of all that the kernel has, then those received since."""
@@ -343,6 +327,7 @@ class KernelOutput:
             self._left_out += 1
             return
         self._size += len(frame)
+        self._keeps_cells |= parent.msg_type == _EXECUTE
 
     async def _catch_up(self, page: Page) -> None:
         is_new = page.client_session not in self._seen
@@ -366,18 +351,23 @@ class KernelOutput:
         # No message can have come since the last frame was read: there was no await.
         self._seen.pop(page.client_session, None)
         self._pages[page] = None
-        if self._size:
+        if is_new and self._keeps_cells:
             self._settling.add(page)
         self._note()
         self._clear_if_seen()
 
     def _clear_if_seen(self) -> None:
-        seen = any(page not in self._settling for page in self._pages)
-        if seen and not self._running and not self._joining:
+        if self._is_received and not self._running and not self._joining:
             self._clear()
+
+    @property
+    def _is_received(self) -> bool:
+        """Whether a page is connected that certainly shows what it is sent."""
+        return any(page not in self._settling for page in self._pages)
 
     def _clear(self) -> None:
         self._count = self._size = self._left_out = 0
+        self._keeps_cells = False
         self._seen.clear()
         self._cells = {key: cell for key, cell in self._cells.items() if key in self._asked}
         self._questions.clear()

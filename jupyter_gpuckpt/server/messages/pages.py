@@ -1,13 +1,31 @@
-"""The pages that have just caught up with a kernel's output, and may not be the ones that show it."""
+"""Pages that receive a kernel's messages, and those that have just caught up and may not be the ones that show them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 #: The seconds after which a page counts as having received what it was sent. JupyterLab 4.2 opens a connection to the kernel before
 #: the notebook's own, and closes it again; what only that one was sent would be lost.
 SETTLED_SECONDS = 10.0
+
+
+class Page(Protocol):
+    """A page that receives the kernel's messages (`gate.GatedConnection`)."""
+
+    @property
+    def client_session(self) -> str:
+        """Return the page's own session id, the same when it connects again."""
+
+    def show(self, parts: list[bytes]) -> None:
+        """Send a message that the kernel has just published."""
+
+    def show_again(self, parts: list[bytes]) -> None:
+        """Send a message that was published while this page was not connected."""
+
+    def show_text(self, text: str) -> None:
+        """Send a note of this server in the middle of the kernel's output."""
 
 
 class SettlingPages:
@@ -15,17 +33,17 @@ class SettlingPages:
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
-        self._timers: dict[object, asyncio.TimerHandle] = {}
+        self._timers: dict[Page, asyncio.TimerHandle] = {}
 
-    def __contains__(self, page: object) -> bool:
+    def __contains__(self, page: Page) -> bool:
         return page in self._timers
 
-    def add(self, page: object) -> None:
+    def add(self, page: Page) -> None:
         """Add a page that has caught up."""
         loop = asyncio.get_running_loop()
         self._timers[page] = loop.call_later(SETTLED_SECONDS, self._end, page)
 
-    def remove(self, page: object) -> None:
+    def remove(self, page: Page) -> None:
         """Remove a page that disconnects, if it is there."""
         if timer := self._timers.pop(page, None):
             timer.cancel()
@@ -35,6 +53,6 @@ class SettlingPages:
         for page in list(self._timers):
             self.remove(page)
 
-    def _end(self, page: object) -> None:
+    def _end(self, page: Page) -> None:
         del self._timers[page]
         self._done()
