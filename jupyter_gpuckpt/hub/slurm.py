@@ -70,11 +70,13 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
         # A hub that was started in the meantime does not know the port of a job that was not started again.
         if server is None or self.pending or not self.port or not self.state_isrunning():
             return
-        before, now = (server.ip, server.port), (self.state_gethost(), self.port)
-        if now == before or not now[0]:
+        # On the new node another user's program may have the old port, so the server's own report is awaited.
+        host = self.state_gethost()
+        if not host or self.port == server.port:
             return
+        now = (host, self.port)
         self.log.info("%s: job %s runs on %s:%d again", self._log_name, self.job_id, *now)
-        self.ip = server.ip = now[0]
+        self.ip = server.ip = host
         server.port = self.port
         self.db.commit()
         await self.user.settings["proxy"].add_user(self.user, self.name)

@@ -68,8 +68,12 @@ class Turns:
             self._timer = None
         if self._waiting:
             loop = asyncio.get_running_loop()
-            left = max(0.0, self._waiting[-1].latest - loop.time())
-            self._timer = loop.call_later(left / len(self._waiting), self._begin_anyway)
+            # One by one, so that each of them begins in time.
+            left = min(
+                (entry.latest - loop.time()) / place
+                for place, entry in enumerate(self._waiting, start=1)
+            )
+            self._timer = loop.call_later(max(0.0, left), self._begin_anyway)
 
     def _begin_anyway(self) -> None:
         self._begin_next()

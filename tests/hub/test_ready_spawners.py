@@ -379,6 +379,10 @@ def test_hub_and_proxy_follow_a_job_to_another_node_and_port():
         proxy, status = Proxy(), ["RUNNING n1"]
         spawner = running(status, proxy)
         assert await spawner.poll() is None
+        # Slurm has started it again, and the server has not reported its port yet: another program may have the former one there.
+        status[0] = "RUNNING n2"
+        assert await spawner.poll() is None
+        assert proxy.added == []
         status[0] = "PENDING n1"
         spawner.port = 2000
         assert await spawner.poll() is None
@@ -401,6 +405,7 @@ def test_hub_and_proxy_follow_a_job_to_another_node_and_port():
 
 def test_a_proxy_that_fails_ends_no_poll(caplog):
     spawner = running(["RUNNING n2"], proxy=None)
+    spawner.port = 2000
     assert asyncio.run(spawner.poll()) is None
     assert "the job's new address is not known" in caplog.text
 

@@ -126,6 +126,24 @@ def test_those_who_wait_begin_one_by_one_if_others_hang():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "waits", [[5.0, LONG], [LONG, 5.0], [5.0, 5.0, 5.0], [LONG, LONG, 5.0, 5.0]]
+)
+def test_each_one_begins_in_time_whoever_comes_later(waits):
+    async def run():
+        turns = Turns()
+        visits = [Visits(turns, wait, at_once=1) for wait in [LONG, *waits]]
+        for visit in visits:
+            await visit.begin("x")
+        now = asyncio.get_running_loop().time()
+        places = enumerate(turns._waiting, start=1)
+        assert turns._timer.when() <= 1 + min(now + (one.latest - now) / at for at, one in places)
+        for visit in visits:
+            await visit.end("x")
+
+    asyncio.run(run())
+
+
 def limit_of(spawner_class, section="GpuCkptSpawnerMixin", **settings):
     """Return the number of servers at once with these settings."""
     user = SimpleNamespace(name="", id=0)
