@@ -78,6 +78,17 @@ class Frozen:
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
     _gpu_copying: Future[None] | None = None
+    _kept: ExitStack = field(default_factory=ExitStack)
+    _beside: ThreadPoolExecutor | None = None
+
+    def release_memory(self) -> None:
+        """Begin to free what keeps the memory of running tasks, which can no longer be read, if a thread can be started for it.
+
+        Leaving the block waits for the end, and frees what is left.
+        """
+        if self._beside is not None:
+            with suppress(RuntimeError):  # no thread can be started
+                self._beside.submit(self._kept.close)
 
     def finish_gpu(self) -> None:
         """Wait until handed-over GPU memory is copied, and `gpu_files_taken` was called with its files. Raises FreezeFailed."""
@@ -153,14 +164,14 @@ def frozen(
             tree_cleanup.callback(drop_copies, tree)
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
-            kept = memory if stop else _keep(tree, memory, unforked, settings, host_cleanup)
+            keeping = host_cleanup.enter_context(ExitStack())
+            kept = memory if stop else _keep(tree, memory, unforked, settings, keeping)
             _unlink(tree, links)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
         result.connections, result.connections_queues = tcp.connections, tcp.queues
-        result.connections_lost = tcp.lost
-        result.gone = gone
+        result.connections_lost, result.gone, result._kept = tcp.lost, gone, keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
@@ -174,10 +185,10 @@ def frozen(
             rollback.pop_all()
             # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
-            if gpu.lanes.has_handed_over:
-                # Other memory is stored meanwhile. The copying ends before anything is undone.
-                beside = rollback.enter_context(ThreadPoolExecutor(1, "gpu-copying"))
-                result._gpu_copying = beside.submit(_copy_gpu, gpu, result, gpu_files_taken)
+            # What is begun in this thread ends before anything is undone.
+            result._beside = rollback.enter_context(ThreadPoolExecutor(1, "beside-save"))
+            if gpu.lanes.has_handed_over:  # other memory is stored meanwhile
+                result._gpu_copying = result._beside.submit(_copy_gpu, gpu, result, gpu_files_taken)
         yield result
         if stop:
             result.frozen_seconds = time.monotonic() - standstill.began
@@ -203,7 +214,12 @@ def _give_gpu_back(gpu: GpuProcesses, standstill: Standstill, files_taken: Files
 def _copy_gpu(gpu: GpuProcesses, result: Frozen, files_taken: FilesTaken) -> None:
     """Copy the handed-over memory to files, while the tasks run with their own copies, and complete the result's GPU part."""
     before = gpu.files()
-    gpu.lanes.copy_handed_over()
+    try:
+        gpu.lanes.copy_handed_over()
+    except BaseException:
+        # Other memory may be stored for minutes before the error is noticed.
+        gpu.lanes.drop_handed_over()
+        raise
     result.gpu = gpu.records()
     files_taken(
         {name: paths for name, paths in gpu.files().items() if name not in before}, gpu.lanes.copies
@@ -332,7 +348,7 @@ def _keep(
     memory: list[ProcessMemory],
     unforked: list[Area],
     settings: EngineSettings,
-    host_cleanup: ExitStack,
+    keeping: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
     """Return the memory in a form that can be read when the tasks run again: a ghost of the kernel, copies of other processes.
 
@@ -344,11 +360,11 @@ def _keep(
         if part.pid == tree.kernel_pid:
             part.keep(unforked)
             try:
-                ghost = host_cleanup.enter_context(Ghost(part.pid))
+                ghost = keeping.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:
                 logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
             else:
-                host_cleanup.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
+                keeping.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
                 kept.append(part.of(ghost.pid))
                 continue
         kept.append(part.copied(settings.threads))

@@ -243,7 +243,7 @@ class _GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger: these wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
+    and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
     `finish_drivers` and `finish` return when the bytes are complete and verified.
     """
 

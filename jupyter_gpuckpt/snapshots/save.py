@@ -126,6 +126,7 @@ def save(
         total = state.gpu_bytes + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
             packed = _stored(state, sources, gpu_packing, store, settings, predecessor, progress)
+        state.release_memory()
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
         warnings += changed
         state.prove_still()

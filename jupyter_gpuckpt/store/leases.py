@@ -31,9 +31,10 @@ class Leases:
         self._leases: list[Lease] = []
 
     def take(self, digests: Collection[bytes] = ()) -> Lease:
-        """Return a new lease on `digests`."""
+        """Return a new lease on `digests`. A set is not copied, because it may be large: it must not change while the lease lasts."""
         lease = Lease()
-        lease.digests.update(digests)
+        if digests:
+            lease.digests = digests if isinstance(digests, set) else set(digests)
         self._leases.append(lease)
         return lease
 

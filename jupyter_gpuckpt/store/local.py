@@ -34,7 +34,7 @@ from .leases import Leases
 from .listing import Listed, Listing
 from .lock import StoreLock
 from .packs import Entry
-from .places import Location, Places
+from .places import Location, Places, unique
 from .records import FreshPlaces, Records
 from .repack import Repacking
 from .space import Space
@@ -130,12 +130,12 @@ class LocalStore:
         """Return the places of all `digests`. Raises ObjectCorrupt if one is not in the store."""
         with store_errors(self.root):
             found = self._catalog.recent.locate(digests, keep=True)
-            if len(found) < len(set(digests)) and not self._rebuilt:
+            if len(found) < len(unique(digests)) and not self._rebuilt:
                 # A pack or rows are missing; all packs are indexed again, once.
                 self._rebuilt = True
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
-        if len(found) < len(set(digests)):
+        if len(found) < len(unique(digests)):
             raise packs.missing_chunk(self.root, *set(digests).difference(found.digests))
         return found
 
@@ -151,7 +151,7 @@ class LocalStore:
         return digests.difference(self.find(digests).digests)
 
     def needed(self, streams: Sequence[Stream]) -> Needed:
-        """Return the stored chunks of which streams consist; the caller holds them. Raises ObjectCorrupt if one is not in the store."""
+        """Return the stored chunks of streams, which the caller or a writer's lease holds. Raises ObjectCorrupt if one is not there."""
         digests = manifests.digests_of(streams)
         return Needed(digests, FreshPlaces(self._catalog.moves, self.locate(digests)))
 
@@ -199,7 +199,7 @@ class LocalStore:
 
     @contextmanager
     def holding(self, digests: Collection[bytes]) -> Iterator[None]:
-        """Keep these chunks in the store inside the context."""
+        """Keep these chunks in the store inside the context, in which the collection must not change."""
         with self._lock:
             lease = self._leases.take(digests)
         try:

@@ -36,7 +36,7 @@ TEMPORARY = ".tmp"
 
 _HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
 _MAGIC = b"GPUCKPT\n"
-_parts = attrgetter("parts")
+_digest, _parts = attrgetter("digest"), attrgetter("parts")
 _LEVEL = 3
 
 
@@ -61,13 +61,16 @@ class References(msgspec.Struct):
 
 def digests_of(streams: Iterable[Stream]) -> set[bytes]:
     """Return the digests of the stored chunks of which streams consist, sources of parts included."""
-    return stored_digests([chunk for stream in streams for chunk in stream.chunks])
+    return set().union(*(stored_digests(stream.chunks) for stream in streams))
 
 
 def stored_digests(chunks: Collection[Chunk]) -> set[bytes]:
     """Return the digests of the stored chunks of which these consist, sources of parts included."""
-    found = {chunk.digest for chunk in chunks if not chunk.parts}
-    found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
+    if not any(map(_parts, chunks)):
+        found = set(map(_digest, chunks))
+    else:
+        found = {chunk.digest for chunk in chunks if not chunk.parts}
+        found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
     found.discard(b"")
     return found
 

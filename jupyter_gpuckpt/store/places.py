@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +80,11 @@ class Places:
     def digests(self) -> list[bytes]:
         """The digests of the chunks, in the same order."""
         return digests_in(self.rows)
+
+
+def unique(digests: Collection[bytes]) -> AbstractSet[bytes]:
+    """Return each of the digests once. A set is not copied, because it may be large."""
+    return digests if isinstance(digests, AbstractSet) else set(digests)
 
 
 def digests_in(rows: PlaceRows) -> list[bytes]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .places import PlaceRows, Places, digests_in
+from .places import PlaceRows, Places, digests_in, unique
 
 #: So few are looked up in the database quickly enough, and are not worth to be remembered.
 _FEW = 1000
@@ -53,7 +53,7 @@ class RecentPlaces:
 
         What is remembered already stays: a resume looks up one part of its snapshot after the other.
         """
-        moves, wanted = self._catalog.moves, set(digests)
+        moves, wanted = self._catalog.moves, unique(digests)
         kept = self._kept(moves)
         if kept is None:
             found = self._catalog.locate(wanted)
@@ -61,7 +61,7 @@ class RecentPlaces:
                 self._keep(_remembered(found.rows, list(found.packs), moves))
             return found
         both = kept.numbers.keys() & wanted
-        new = self._catalog.locate(wanted - both)
+        new = self._catalog.locate(wanted - both if len(both) < len(wanted) else ())
         packs = {name: number for number, name in enumerate(kept.packs)}
         renumbered = [packs.setdefault(name, len(packs)) for name in new.packs]
         rows = new.rows.copy()

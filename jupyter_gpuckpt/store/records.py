@@ -29,7 +29,7 @@ from .catalog import Catalog
 from .database import sealed, unsealed
 from .needs import Needs, Newest, add, chosen_of, decoded, encoded, newer_needs, pack_bits
 from .place_index import Located, PlaceIndex
-from .places import Places
+from .places import Places, unique
 
 logger = logging.getLogger(__name__)
 
@@ -257,13 +257,13 @@ class Records:
         else:
             places = known.places if known else self._catalog.locate(digests)
             rows = places.rows
-            complete = len(rows) == len(set(digests)) and not np.any(rows["damaged"])
+            complete = len(rows) == len(unique(digests)) and not np.any(rows["damaged"])
             located = Located(list(places.packs), rows["pack"], rows["offset"], complete)
         needs: Needs = {}
         complete = located.complete
-        for number in np.unique(located.pack).tolist():
+        for number, offsets in _by_pack(located):
             name = located.names[number]
-            bits = self._bits(name, located.offset[located.pack == number])
+            bits = self._bits(name, offsets)
             if bits is None:
                 complete = False
             else:
@@ -304,6 +304,14 @@ class Records:
             )
             connection.execute(query, row)
         return True
+
+
+def _by_pack(located: Located) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield the number of each pack, and the offsets in it."""
+    order = np.argsort(located.pack, kind="stable")  # quick, because they are in order already
+    numbers, firsts = np.unique(located.pack[order], return_index=True)
+    parts = np.split(located.offset[order], firsts[1:])
+    yield from zip(numbers.tolist(), parts, strict=len(numbers) > 0)
 
 
 class _Row(NamedTuple):

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,27 @@ def assert_runs_on(program) -> None:
     assert not any(processes.state(pid) in ("T", "t") for pid in launch.pids(program.tree))
     images = program.tree.inside(criu_options.IMAGES)
     assert list(images.iterdir()) == []
+
+
+def test_a_twin_that_no_thread_frees_is_freed_at_the_end(run, monkeypatch) -> None:
+    program = run(COUNTER)
+    original, refused = ThreadPoolExecutor.submit, []
+
+    def submit(self, *given):
+        if self._thread_name_prefix == "beside-save":
+            refused.append(given)
+            raise RuntimeError("can't start new thread")
+        return original(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor, "submit", submit)
+        program.fresh_line()
+        program.save()
+    assert refused
+    # CRIU's dump would fail while there is a twin.
+    assert_runs_on(program)
+    program.save()
+    assert_runs_on(program)
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])

@@ -127,8 +127,8 @@ CHANGES = {
 def test_what_a_snapshot_lacks_is_found_before_the_kill(program, monkeypatch, change):
     """A defect of a save cannot be had in any other way than by making one."""
 
-    def staged(store, manifest):
-        return original(store, change(manifest))
+    def staged(store, manifest, needed):
+        return original(store, change(manifest), needed)
 
     original = type(program.store).staged
     monkeypatch.setattr(type(program.store), "staged", staged)

@@ -65,6 +65,8 @@ class GpuProcesses:
         self._bytes: dict[int, int] = {}
         #: Processes that were parked before this freeze, and stay parked after it.
         self._parked: set[int] = set()
+        #: Pids in the namespaces of the tree, noted by the first call of `records`.
+        self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
         self.lanes = Lanes(tree, earlier)
@@ -343,10 +345,10 @@ class GpuProcesses:
                     self._tree.inside(path).unlink(missing_ok=True)
 
     def records(self) -> list[GpuProcess]:
-        """Return the manifest's record of each process."""
+        """Return the manifest's record of each process. Of a later call the processes may have ended, but not of the first one."""
         return [
             GpuProcess(
-                processes.nspid(pid) or 0,
+                self._nspids.setdefault(pid, processes.nspid(pid) or 0),
                 [file.path for file in files],
                 self._bytes[pid] + sum(file.length for file in self.lanes.files.get(pid, [])),
                 self._needs[pid],
