@@ -69,6 +69,7 @@ f.write(b"more")
 f.flush()
 assert os.fstat(f.fileno()).st_nlink == 0
 """,
+        quick=True,
     ),
     Row(
         "file-unnamed",
