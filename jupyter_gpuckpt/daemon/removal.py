@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,14 @@ class Removal:
         self._one_at_a_time = asyncio.Lock()
         self._purges: set[asyncio.Task[None]] = set()
 
-    async def delete(self, snapshot_id: str) -> None:
-        """Delete a snapshot, which can be undone for a while.
+    async def delete(self, snapshot_id: str, *, here_only: bool = False) -> None:
+        """Delete a snapshot, which can be undone for a while; with `here_only` no remote is told.
 
         Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
         """
         await self._inventory.require_unneeded(snapshot_id)
-        self._spawn(self._purge(await asyncio.to_thread(self._mark_deleted, snapshot_id)))
+        mark = partial(self._mark_deleted, snapshot_id, here_only=here_only)
+        self._spawn(self._purge(await asyncio.to_thread(mark)))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion. Raises SnapshotNotFound if it is too late."""
@@ -70,15 +72,23 @@ class Removal:
         """Set the timers of the deletions that an earlier daemon accepted."""
         self._spawn(self._look_for_deleted())
 
-    def _mark_deleted(self, snapshot_id: str) -> float:
+    def _mark_deleted(self, snapshot_id: str, *, here_only: bool = False) -> float:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
         store = self._machine.store
         known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
         identity = store.stubs.identity()
-        for info in known:
+        is_deleted = snapshot_id in {one.info.snapshot_id for one in store.deleted()}
+        if here_only and known:
+            user_deletions.forget_in_all(self._data_dir, [snapshot_id])
+        for info in () if here_only else known:
             # This comes first, so that no crash loses it. It is told only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
         until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        if not (known or here_only or is_deleted):
+            _log.warning(
+                "no remote is told that snapshot %s was deleted: its manifest cannot be read",
+                snapshot_id,
+            )
         if until <= time.time():  # it was removed at once
             user_deletions.finish_in_all(self._data_dir, [snapshot_id], identity)
         return until

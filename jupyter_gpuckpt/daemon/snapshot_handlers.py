@@ -88,7 +88,8 @@ class SnapshotHandler(BaseHandler):
 
     async def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; for a while that can be undone."""
-        await self.daemon.removal.delete(snapshot_id)
+        here_only = self.get_query_argument("here_only", "") not in {"", "0"}
+        await self.daemon.removal.delete(snapshot_id, here_only=here_only)
         self.set_status(HTTPStatus.NO_CONTENT)
 
 

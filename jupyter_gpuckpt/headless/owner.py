@@ -127,7 +127,7 @@ class BatchOwner(ScriptOwner):
         client = self.client()
         for snapshot in client.send(calls.snapshots(self._kernel_id)):
             if snapshot.cause in _AUTOMATIC and not snapshot.pinned:
-                client.send(calls.delete_snapshot(snapshot.snapshot_id))
+                client.send(calls.delete_snapshot(snapshot.snapshot_id, here_only=True))
 
     def _claimed(self) -> SuspendedKernel | None:
         client = self.client()

@@ -289,20 +289,28 @@ def restart(client, eventually):
 def test_what_a_user_deletes_is_deleted_in_the_remote_also_by_the_next_daemon(
     add, snapshots, settings, uploaded, reader, eventually
 ):
-    snapshots(stays=some_chunks(6, 1), first=some_chunks(7, 1), second=some_chunks(8, 1))
+    snapshots(
+        stays=some_chunks(6, 1),
+        first=some_chunks(7, 1),
+        second=some_chunks(8, 1),
+        automatic=some_chunks(9, 1),
+    )
     add()
     hasty = msgspec.structs.replace(settings, undo_delete_seconds=0.2)
     with Client.connect(hasty) as client:
-        uploaded(client, "stays", "first", "second")
+        uploaded(client, "stays", "first", "second", "automatic")
+        client.send(calls.delete_snapshot("automatic", here_only=True))
+        eventually(lambda: len(client.send(calls.snapshots())) == 3, LONG)
+        eventually(lambda: not client.send(calls.snapshots(deleted=True)), LONG)
         client.send(calls.delete_snapshot("first"))
-        eventually(lambda: set(reader().listed()) == {"stays", "second"}, LONG)
+        eventually(lambda: set(reader().listed()) == {"stays", "second", "automatic"}, LONG)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 0, LONG)
         ask(RemoteVerb.PAUSE, settings.data, "far")
         client.send(calls.delete_snapshot("second"))
         eventually(lambda: not client.send(calls.snapshots(deleted=True)), LONG)
         restart(client, eventually)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 1, LONG)
-        assert set(reader().listed()) == {"stays", "second"}
+        assert set(reader().listed()) == {"stays", "second", "automatic"}
         ask(RemoteVerb.RESUME, settings.data, "far")
-        eventually(lambda: set(reader().listed()) == {"stays"}, LONG)
+        eventually(lambda: set(reader().listed()) == {"stays", "automatic"}, LONG)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 0, LONG)

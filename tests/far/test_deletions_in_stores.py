@@ -113,6 +113,29 @@ def test_a_deletion_that_the_next_daemon_completes_is_told(user):
     assert user.listed() == []
 
 
+@pytest.mark.parametrize("undo_seconds", [SHORT, 0.0])
+def test_a_deletion_that_no_user_requested_is_not_told(user, undo_seconds):
+    removal = user.removal(LONG)
+    removal._mark_deleted("s1")
+    user.store.undelete("s1")  # the record stayed
+    removal = user.removal(undo_seconds)
+    removal._mark_deleted("s1", here_only=True)
+    while not user.store.stubs.is_deleted("s1"):
+        removal._purge_due()
+    user.tell()
+    assert (user.listed(), user.waiting()) == (["s1"], {})
+
+
+def test_a_snapshot_that_cannot_be_read_stays_there_and_the_log_says_so(user, caplog):
+    [manifest] = (user.store.root / "manifests").glob("s1*")
+    manifest.write_bytes(b"damaged")
+    user.removal(LONG)._mark_deleted("s1")
+    assert user.store.stubs.is_deleted("s1")
+    assert "no remote is told that snapshot s1 was deleted: its manifest" in caplog.text
+    user.tell()
+    assert user.listed() == ["s1"]
+
+
 def test_a_deletion_in_another_store_is_not_told_here(user, second):
     second_identity = second.stubs.identity()
     assert second_identity != user.store.stubs.identity()

@@ -72,4 +72,4 @@ class RestartSnapshots(KernelListener):
         with suppress(GpuCkptError):
             for info in await daemon.send(calls.snapshots(kernel_id)):
                 if info.cause is Cause.RESTART and not info.pinned and info.snapshot_id != kept:
-                    await daemon.send(calls.delete_snapshot(info.snapshot_id))
+                    await daemon.send(calls.delete_snapshot(info.snapshot_id, here_only=True))
