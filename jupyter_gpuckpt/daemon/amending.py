@@ -42,13 +42,14 @@ class Amended(msgspec.Struct, frozen=True):
     """The result of amendments: the far session of each snapshot that was found, and the snapshots that no far session lists.
 
     `later`: the snapshots of far sessions that did not answer, which are told again later because of `error`. `kept`: the deleted
-    snapshots that far sessions list nevertheless; `gone` has the other ones.
+    snapshots that far sessions list nevertheless; `gone` has the other ones. `deleted`: those that far sessions list no longer.
     """
 
     sessions: dict[str, str] = {}
     gone: list[str] = []
     later: list[str] = []
     kept: dict[str, Kept] = {}
+    deleted: list[str] = []
     error: ErrorRecord | None = None
 
 
@@ -129,7 +130,7 @@ def changes_to_tell(
 
 
 class _Amending:
-    """One run of amendments, session after session."""
+    """One run of amendments, session after session. `ahead`: the seconds by which the remote's clock is ahead."""
 
     def __init__(
         self,
@@ -137,12 +138,14 @@ class _Amending:
         machine: tuple[str, str],
         state_dir: Path,
         changes: Sequence[Amendment],
+        ahead: float,
     ) -> None:
         self._sessions, self._machine, self._state_dir = sessions, machine, state_dir
         self._left = {one.snapshot_id: one for one in changes}
         self._found: dict[str, str] = {}
         self._unclear, self._later = set[str](), set[str]()
         self._kept: dict[str, Kept] = {}
+        self._deleted, self._ahead = set[str](), ahead
         self._error: ErrorRecord | None = None
         #: How many sessions did not answer, one after the other.
         self._misses = 0
@@ -174,7 +177,7 @@ class _Amending:
             _log.warning("session %s is not told of changes: %s", session_id, error)
             self._unclear.update(some)
             deleted = (name for name, one in some.items() if one.deletion)
-            self._kept |= dict.fromkeys(deleted, Kept(str(error), waits=True))
+            self._keep(dict.fromkeys(deleted, Kept(str(error), waits=True)))
             listed = set()
         self._misses = 0
         self._found |= dict.fromkeys(listed, session_id)
@@ -187,18 +190,28 @@ class _Amending:
         if deletions:
             fenced = any(journal.path_of(self._state_dir, name).exists() for name in deletions)
             machine_id, _ = self._machine
-            self._kept |= delete(
-                self._sessions, session_id, deletions, machine_id, now=time.time(), fenced=fenced
+            now = time.time() + self._ahead
+            kept, marked = delete(
+                self._sessions, session_id, deletions, machine_id, now=now, fenced=fenced
             )
+            self._keep(kept)
+            self._deleted |= marked
         others = {name: one for name, one in some.items() if name not in deletions}
         return self._sessions.amend(session_id, others, self._machine) if others else set()
+
+    def _keep(self, kept: Mapping[str, Kept]) -> None:
+        """Note why a session keeps snapshots. If one of the sessions that list a snapshot may keep it no longer, all are asked again."""
+        for name, one in kept.items():
+            before = self._kept.get(name)
+            if before is None or not before.waits:
+                self._kept[name] = one
 
     def result(self) -> Amended:
         """Return what came of it."""
         later = sorted(self._later)
         gone = sorted(self._left.keys() - self._unclear - self._later - self._kept.keys())
         kept = {name: one for name, one in self._kept.items() if name not in self._later}
-        return Amended(self._found, gone, later, kept, self._error)
+        return Amended(self._found, gone, later, kept, sorted(self._deleted), self._error)
 
 
 def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amended:
@@ -207,10 +220,16 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
     A far session that cannot be read is logged and left as it is. Nothing is told to a remote that only another machine may write to.
     """
     if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
-        return Amended({one.snapshot_id: one.sessions[0] for one in changes})
+        why = Kept("only another machine may write to this remote", waits=False)
+        return Amended(
+            {one.snapshot_id: one.sessions[0] for one in changes if not one.deletion},
+            kept={one.snapshot_id: why for one in changes if one.deletion},
+        )
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     state_dir = remote_keys.state_dir(data_dir, opened.remote.name)
-    run = _Amending(sessions, this_machine(data_dir), state_dir, changes)
+    found = opened.remote.capabilities
+    ahead = found.clock_ahead_seconds if found else 0.0
+    run = _Amending(sessions, this_machine(data_dir), state_dir, changes, ahead)
     for place in range(max((len(one.sessions) for one in changes), default=0)):
         run.tell(place)
     return run.result()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -167,10 +167,9 @@ class ChangeSender:
             ended = {one.snapshot_id for one in changes if one.about is None}
             forgotten = ended & {*noted, *done.gone} | set(done.gone)
             self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
+            known = {*noted, *forgotten, *done.later}
             self.refuse(
-                one
-                for one in changes
-                if one.snapshot_id not in {*noted, *forgotten, *done.later} and not one.deletion
+                [one for one in changes if one.snapshot_id not in known and not one.deletion]
             )
         left = [one for one in done.gone if one not in deleted]
         return msgspec.structs.replace(done, gone=left)
@@ -187,17 +186,14 @@ class ChangeSender:
                 _log.info(
                     "remote %s keeps deleted snapshot %s: %s", self._remote, name, kept.reason
                 )
-            elif name in done.gone:
+            elif name in done.deleted:
                 _log.info("snapshot %s is deleted in remote %s as well", name, self._remote)
             if kept is not None and kept.waits:
-                tried = msgspec.structs.replace(
-                    known[name], tried_at=time.time(), reason=kept.reason
-                )
-                waiting[name] = tried
+                waiting[name] = _tried(known[name], kept.reason)
             else:
                 settled[name] = known[name]
         self._deletions.settle(settled)
-        self._deletions.note(waiting)
+        self._deletions.postpone(waiting)
         return set(settled)
 
     def forget_deleted(self, there: Iterable[SnapshotInfo], local: LocalState) -> None:
@@ -222,14 +218,23 @@ class ChangeSender:
         }:
             self._file.note({}, gone)
 
-    def refuse(self, changes: Iterable[Amendment]) -> None:
-        """Do not try these again until they are others."""
-        self._refused |= {one.snapshot_id: one.now for one in changes}
+    def refuse(self, changes: Sequence[Amendment], why: str = "") -> None:
+        """Do not try these again until they are others; deletions are tried again after a day."""
+        self._refused |= {one.snapshot_id: one.now for one in changes if not one.deletion}
+        if deletions := {one.snapshot_id for one in changes if one.deletion}:
+            known = self._deletions.all()
+            self._deletions.postpone(
+                {name: _tried(known[name], why) for name in deletions & known.keys()}
+            )
 
     def note(self, told: Mapping[str, Told], *, new_only: bool = False) -> None:
         """Record what was told with an upload; with `new_only` keep what is on record of a snapshot already."""
         known = self._file.all() if new_only else {}
         self._file.note({name: one for name, one in told.items() if name not in known})
+
+
+def _tried(one: UserDeletion, reason: str) -> UserDeletion:
+    return msgspec.structs.replace(one, tried_at=time.time(), reason=reason)
 
 
 def _noted(change: Amendment, session_id: str) -> Told:

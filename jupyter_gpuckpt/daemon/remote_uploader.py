@@ -347,7 +347,7 @@ class RemoteUploader:
         except Exception as error:
             _log.warning("%s is not told what has changed: %s", self.remote.name, error)
             if not self.queue.amending_failed(error):
-                self._changes.refuse(changes)
+                await asyncio.to_thread(self._changes.refuse, changes, str(error))
             return True
         finally:
             self._current = None

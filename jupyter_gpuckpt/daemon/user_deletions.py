@@ -77,6 +77,15 @@ class UserDeletions:
         """Record deletions."""
         self._change(lambda known: {**known, **deletions})
 
+    def postpone(self, deletions: Mapping[str, UserDeletion]) -> None:
+        """Replace these records, unless they were removed or the user has deleted the snapshot again since."""
+
+        def later(name: str, one: UserDeletion) -> UserDeletion:
+            other = deletions.get(name, one)
+            return other if other.at == one.at else one
+
+        self._change(lambda known: {name: later(name, one) for name, one in known.items()})
+
     def settle(self, deletions: Mapping[str, UserDeletion]) -> None:
         """Remove these records, unless the user has deleted the snapshot again since."""
         self._change(

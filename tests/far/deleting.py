@@ -83,6 +83,18 @@ class User(Told):
             lambda one: msgspec.structs.replace(one, snapshots=list(map(pin, one.snapshots))),
         )
 
+    def is_relied_on_there(self, *names, session="k1"):
+        """Let another machine rely on snapshots in the remote."""
+
+        def rely(one):
+            by = {"two": "host of two"} if one.snapshot_id in names else one.relied_on_by
+            return msgspec.structs.replace(one, relied_on_by=by)
+
+        self.sessions.change(
+            session,
+            lambda one: msgspec.structs.replace(one, snapshots=list(map(rely, one.snapshots))),
+        )
+
     def follows(self, session="k1"):
         """Follow the pins of other machines, as the daily check does."""
         correct_record(

@@ -59,12 +59,12 @@ class Told:
         is_elsewhere = stores.finder_elsewhere(self.data_dir / "store", self.store)
         return LocalState.of(self.store, needed, is_elsewhere)
 
-    def tell(self, *needed):
+    def tell(self, *needed, opened=None):
         """Tell the remote what has changed; return what is on record of it then."""
         sender = ChangeSender(self.data_dir, "share")
         there = list(self.infos().values())
         sender.forget_deleted(there, self.state())
-        send = partial(amending.amend, self.data_dir, self.opened)
+        send = partial(amending.amend, self.data_dir, opened or self.opened)
         assert sender.tell(there, lambda: self.state(*needed), send).error is None
         return SentChanges(remote_keys.state_dir(self.data_dir, "share")).all()
 

@@ -281,7 +281,14 @@ def test_a_deletion_repeated_meanwhile_is_not_forgotten(user):
     file.note({"s1": UserDeletion("k1", 2.0)})
     file.settle(before)
     assert file.all() == {"s1": UserDeletion("k1", 2.0)}
+    file.postpone({"s1": UserDeletion("k1", 1.0, tried_at=5.0)})
+    assert file.all() == {"s1": UserDeletion("k1", 2.0)}
+    file.postpone({"s1": UserDeletion("k1", 2.0, tried_at=5.0)})
+    assert file.all()["s1"].tried_at == 5.0
     file.settle(file.all())
+    assert file.all() == {}
+    # What was forgotten meanwhile does not come back.
+    file.postpone({"s1": UserDeletion("k1", 2.0)})
     assert file.all() == {}
 
 

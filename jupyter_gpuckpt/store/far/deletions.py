@@ -6,7 +6,7 @@ A machine deletes only in far sessions to which it has uploaded: what it has onl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -30,45 +30,44 @@ def delete(
     *,
     now: float,
     fenced: bool,
-) -> dict[str, Kept]:
-    """Mark snapshots of a far session as deleted, given by id; return the reasons for those that it lists nevertheless.
+) -> tuple[dict[str, Kept], set[str]]:
+    """Mark snapshots of a far session as deleted, given by id; return the reasons for those that are kept, and those that are marked.
 
-    `now`: the time of the deletion, by this machine's clock. `fenced`: write the session even if it lists none of them, so that an
+    `now`: the time of the deletion, by the remote's clock. `fenced`: write the session even if it lists none of them, so that an
     upload that was stopped cannot list one later.
 
     Raises FarObjectMissing, and what `Bucket` raises.
     """
     kept: dict[str, Kept] = {}
+    marked: set[str] = set()
 
     def mark(session: FarSession) -> FarSession:
-        newest = newest_of(session)
-        kept.clear()
-        for one in session.listed:
-            if deletion := wanted.get(one.snapshot_id):
-                why = _why_kept(
-                    session, one, deletion, machine_id, is_newest=one.manifest in newest
-                )
-                kept.update({one.snapshot_id: why} if why else {})
-        marked = [
-            _marked(one, wanted[one.snapshot_id], machine_id, kept, now)
-            if one.snapshot_id in wanted
-            else one
+        # What a collector has marked by a rule may be listed again, if the rule ends: so it is judged, too, and gets the user's time.
+        as_listed = [
+            msgspec.structs.replace(one, deleted_at=0.0) if one.snapshot_id in wanted else one
             for one in session.snapshots
         ]
-        return msgspec.structs.replace(session, snapshots=marked)
+        newest = newest_of(msgspec.structs.replace(session, snapshots=as_listed))
+        kept.clear()
+        marked.clear()
+        snapshots = []
+        for one in session.snapshots:
+            if deletion := wanted.get(one.snapshot_id):
+                is_newest = one.manifest in newest
+                why = _why_kept(session, one, deletion, machine_id, is_newest=is_newest)
+                changed = _without(one, deletion, machine_id)
+                if why:
+                    kept[one.snapshot_id] = why
+                else:
+                    marked.add(one.snapshot_id)
+                    changed = msgspec.structs.replace(changed, deleted_at=now)
+                snapshots.append(changed)
+            else:
+                snapshots.append(one)
+        return msgspec.structs.replace(session, snapshots=snapshots)
 
     (sessions.rewrite if fenced else sessions.change)(session_id, mark)
-    return kept
-
-
-def _marked(
-    one: FarSnapshot, deletion: Deletion, machine_id: str, kept: Collection[str], now: float
-) -> FarSnapshot:
-    """Return the entry of a snapshot that was deleted on this machine; those in `kept` stay listed."""
-    one = _without(one, deletion, machine_id)
-    if one.snapshot_id in kept or one.deleted_at:
-        return one
-    return msgspec.structs.replace(one, deleted_at=now)
+    return kept, marked
 
 
 def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapshot:
@@ -82,8 +81,10 @@ def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapsh
 def _why_kept(
     session: FarSession, one: FarSnapshot, deletion: Deletion, machine_id: str, *, is_newest: bool
 ) -> Kept | None:
-    if all(other.machine_id != machine_id for other in session.snapshots):
-        return Kept("this machine has uploaded nothing to its session", waits=False)
+    if why := _why_not_ours(session, machine_id):
+        return why
+    if session.moved_at:
+        return Kept("its session was moved there for another machine", waits=True)
     if hosts := sorted({*_without(one, deletion, machine_id).relied_on_by.values()}):
         return Kept(f"machine {', '.join(hosts)} relies on it", waits=True)
     if one.about is not None and one.about.pinned and not deletion.unpinned:
@@ -92,3 +93,12 @@ def _why_kept(
     if is_newest and session.term > deletion.terms.get(session.facts.session_id, 0):
         return Kept("another machine has continued from it", waits=True)
     return None
+
+
+def _why_not_ours(session: FarSession, machine_id: str) -> Kept | None:
+    uploaders = {other.machine_id for other in session.snapshots}
+    if machine_id in uploaders:
+        return None
+    if "" in uploaders:
+        return Kept("a machine with an older version uploaded to its session", waits=True)
+    return Kept("this machine has uploaded nothing to its session", waits=False)
