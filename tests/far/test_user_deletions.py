@@ -16,6 +16,7 @@ from jupyter_gpuckpt.daemon.user_deletions import UserDeletion, UserDeletions
 from jupyter_gpuckpt.store.far import journal
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.sessions import Sessions
+from jupyter_gpuckpt.store.far.upload import Uploader
 from tests.far.deleting import User
 from tests.far.installations import store_of
 from tests.far.joined import join
@@ -236,6 +237,22 @@ def test_an_upload_that_was_stopped_cannot_list_a_deleted_snapshot_any_more(user
     user.tell()
     assert user.waiting() == {}
     assert not bucket.swap("sessions/k1", bytes(100), version)
+
+
+def test_an_upload_that_was_given_up_can_list_nothing_any_more(user):
+    """It is given up at once, long before the deletion is told."""
+    opened = user.opened
+    uploader = Uploader(
+        opened.bucket, opened.keyring, opened.seen, state=user.state_dir, machine_id="one"
+    )
+    path = journal.path_of(user.state_dir, "s3")
+    begun = journal.Journal(path, opened.keyring.public.store_id)
+    begun.add_manifest("manifests/s3-" + "0" * 32, "k1")
+    version = opened.bucket.get("sessions/k1").version
+    uploader.give_up("s3")
+    assert not path.exists()
+    assert not opened.bucket.swap("sessions/k1", bytes(100), version)
+    assert user.listed() == ["s1"]
 
 
 def test_an_upload_that_listed_a_snapshot_just_before_it_was_deleted_is_found(user):

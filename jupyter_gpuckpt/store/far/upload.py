@@ -193,6 +193,10 @@ class Uploader:
         """
         journal = self._journal(snapshot_id)
         try:
+            for session_id in journal.sessions:
+                # The last request of the upload may be on its way; it must not list a manifest that is removed here.
+                with suppress(FarObjectMissing):
+                    self._sessions.rewrite(session_id, lambda session: session)
             listed = [self._listed(session_id, snapshot_id) for session_id in journal.sessions]
         except (FarObjectInvalid, FormatTooNew) as error:
             # The far session cannot be read, so it may list them.
