@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ConfigurationError, FarObjectMissing
+from ..errors import ConfigurationError, FarObjectMissing, GpuCkptError
 from ..remote_records import FarVerdict, Keeping, Remote, RemoteCall
 from ..retention_policy import RetentionPolicy
 from ..store.far import leases, rules, unneeded
@@ -24,6 +24,7 @@ from . import remote_keys
 _READERS = 8
 #: A host whose daemon has written its heartbeat within this time is not lost. The clocks may differ, and a machine may sleep a while.
 _HEARTBEAT_SECONDS = 3600.0
+_AGAIN = "The rule is set. Run the command again, so that a collector that was stopped cannot still remove snapshots by the former rule."
 
 
 def keep(call: RemoteCall, remote: Remote) -> Keeping:
@@ -54,7 +55,11 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
         host_name, is_first = socket.gethostname(), bucket.head(rules.NAME) is None
         rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
         if not is_first:
-            unneeded.end_rule(Sessions(bucket, seal, seen))
+            try:
+                unneeded.end_rule(Sessions(bucket, seal, seen))
+            except GpuCkptError as error:
+                error.hint = f"{error.hint} {_AGAIN}".strip()
+                raise
     shown = list(map(_shown, verdicts))
     return Keeping(
         rule.policy,

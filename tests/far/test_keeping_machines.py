@@ -16,7 +16,7 @@ from jupyter_gpuckpt.daemon.listed_checks import ListedChecks
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.daemon.uploads import Uploads
-from jupyter_gpuckpt.errors import ConfigurationError, error_from
+from jupyter_gpuckpt.errors import ConfigurationError, StoreUnavailable, error_from
 from jupyter_gpuckpt.remote_records import KeepRequest, Remote, RemoteCall, RemoteVerb
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.snapshot_records import (
@@ -289,3 +289,23 @@ def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatc
     assert "no other machine" in said("--lost-machine", "laptop", status=2).err
     assert "No rule is given" in said("--manual-too", status=2).err
     assert said("--no-rule").out == "Remote share keeps all snapshots.\n"
+
+
+@pytest.mark.slow
+def test_a_rule_that_is_set_while_a_session_does_not_answer_says_what_is_left_to_do(tmp_path):
+    with store_of(tmp_path / "one") as store:
+        joined = join(tmp_path / "one", Remote("share", f"file://{tmp_path / 'share'}"))
+        saved(store, "s1", *chunks(1, 2, BYTES // 100), kernel_id="k")
+        joined.upload(store, "s1")
+        keep(joined.data_dir, SET)
+        session, aside = tmp_path / "share/sessions/k", tmp_path / "aside"
+        session.rename(aside)
+        session.symlink_to(session)
+        all_stay = KeepRequest(RetentionPolicy())
+        with pytest.raises(StoreUnavailable) as caught:
+            keep(joined.data_dir, all_stay)
+        assert "The rule is set. Run the command again" in caught.value.hint
+        session.unlink()
+        aside.rename(session)
+        assert keep(joined.data_dir).policy.removes_nothing
+        keep(joined.data_dir, all_stay)
