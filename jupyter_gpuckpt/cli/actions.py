@@ -271,7 +271,7 @@ def remove(args: Namespace) -> int:
         if there := sorted({up.remote for one in wanted for up in infos[one].uploads}):
             places = ", ".join(there)
             output.note(
-                f"After that it is deleted in remotes as well ({places}), unless another machine needs it there."
+                f"After that it is deleted in remotes as well ({places}), unless it is pinned there or another machine needs it."
             )
     if args.json:
         output.say_json({"deleted": wanted})

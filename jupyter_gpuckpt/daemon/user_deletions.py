@@ -95,13 +95,14 @@ class UserDeletions:
         )
 
     def finish(self, ids: Collection[str], store: str) -> None:
-        """Record that these deletions in a store can no longer be undone."""
-        self._change(
-            lambda known: {
-                k: msgspec.structs.replace(v, is_final=True) if k in ids and v.store == store else v
-                for k, v in known.items()
-            }
-        )
+        """Record that these deletions in a store can no longer be undone. Without a record nothing is written."""
+
+        def final(name: str, one: UserDeletion) -> UserDeletion:
+            is_meant = name in ids and one.store == store
+            return msgspec.structs.replace(one, is_final=True) if is_meant else one
+
+        if self.all().keys() & set(ids):
+            self._change(lambda known: {name: final(name, one) for name, one in known.items()})
 
     def forget(self, ids: Collection[str], store: str = "") -> None:
         """Remove the records of these snapshots; with `store` only of deletions in that store. Without a record nothing is written."""
