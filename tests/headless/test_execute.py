@@ -5,8 +5,12 @@ import time
 import pytest
 
 from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.daemon import remote_keys
+from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
+from jupyter_gpuckpt.remote_records import RemoteVerb
 from jupyter_gpuckpt.states import KernelState
 from tests.conftest import wait_for
+from tests.far.installations import add_remote, ask
 
 from .running import outputs, write_notebook
 
@@ -30,7 +34,8 @@ def test_the_next_runner_goes_on_with_the_kernel_of_one_that_was_killed(runner):
     assert runner.kernels() == []
 
 
-def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner):
+def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner, tmp_path):
+    add_remote(runner.data, "share", f"file://{tmp_path / 'share'}", automatic=False)
     runner.start("--autosave", "1s")
     wait_for(lambda: runner.has_shown(AT_FIRST) and runner.snapshots())
     runner.open_gate(10)
@@ -41,6 +46,9 @@ def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner):
     assert (status, outputs(runner.output)) == (0, EXPECTED), said
     # The automatic saves of a run that is over are not kept.
     assert runner.snapshots() == []
+    # No user has deleted them, so no remote is told.
+    assert UserDeletions(remote_keys.state_dir(runner.data, "share")).all() == {}
+    ask(RemoteVerb.REMOVE, runner.data, "share")
 
 
 @pytest.mark.slow
