@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt.daemon import remote_keys
+from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
+from jupyter_gpuckpt.remote_records import RemoteVerb
 from tests.conftest import wait_for
+from tests.far.installations import add_remote, ask
 
 NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
@@ -278,7 +282,9 @@ def test_what_changed_since_a_snapshot_is_named(server, page):
     assert (changes["files"][0]["length_then"], changes["files"][0]["length_now"]) == (6, 9)
 
 
-def test_a_restart_can_be_undone(server, page):
+def test_a_restart_can_be_undone(server, page, tmp_path):
+    data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
+    add_remote(data_dir, "share", f"file://{tmp_path / 'share'}", automatic=False)
     page.run("x = 'before'")
     server.request("POST", f"api/kernels/{page.kernel_id}/restart")
     assert page.run("print('x' in dir())") == "False\n"
@@ -289,6 +295,9 @@ def test_a_restart_can_be_undone(server, page):
     listing = f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}"
     # that of the last restart goes in the background
     wait_for(lambda: len(server.get(listing)["snapshots"]) == 1)
+    # No user has deleted the other one, so no remote is told.
+    assert UserDeletions(remote_keys.state_dir(data_dir, "share")).all() == {}
+    ask(RemoteVerb.REMOVE, data_dir, "share")
     snapshots = server.get(listing)["snapshots"]
     assert page.run("print('x' in dir())") == "False\n"
     snapshot_id = snapshots[0]["snapshot_id"]
