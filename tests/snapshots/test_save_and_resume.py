@@ -212,7 +212,7 @@ def test_cycles_leave_nothing_over_and_the_clock_is_continuous(
     launch.kill(program.tree)
     assert _descriptors().items() <= descriptors.items()
     wait_for(lambda: set(_zombies()) <= set(zombies))
-    assert _mounts(tmp_path) == mounts
+    assert set(_mounts(tmp_path)) <= set(mounts)
     assert left_in(program.engine.spill_dir) == set()
     assert {path.name for path in tmp_path.iterdir()} <= {"store", "spill", "program-0"}
 
@@ -220,7 +220,8 @@ def test_cycles_leave_nothing_over_and_the_clock_is_continuous(
 def _mounts(folder: Path) -> list[str]:
     """Return the lines of the mounts that a kernel could have left; others come and go with other tests."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if "gpuckpt" in line or str(folder) in line]
+    ours = [line for line in lines if "gpuckpt" in line or str(folder) in line]
+    return [line for line in ours if "/engines/" not in line]  # images of the engines' tests
 
 
 def _descriptors() -> dict[int, str]:
