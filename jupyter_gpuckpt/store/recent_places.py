@@ -14,7 +14,7 @@ import numpy as np
 
 from .places import PlaceRows, Places, digests_in, unique
 
-#: So few are looked up in the database quickly enough, and are not worth to be remembered.
+#: Fewer than this are looked up in the database quickly enough, and are not worth remembering.
 _FEW = 1000
 #: The most rows that are remembered, in times of those of the last look-up.
 _MOST = 2
