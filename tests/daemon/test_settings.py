@@ -1,5 +1,6 @@
 """The daemon's settings: from the environment, from traits, over the process boundary."""
 
+import os
 import subprocess
 import sys
 
@@ -40,6 +41,8 @@ def test_traits_have_the_same_defaults(monkeypatch):
 
 
 def test_a_trait_wins_over_the_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("JUPYTER_GPUCKPT_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("JUPYTER_GPUCKPT_DATA_DIR", "/data")
     expected = Settings("/mine", threads=3, memory_bytes=5, near_bytes=7)
     chosen = GpuCkptDaemon(data_dir="/mine", threads=3, memory_bytes=5, near_bytes=7)
