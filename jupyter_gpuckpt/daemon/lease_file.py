@@ -14,11 +14,10 @@ import msgspec
 
 from .. import decoding, ids
 from ..errors import ConfigurationError
-from ..file_locks import alone
 from ..model import SnapshotInfo
 from ..store.far.sessions import Tenure
 from ..store.faults import store_errors
-from ..store.manifests import replace_file
+from .whole_files import change_records
 
 
 class KernelLease(msgspec.Struct, frozen=True):
@@ -142,13 +141,7 @@ class LeaseFile:
         return known.kernels.get(kernel_id) or KernelLease(kernel_id)
 
     def _change(self, change: Callable[[_File], _File]) -> None:
-        folder = self._path.parent
-        with store_errors(folder), alone(self._path.with_suffix(".lock")):
-            before = self._read()
-            after = change(before)
-            if after != before:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(self._path, msgspec.json.encode(after))
+        change_records(self._path, self._read, change)
 
     def _read(self) -> _File:
         with store_errors(self._path.parent):

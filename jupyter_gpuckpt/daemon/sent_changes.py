@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
-from ..file_locks import alone
 from ..store.far.about import Told
 from ..store.faults import store_errors
-from ..store.manifests import replace_file
+from .whole_files import change_records
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +38,8 @@ class SentChanges:
 
     def note(self, told: Mapping[str, Told], forgotten: Collection[str] = ()) -> None:
         """Record what was told about snapshots, and remove the records of others."""
-        folder = self._path.parent
-        with store_errors(folder), alone(self._path.with_suffix(".lock")):
-            before = self.all()
-            after = {**before, **told}
-            for one in forgotten:
-                after.pop(one, None)
-            if after != before:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(self._path, msgspec.json.encode(after))
+        change_records(
+            self._path,
+            self.all,
+            lambda known: {k: v for k, v in {**known, **told}.items() if k not in forgotten},
+        )

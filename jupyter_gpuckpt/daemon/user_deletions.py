@@ -16,12 +16,11 @@ import msgspec
 
 from .. import decoding
 from ..errors import GpuCkptError
-from ..file_locks import alone
 from ..model import SnapshotInfo
 from ..store.far.remotes import Remotes
 from ..store.faults import store_errors
-from ..store.manifests import replace_file
 from . import remote_keys
+from .whole_files import change_records
 
 #: The time until a remote that kept a deleted snapshot is asked again.
 _AGAIN_SECONDS = 86_400.0
@@ -114,13 +113,7 @@ class UserDeletions:
             )
 
     def _change(self, change: _Change) -> None:
-        folder = self._path.parent
-        with store_errors(folder), alone(self._path.with_suffix(".lock")):
-            before = self.all()
-            after = change(before)
-            if after != before:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(self._path, msgspec.json.encode(after))
+        change_records(self._path, self.all, change)
 
 
 def note_in_all(data_dir: Path, info: SnapshotInfo, at: float, store: str) -> None:

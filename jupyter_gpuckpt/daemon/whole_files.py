@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ..file_locks import alone
+from ..store.faults import store_errors
+from ..store.manifests import replace_file
+
+_Records = TypeVar("_Records")
 
 #: The prefix of the name of a file that is being written.
 UNFINISHED = ".unfinished-"
@@ -27,3 +37,19 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def change_records(
+    path: Path, read: Callable[[], _Records], change: Callable[[_Records], _Records]
+) -> None:
+    """Change a file of records that other processes change, too; write nothing if the records stay the same.
+
+    `read`: returns the file's records. `change`: returns what they become. Raises StoreUnavailable, StoreFull, and the errors of both.
+    """
+    folder = path.parent
+    with store_errors(folder), alone(path.with_suffix(".lock")):
+        before = read()
+        after = change(before)
+        if after != before:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, msgspec.json.encode(after))
