@@ -77,14 +77,16 @@ class Removal:
         store = self._machine.store
         known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
         identity = store.stubs.identity()
-        is_deleted = snapshot_id in {one.info.snapshot_id for one in store.deleted()}
+        is_unreadable = not known and snapshot_id not in {
+            one.info.snapshot_id for one in store.deleted()
+        }
         if here_only and known:
             user_deletions.forget_in_all(self._data_dir, [snapshot_id])
         for info in () if here_only else known:
             # This comes first, so that no crash loses it. It is told only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
         until = store.mark_deleted(snapshot_id, self._undo_seconds)
-        if not (known or here_only or is_deleted):
+        if is_unreadable and not here_only:
             _log.warning(
                 "no remote is told that snapshot %s was deleted: its manifest cannot be read",
                 snapshot_id,

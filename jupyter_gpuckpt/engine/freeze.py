@@ -82,9 +82,9 @@ class Frozen:
     _beside: ThreadPoolExecutor | None = None
 
     def release_memory(self) -> None:
-        """Begin to free what keeps the memory of running tasks, which can no longer be read, if a thread can be started for it.
+        """Begin to free the copies of the running tasks' memory, which can no longer be read then.
 
-        Leaving the block waits for the end, and frees what is left.
+        A thread frees them, if one can be started. Leaving the block waits for its end, and frees what is left.
         """
         if self._beside is not None:
             with suppress(RuntimeError):  # no thread can be started
@@ -206,7 +206,7 @@ def _give_gpu_back(gpu: GpuProcesses, standstill: Standstill, files_taken: Files
     seconds = time.monotonic() - standstill.began
     if handed_over:
         gpu.give_back()  # the memory for which there was no room at once
-        # These files are small, and reading them beside the Restore would prolong it.
+        # Reading these files beside the Restore would prolong it.
         files_taken(gpu.files(), gpu.lanes.copies)
     return seconds
 

@@ -74,8 +74,9 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
         host = self.state_gethost()
         if not host or self.port == server.port:
             return
-        now = (host, self.port)
-        self.log.info("%s: job %s runs on %s:%d again", self._log_name, self.job_id, *now)
+        self.log.info(
+            "%s: job %s runs on %s:%d again", self._log_name, self.job_id, host, self.port
+        )
         self.ip = server.ip = host
         server.port = self.port
         self.db.commit()
