@@ -137,7 +137,7 @@ def dying(settings, short_dir, eventually):
 
 
 class World:
-    """A kernel that holds everything and its daemon, for all tests of the module; after a test that failed there is a new one."""
+    """A kernel with state of all kinds and its daemon, for all tests of the module; it is replaced after a test that failed."""
 
     def __init__(self, criu):
         self._criu, self._stack = criu, ExitStack()

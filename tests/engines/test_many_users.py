@@ -127,7 +127,7 @@ class Everyone:
         return session["kernel"]["execution_state"], page.run(LOOK)
 
     def _all(self, what, work):
-        """Do this for all users at the same time; return the results by name."""
+        """Run a function for all users at the same time; return the results by name."""
         began = time.monotonic()
         with ThreadPoolExecutor(USERS) as pool:
             results = list(pool.map(work, self.users))
@@ -184,7 +184,7 @@ def test_no_kernel_of_twenty_users_is_lost_by_a_stop_of_the_hub(hub_and_names):
 
 
 def check(said, seconds):
-    """Each kernel is suspended in time, or named because the time was over; return when the last one was suspended."""
+    """Check that each kernel was suspended in time or named as one that was not; return when the last one was suspended."""
     for name, one in said.items():
         if one.seconds is None:
             too_late = r"no time left|not complete in time|did not answer in time"

@@ -175,11 +175,9 @@ def _at_swap(monkeypatch, name, action):
     return done
 
 
-def test_a_rule_that_is_removed_directly_before_the_swap_takes_nothing_away(keeper, monkeypatch):
-    a, b = keeper("a"), keeper("b")
-    _taken(a, 3)
-    a.rule(keep_last=1)
-    done = _at_swap(monkeypatch, "sessions/one", b.rule)
+def check_that_nothing_goes(a, b, monkeypatch, action):
+    """Check that `a` removes nothing by its rule if `action` happens directly before its swap, and that `b` can fetch everything."""
+    done = _at_swap(monkeypatch, "sessions/one", action)
     by_rule = ByRule()
     assert a.collects(by_rule).dropped == 0
     assert done
@@ -189,6 +187,13 @@ def test_a_rule_that_is_removed_directly_before_the_swap_takes_nothing_away(keep
     assert a.listed() == ["s0", "s1", "s2"]
     for name in ("s0", "s1", "s2"):
         b.fetch(name, "one")
+
+
+def test_a_rule_that_is_removed_directly_before_the_swap_takes_nothing_away(keeper, monkeypatch):
+    a, b = keeper("a"), keeper("b")
+    _taken(a, 3)
+    a.rule(keep_last=1)
+    check_that_nothing_goes(a, b, monkeypatch, b.rule)
 
 
 def test_a_collector_that_stopped_for_an_epoch_removes_nothing_by_the_rule(keeper, monkeypatch):
@@ -241,16 +246,7 @@ def test_a_swap_that_arrives_after_the_end_of_its_rule_takes_nothing_away(
         for _ in range(epochs_meanwhile):
             b.collects()
 
-    done = _at_swap(monkeypatch, "sessions/one", end)
-    by_rule = ByRule()
-    assert a.collects(by_rule).dropped == 0
-    assert done
-    assert by_rule.dropped == {}
-    for _ in range(3):
-        a.collects()
-    assert a.listed() == ["s0", "s1", "s2"]
-    for name in ("s0", "s1", "s2"):
-        b.fetch(name, "one")
+    check_that_nothing_goes(a, b, monkeypatch, end)
 
 
 def test_a_session_that_is_read_after_the_end_of_the_rule_is_left_as_it_is(keeper, monkeypatch):

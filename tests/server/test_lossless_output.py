@@ -124,7 +124,7 @@ def ended(message, request):
 
 
 def test_a_connection_that_is_soon_closed_takes_no_output_from_the_page(server):
-    """JupyterLab 4.2 opens one before the notebook's own when its page is loaded, and the cell ends meanwhile."""
+    """JupyterLab 4.2 opens such a connection before the notebook's own when a page is loaded; here the cell ends meanwhile."""
     before = server.open("notebook.ipynb")
     request = before.execute(COUNTING)
     wait_for_lines(before, request, 20)
