@@ -34,14 +34,14 @@ class BaseHandler(RequestHandler):
         return daemon
 
     def prepare(self) -> None:
-        """Reset the idle-exit timer. Raises KernelNotFound and similar errors for invalid ids."""
-        self.daemon.touch()
+        """Note that the request is being answered. Raises KernelNotFound and similar errors for invalid ids."""
+        self.daemon.begin(self)
         # Ids are checked here, after decoding, so that no handler sees one with an encoded slash.
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """Reset the idle-exit timer, and write to the audit log what was requested."""
-        self.daemon.touch()
+        """Note that the request was answered, and write to the audit log what was requested."""
+        self.daemon.finish(self)
         audit.request(self.request.method or "", self.request.path, self.get_status())
 
     def record(self, kind: type[_Record]) -> _Record:

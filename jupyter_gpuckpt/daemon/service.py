@@ -9,8 +9,10 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakSet
 
 from tornado.httpserver import HTTPServer
+from tornado.web import RequestHandler
 
 from ..daemon_settings import Settings
 from ..place import Place
@@ -44,6 +46,8 @@ from .verbs import Verbs
 
 #: The longest interval between two checks for whether the daemon is still needed; each check also writes the heartbeat.
 LOOK_SECONDS = 5.0
+#: How long the daemon waits for the first request at least: the client that started it may be slow on a busy machine.
+_FIRST_REQUEST_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -152,8 +156,11 @@ class Daemon:
             self.machine,
             self.reaction.standing,
         )
+        #: The requests that are being answered. Weak, because tornado does not end every request by `on_finish`.
+        self._requests: WeakSet[RequestHandler] = WeakSet()
         self._left = asyncio.Event()
         self._touched = time.monotonic()
+        self._requested = False
 
     @property
     def needed(self) -> bool:
@@ -168,13 +175,20 @@ class Daemon:
     def _is_in_use(self) -> bool:
         return (
             self.needed
+            or bool(self._requests)
             or bool(self.streams)
             or self.transfers.any_running
             or self.uploads.any_pending
         )
 
-    def touch(self) -> None:
-        """Reset the idle-exit timer."""
+    def begin(self, request: RequestHandler) -> None:
+        """Note that a request is being answered, until which the daemon does not leave."""
+        self._requests.add(request)
+        self._requested = True
+
+    def finish(self, request: RequestHandler) -> None:
+        """Note that a request was answered, and reset the idle-exit timer."""
+        self._requests.discard(request)
         self._touched = time.monotonic()
 
     def _look_for_deletions(self) -> None:
@@ -265,11 +279,13 @@ class Daemon:
             await self.kernels.learn_programs()
             await self.uploads.look()
             if self._is_in_use():
-                self.touch()
-            remaining = self._touched + idle_exit - time.monotonic()
+                self._touched = time.monotonic()
+            wait = idle_exit if self._requested else max(idle_exit, _FIRST_REQUEST_SECONDS)
+            remaining = self._touched + wait - time.monotonic()
             if remaining <= 0:
                 _log.info("leaving: nothing runs and no client was connected for %.0f s", idle_exit)
                 return
+            pause = max(0.05, min(remaining, idle_exit, LOOK_SECONDS))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
+                async with asyncio.timeout(pause):
                     await self._left.wait()

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls, place
-from jupyter_gpuckpt.client import AsyncClient, Client, starting
+from jupyter_gpuckpt.client import AsyncClient, Client, programs, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
 from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
 from tests.conftest import wait_for
@@ -148,6 +149,28 @@ def test_a_daemon_that_nobody_needs_leaves(settings, target, eventually):
         pid = client.send(calls.handshake()).pid
         eventually(lambda: place.start_time(pid) is None)
     assert not target.socket.exists()
+
+
+def test_a_daemon_answers_before_it_leaves(settings, criu, tmp_path):
+    """On a busy machine the first answer, for which the engine is tried, takes longer than the daemon waits for requests."""
+    slow = tmp_path / "criu"
+    slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec "{criu}" "$@"\n')
+    slow.chmod(0o755)
+    settings = msgspec.structs.replace(settings, criu=str(slow), idle_exit_seconds=0.1)
+    with Client.connect(settings):
+        assert settings.log_file.read_text().count("serves place") == 1
+
+
+def test_a_daemon_waits_for_its_first_request(settings, target, eventually):
+    """The client that started it may be slower than the daemon's patience."""
+    settings = msgspec.structs.replace(settings, idle_exit_seconds=0.1)
+    text = msgspec.json.encode(settings).decode()
+    subprocess.run([*programs.command("daemon"), "--detach", "--settings", text], check=True)
+    assert "leaving" not in settings.log_file.read_text()
+    time.sleep(0.5)  # longer than the idle exit; a daemon that left would have removed its socket
+    with Client.connect(settings, start=False) as client:
+        pid = client.send(calls.handshake()).pid
+    eventually(lambda: place.start_time(pid) is None)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
