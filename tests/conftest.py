@@ -43,6 +43,11 @@ MOST_RERUNS = 3
 _SHOWN_CHARACTERS = 6000
 
 
+#: How long kernels may take to end after the last test.
+_END_SECONDS = 30.0
+#: Why a run fails in which every test passed.
+_FAULTS = pytest.StashKey[list[str]]()
+
 #: What a condition returns.
 Value = TypeVar("Value")
 
@@ -99,18 +104,57 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return UnitScheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which too many tests were run again."""
+    """Fail a run in which too many tests were run again, or that left kernels running."""
+    if hasattr(session.config, "workerinput"):  # only the process that began the run checks
+        return
+    faults = _left_running(_base(session.config))
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     again = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
-    if again > MOST_RERUNS and session.exitstatus == pytest.ExitCode.OK:
+    if again > MOST_RERUNS:
+        faults.append(f"{again} tests were run again; {MOST_RERUNS} are allowed.")
+    session.config.stash[_FAULTS] = faults
+    if faults and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print why a run fails in which too many tests were run again."""
-    if (again := len(terminalreporter.stats.get("rerun", []))) > MOST_RERUNS:
-        terminalreporter.write_line(f"{again} tests were run again; {MOST_RERUNS} are allowed.")
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print why a run fails in which every test passed."""
+    for fault in config.stash.get(_FAULTS, []):
+        terminalreporter.write_line(fault)
+
+
+def _base(config: pytest.Config) -> Path:
+    """Return the folder of all temporary folders of a run."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    return factory.getbasetemp()
+
+
+def _left_running(folder: Path) -> list[str]:
+    """Return a line for each kernel that this run started and did not end. Kernels that are just being killed are waited for."""
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        inits = [pid for pid in processes.every() if _is_left(pid, folder)]
+        if not inits or time.monotonic() > deadline:
+            return [f"left running: {_described(init)}" for init in inits]
+        time.sleep(0.2)
+
+
+def _is_left(init: int, folder: Path) -> bool:
+    """Return whether a process is the init of a kernel of this run: its files are below `folder`, or were removed with a test's own."""
+    arguments = processes.arguments(init)
+    if not arguments or Path(arguments[0]).name != INIT.name:
+        return False
+    files = [Path(argument) for argument in arguments[2:4] if argument.startswith("/")]
+    return any(folder in file.parents or not file.parent.exists() for file in files)
+
+
+def _described(init: int) -> str:
+    programs = [processes.name(pid) for pid in processes.descendants(init)]
+    return f"process {init} {processes.arguments(init)[1:4]}, with {programs}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.model import Cause, LaunchSpec, SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
@@ -116,9 +117,13 @@ class Program:
             exit_path=self._exit_path(),
             progress=progress or Progress(),
         )
-        self.tree = resumed.tree
-        self._trees.append(self.tree)
+        self.follow(resumed.tree)
         return resumed
+
+    def follow(self, tree: Tree) -> None:
+        """Take a tree that was resumed from its snapshot as the program's."""
+        self.tree = tree
+        self._trees.append(tree)
 
     def end(self) -> None:
         """Kill it, in all that it was resumed in: an older snapshot may have been resumed beside it."""

@@ -106,7 +106,7 @@ def test_snapshots_of_earlier_versions_find_their_scratch(run, monkeypatch):
     resumed = resuming.resume(
         manifest, program.store, program.engine, exit_path=program._exit_path(), progress=Progress()
     )
-    program.tree = resumed.tree
+    program.follow(resumed.tree)
     program.fresh_line()
     program.save()
     program.fresh_line()
