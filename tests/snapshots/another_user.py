@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.host import doctor, privileges, processes
@@ -97,4 +98,7 @@ def main(verb: str, directory: Path, snapshot_id: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    try:
+        main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    except GpuCkptError as error:
+        sys.exit(f"{error.message} {error.hint}\n{error.details}")

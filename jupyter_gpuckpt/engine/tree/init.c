@@ -29,6 +29,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
@@ -44,6 +45,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -59,7 +61,21 @@
 #define CLONE_NEWTIME 0x00000080
 #endif
 
-/* Make a mount namespace with a private /proc, the scratch tmpfs and, below it, a tmpfs with huge pages for GPU memory. The mount
+/* Give the kernel terminals (ptys) of its own, numbered from 0: a snapshot's numbers are free wherever it is resumed, also beside the
+ * kernel itself. The group "tty" does not exist in every user namespace. An open of /dev/ptmx is for the /dev/pts beside it, unless
+ * it is itself a mount of another instance's (fs/devpts/inode.c, devpts_acquire). */
+static void make_terminals(void) {
+    struct stat file;
+    struct statfs system;
+    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620,gid=5")) {
+        if (errno == ENOENT) return; /* nothing here has terminals */
+        if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620")) fail("mount /dev/pts");
+    }
+    if (lstat("/dev/ptmx", &file) || S_ISLNK(file.st_mode) || statfs("/dev/ptmx", &system)) return;
+    if (system.f_type == DEVPTS_SUPER_MAGIC && mount("/dev/pts/ptmx", "/dev/ptmx", NULL, MS_BIND, NULL)) fail("mount /dev/ptmx");
+}
+
+/* Make a mount namespace with a private /proc, private terminals, the scratch tmpfs and, below it, a tmpfs with huge pages for GPU memory. The mount
  * point of scratch must exist for every user, so it is a directory in /dev/shm. Scratch itself has no huge pages: each of CRIU's many
  * small images would take 2 MB. The mounts are slaves: none of them reaches the host. */
 static void make_mounts(const char *bytes, const char *shm) {
@@ -67,6 +83,7 @@ static void make_mounts(const char *bytes, const char *shm) {
     if (unshare(CLONE_NEWNS)) fail("mount namespace");
     if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL)) fail("private mounts");
     if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("mount /proc");
+    make_terminals();
     if (!strcmp(shm, "private")) {
         snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
         if (mount("gpuckpt-shm", SHM, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SHM);
