@@ -109,7 +109,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in which too many tests were run again, or that left kernels running."""
     if hasattr(session.config, "workerinput"):  # only the process that began the run checks
         return
-    faults = _left_running(_base(session.config))
+    faults = _left_running(session.config)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     again = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
     if again > MOST_RERUNS:
@@ -127,14 +127,10 @@ def pytest_terminal_summary(
         terminalreporter.write_line(fault)
 
 
-def _base(config: pytest.Config) -> Path:
-    """Return the folder of all temporary folders of a run."""
-    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
-    return factory.getbasetemp()
-
-
-def _left_running(folder: Path) -> list[str]:
+def _left_running(config: pytest.Config) -> list[str]:
     """Return a line for each kernel that this run started and did not end. Kernels that are just being killed are waited for."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    folder = factory._basetemp  # not by a call, which would make one
     deadline = time.monotonic() + _END_SECONDS
     while True:
         inits = [pid for pid in processes.every() if _is_left(pid, folder)]
@@ -143,7 +139,7 @@ def _left_running(folder: Path) -> list[str]:
         time.sleep(0.2)
 
 
-def _is_left(init: int, folder: Path) -> bool:
+def _is_left(init: int, folder: Path | None) -> bool:
     """Return whether a process is the init of a kernel of this run: its files are below `folder`, or were removed with a test's own."""
     arguments = processes.arguments(init)
     if not arguments or Path(arguments[0]).name != INIT.name:

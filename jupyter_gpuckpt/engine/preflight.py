@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
@@ -17,6 +21,10 @@ from .tree.tree import Tree
 
 _MB = 1 << 20
 _SMALLEST_GHOST_LIMIT = 256 * _MB
+#: How many terminals CRIU opens until it has the one with the number that it needs (criu/tty.c, pty_open_ptmx_index).
+_PTMX_TRIES = 32
+#: In the text of man proc_pid_fdinfo, for a terminal's /dev/ptmx.
+_TTY_INDEX = re.compile(r"^tty-index:\s*(\d+)$", re.MULTILINE)
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "user", "uts")
 
 
@@ -40,6 +48,7 @@ def plan(
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
+    _refuse_terminals(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
     shared = sum(processes.resident_bytes(pid, processes.SHARED) for pid in members)
@@ -122,6 +131,29 @@ def _refuse_closed(members: list[int]) -> None:
             ) from error
         except OSError:  # it has ended
             continue
+
+
+def _refuse_terminals(members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a terminal (pty) that CRIU could not restore: too many smaller numbers are free."""
+    numbers = {number for pid in members for number in _terminals(pid)}
+    first_free = next(number for number in itertools.count() if number not in numbers)
+    if numbers and max(numbers) - first_free >= _PTMX_TRIES:
+        raise KernelNotCheckpointable(
+            f"The kernel has a terminal (pty) with number {max(numbers)} but none with number {first_free}. CRIU cannot restore terminals"
+            f" whose numbers differ by {_PTMX_TRIES} or more from the first free one.",
+            hint="Close the terminals that were opened last (of shells, pexpect ...), then try again.",
+        )
+
+
+def _terminals(pid: int) -> Iterator[int]:
+    """Yield the numbers of the terminals (ptys) that a process has open."""
+    for fd, link in processes.descriptors(pid).items():
+        folder, _, name = link.rpartition("/")
+        if folder == "/dev/pts" and name.isdecimal():
+            yield int(name)
+        elif name == "ptmx":
+            with suppress(OSError), open(f"/proc/{pid}/fdinfo/{fd}") as info:
+                yield from map(int, _TTY_INDEX.findall(info.read()))
 
 
 def _namespaces(pid: int) -> dict[str, str]:
