@@ -22,7 +22,7 @@ from ..model import KeptFile, Manifest
 from ..progress import Progress, Stage
 from . import kept_files
 from .capture import clear
-from .criu import action_script, file_images, missing_files, owners, socket_images
+from .criu import action_script, file_images, inet_images, missing_files, owners, unix_images
 from .criu import cache as criu_cache
 from .criu import images as criu_images
 from .criu import log as criu_log
@@ -62,11 +62,12 @@ class Content(Protocol):
 
 
 class Thawed(NamedTuple):
-    """A tree that runs again, the missing files that were created for it, and the changed ports of listeners, old to new."""
+    """A tree that runs again, the missing files that were created for it, and changed ports and addresses of sockets, old to new."""
 
     tree: Tree
     made: list[str]
     moved_ports: dict[int, int]
+    moved_addresses: dict[str, str]
     #: TCP connections within the tree that could not be recreated, with the reason.
     lost_connections: list[str]
 
@@ -157,8 +158,9 @@ def thaw(
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             _separate_sockets(restore, images)
-            ports = _new_ports(manifest.launch.own_ports, own_ports)
-            moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
+            saved = manifest.launch.own_ports
+            ports = dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
+            moved = inet_images.move(images / "files.img", ports)
             cleanup.callback(moved.release)
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -181,7 +183,7 @@ def thaw(
             _continue_tasks(tree, manifest)
         rollback.pop_all()
         namespaces.close()
-    return Thawed(tree, made, moved.ports, connections.lost)
+    return Thawed(tree, made, moved.server_ports, moved.server_addresses, connections.lost)
 
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
@@ -191,20 +193,16 @@ def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
 
 
 def _separate_sockets(restore: _Restore, images: Path) -> None:
-    """Create the directories of listening sockets, and separate those in which another program listens."""
+    """Rename unix sockets, create the directories of those that listen, and separate those in which another program listens."""
     private = restore.manifest.launch.private_shm
-    paths = socket_images.listening_files(images / "files.img", private_shm=private)
+    unix_images.rename(images / "files.img", restore.namespaces.init_pid)
+    paths = unix_images.listening_files(images / "files.img", private_shm=private)
     for path in paths:
         # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
         restore.placing.make_folders(Path(path).parent, 0o700)
-    if taken := set(paths) & socket_images.names_in_use():
+    if taken := set(paths) & unix_images.names_in_use():
         init_pid = restore.namespaces.init_pid
         socket_directories.separate(init_pid, taken, restore.inside)
-
-
-def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int]:
-    pairs = zip(saved, saved if now is None else now, strict=True)
-    return dict(pairs)
 
 
 @contextmanager

@@ -90,7 +90,11 @@ def resume(
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
     closed = [f"The network connection {name} was closed." for name in lost]
-    return Resumed(thawed.tree, gone + closed, thawed.moved_ports)
+    moved = [
+        f"This machine does not have the address {old}. The kernel's servers on it are reached at {new} now."
+        for old, new in thawed.moved_addresses.items()
+    ]
+    return Resumed(thawed.tree, gone + moved + closed, thawed.moved_ports)
 
 
 def check(

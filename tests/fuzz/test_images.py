@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_gpuckpt.engine import kept_files, placing
-from jupyter_gpuckpt.engine.criu import file_images, memory_images, missing_files, socket_images
+from jupyter_gpuckpt.engine.criu import (
+    file_images,
+    inet_images,
+    memory_images,
+    missing_files,
+    unix_images,
+)
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory import page_plan
@@ -56,6 +62,7 @@ INET = [
     (8, 0),
     (9, 2),
     (11, 0x100007F),
+    (12, 0),
     (13, [(1, 0)]),
 ]
 UNIX = [(1, 9), (2, 98), (3, 1), (4, 10), (11, b"/tmp/socket\0")]
@@ -102,8 +109,9 @@ def look(name, data):
             lambda: criu_images.pages_id(images, 12),
             lambda: criu_images.ghost_images(images),
             lambda: criu_images.highest_descriptor(images),
-            lambda: socket_images.listening_files(files, private_shm=True),
-            lambda: socket_images._read(files),
+            lambda: unix_images.listening_files(files, private_shm=True),
+            lambda: inet_images._read(files),
+            lambda: unix_images._read(files),
             lambda: file_images.mend(files),
             lambda: file_images.rewind(files, ["/tmp/socket"]),
             lambda: kept_files.give_own_names(images, Path("/tmp")),
@@ -136,8 +144,10 @@ def test_the_samples_are_read():
             [page_plan.Piece(8192, 65536, 8192)],
             [page_plan.Piece(0, 4096, 8192)],
         )
-        assert socket_images.listening_files(images / "files.img", private_shm=True) == [
+        assert unix_images.listening_files(images / "files.img", private_shm=True) == [
             "/tmp/socket"
         ]
-        _, listeners = socket_images._read(images / "files.img")
-        assert listeners == [(4000, 2, "127.0.0.1")]
+        _, listeners = inet_images._read(images / "files.img")
+        assert [(one.port, one.family, one.address) for one in listeners] == [
+            (4000, 2, "127.0.0.1")
+        ]

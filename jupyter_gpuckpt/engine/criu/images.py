@@ -179,6 +179,13 @@ def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
     copy.replace(path)
 
 
+def inner(message: bytes, number: int) -> Iterator[list[Field]]:
+    """Yield the fields of every message that is in the field `number` of another one."""
+    for found, _, value in fields(message):
+        if found == number and isinstance(value, bytes):
+            yield list(fields(value))
+
+
 def numbers(message: bytes) -> dict[int, int]:
     """Return the integer fields of a message, by field number."""
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
