@@ -20,9 +20,9 @@ from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
 from ..model import KeptFile, Manifest
 from ..progress import Progress, Stage
-from . import kept_files
+from . import conflicts, kept_files
 from .capture import clear
-from .criu import action_script, file_images, inet_images, missing_files, owners, unix_images
+from .criu import action_script, file_images, missing_files, owners
 from .criu import cache as criu_cache
 from .criu import images as criu_images
 from .criu import log as criu_log
@@ -37,7 +37,7 @@ from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp.remake import RemadeConnections
-from .tree import affinity, server_files, socket_directories, user_namespaces
+from .tree import affinity, server_files, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree, current
 
@@ -157,10 +157,16 @@ def thaw(
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
-            _separate_sockets(restore, images)
             saved = manifest.launch.own_ports
             ports = dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
-            moved = inet_images.move(images / "files.img", ports)
+            moved = conflicts.avoid(
+                images,
+                ports,
+                namespaces.init_pid,
+                restore.placing,
+                restore.inside,
+                private_shm=manifest.launch.private_shm,
+            )
             cleanup.callback(moved.release)
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -190,19 +196,6 @@ def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
     queued = any(end.unread for kept in manifest.connections for end in kept.ends)
     read = content.reader(tcp_record.STREAM) if queued else lambda offset, length: b""
     return RemadeConnections(manifest.connections, read)
-
-
-def _separate_sockets(restore: _Restore, images: Path) -> None:
-    """Rename unix sockets, create the directories of those that listen, and separate those in which another program listens."""
-    private = restore.manifest.launch.private_shm
-    unix_images.rename(images / "files.img", restore.namespaces.init_pid)
-    paths = unix_images.listening_files(images / "files.img", private_shm=private)
-    for path in paths:
-        # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
-        restore.placing.make_folders(Path(path).parent, 0o700)
-    if taken := set(paths) & unix_images.names_in_use():
-        init_pid = restore.namespaces.init_pid
-        socket_directories.separate(init_pid, taken, restore.inside)
 
 
 @contextmanager

@@ -1,0 +1,37 @@
+"""What a restored tree would share with the programs that run on this machine: ports, names, addresses, locked files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .criu import file_locks, inet_images, unix_images
+from .criu.inet_images import Moved
+from .placing import Placing
+from .tree import socket_directories
+
+
+def avoid(
+    images: Path,
+    ports: Mapping[int, int],
+    init_pid: int,
+    placing: Placing,
+    inside: Callable[[str], Path],
+    *,
+    private_shm: bool,
+) -> Moved:
+    """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
+
+    `ports`: of clients outside, old to new. `inside` translates a path of the tree's. Raises ThawFailed for a conflict that cannot be
+    avoided: a lock that another program holds, or a name or a port that others know.
+    """
+    files = images / "files.img"
+    file_locks.require_free(images, inside("/"))
+    unix_images.rename(files, init_pid)
+    paths = unix_images.listening_files(files, private_shm=private_shm)
+    for path in paths:
+        # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
+        placing.make_folders(Path(path).parent, 0o700)
+    if taken := set(paths) & unix_images.names_in_use():
+        socket_directories.separate(init_pid, taken, inside)
+    return inet_images.move(files, ports)
