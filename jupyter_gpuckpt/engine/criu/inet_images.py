@@ -23,16 +23,9 @@ from .images import Field
 #: file_entry (images/fdinfo.proto).
 _INET = 4
 #: inet_sk_entry (images/sk-inet.proto).
-_FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS = (
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    11,
-    12,
-)  #: TCP_ESTABLISHED, TCP_CLOSE and TCP_LISTEN of include/net/tcp_states.h; UDP sockets use the same numbers.
+_FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION = 3, 4, 5, 6, 7, 8
+_SOURCE_ADDRESS, _DESTINATION_ADDRESS = 11, 12
+#: TCP_ESTABLISHED, TCP_CLOSE and TCP_LISTEN of include/net/tcp_states.h; UDP sockets use the same numbers.
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 _VARINT = 0
 _MAX_PORT = 65535
@@ -103,9 +96,10 @@ def _move_address(bound: _Bound, moved: Moved) -> None:
     """Choose another address for a socket whose address is not one of this machine's."""
     key = bound.family, bound.address
     if key not in moved.addresses:
-        if not _is_absent(*key):
+        new = loopback(*key)
+        if new == bound.address or not _is_absent(*key):
             return
-        moved.addresses[key] = loopback(*key)
+        moved.addresses[key] = new
     if bound.remote is None:
         moved.server_addresses[bound.address] = moved.addresses[key]
 
@@ -178,7 +172,7 @@ def _address(parts: list[Field], family: int, field_number: int) -> str:
 
 
 def _is_taken(bound: _Bound, address: str, port: int) -> bool:
-    """Return whether the address is in use.
+    """Return whether the port is in use, or forbidden to this user.
 
     The test of TCP binds without SO_REUSEPORT, which would allow it beside a restored listener; UDP sockets are restored with it.
     """
@@ -190,8 +184,9 @@ def _is_taken(bound: _Bound, address: str, port: int) -> bool:
             probe.bind((address, port))
             if bound.listens:
                 probe.listen()
-        except OSError:
-            return True
+        except OSError as error:
+            # Not for any other error: another port would not help.
+            return error.errno in {errno.EADDRINUSE, errno.EACCES}
     return False
 
 

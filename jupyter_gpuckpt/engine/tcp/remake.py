@@ -23,6 +23,7 @@ from ...model import TcpConnection, TcpEnd
 from ..criu import images as criu_images
 from ..criu import options as criu_options
 from ..criu.images import Field
+from ..criu.inet_images import loopback
 from . import options
 
 logger = logging.getLogger(__name__)
@@ -269,17 +270,7 @@ def _addresses(end: TcpEnd) -> Iterator[Address]:
     address, port, *more = end.local
     yield (address, port, *more)
     yield (address, 0, *more)
-    yield (_loopback(end.family, str(address)), 0)
-
-
-def _loopback(family: int, address: str) -> str:
-    if family == socket.AF_INET:
-        return "127.0.0.1"
-    return "::ffff:127.0.0.1" if _is_mapped(address) else "::1"
-
-
-def _is_mapped(address: str) -> bool:
-    return address.startswith("::ffff:")
+    yield (loopback(end.family, str(address)), 0)
 
 
 def _target(end: TcpEnd, listener: socket.socket) -> Address:
