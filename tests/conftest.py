@@ -145,7 +145,10 @@ def _is_left(init: int, folder: Path | None) -> bool:
     if not arguments or Path(arguments[0]).name != INIT.name:
         return False
     files = [Path(argument) for argument in arguments[2:4] if argument.startswith("/")]
-    return any(folder in file.parents or not file.parent.exists() for file in files)
+    try:
+        return any(folder in file.parents or not file.parent.exists() for file in files)
+    except PermissionError:  # another user's
+        return False
 
 
 def _described(init: int) -> str:

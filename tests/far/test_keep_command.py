@@ -74,8 +74,10 @@ class Remembered:
         """Run the command, on a terminal if there is an answer to a question; return what it printed."""
         stdin = io.StringIO() if answer is None else Terminal(answer + "\n")
         self._monkeypatch.setattr(sys, "stdin", stdin)
-        assert app.main(["remote", "keep", "share", *words]) == status
-        return self._capsys.readouterr()
+        found = app.main(["remote", "keep", "share", *words])
+        printed = self._capsys.readouterr()
+        assert found == status, printed
+        return printed
 
 
 @pytest.fixture

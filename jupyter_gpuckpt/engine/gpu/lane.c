@@ -782,8 +782,9 @@ static void *obey(void *unused) {
     strcat(address.sun_path, at);
     int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     unlink(address.sun_path);
-    if (listening < 0 || bind(listening, (struct sockaddr *)&address, sizeof address) || chmod(address.sun_path, 0600) ||
-        listen(listening, 8)) {
+    /* The file has no rights until connections are accepted: so the daemon knows when it may connect (engine/gpu/lane.py). */
+    if (listening < 0 || fchmod(listening, 0) || bind(listening, (struct sockaddr *)&address, sizeof address) ||
+        listen(listening, 8) || chmod(address.sun_path, 0600)) {
         is_on = 0;
         return NULL;
     }

@@ -119,8 +119,10 @@ class Lane:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process has allocated memory through the library."""
-        return self._socket.exists()
+        """Whether the process has allocated memory through the library, which accepts connections (lane.c)."""
+        with suppress(OSError):
+            return bool(self._socket.stat().st_mode & 0o400)
+        return False
 
     @property
     def thread(self) -> int | None:
@@ -346,12 +348,11 @@ class Lane:
 
         `owner`: the number under which init holds them; None: that of the process's memory.
         """
-        owner = self._owner if owner is None else owner
         try:
             with socket.socket(socket.AF_UNIX) as holder:
                 holder.settimeout(_ANSWER_SECONDS)
                 holder.connect(str(self._tree.inside(_HOLDER)))
-                send(holder, _HOLD.pack(order[0], owner, first), descriptors)
+                send(holder, _HOLD.pack(order[0], owner or self._owner, first), descriptors)
                 answer, received = receive(holder, _HELD.size)
                 close(received[max_descriptors:])
                 return _HELD.unpack(answer)[0], received[:max_descriptors]
