@@ -20,7 +20,8 @@ THE_SAME = {
     *(
         ROOT / f"tests/snapshots/test_{name}.py"
         for name in (
-            *("clusters", "criu_killed_in_a_task", "criu_wheel", "hard_state", "hidden_pages"),
+            *("clusters", "criu_killed_in_a_task", "criu_wheel", "file_locks", "hard_state"),
+            *("hidden_pages", "taken_names"),
             *("hostile_snapshots", "inner_connections", "memory_limits"),
             *("rehearsal", "replaced_programs", "shared_pages", "shared_state"),
             *("signals_at_a_resume", "unseen"),

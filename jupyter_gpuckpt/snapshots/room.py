@@ -63,4 +63,5 @@ def _plans(manifest: Manifest, store: LocalStore) -> list[PagePlan]:
     with TemporaryDirectory() as directory:
         images = Path(directory)
         write_images(manifest, store, images, MEMORY)
+        page_plan.align_areas(manifest, images)
         return page_plan.plan(manifest, images)

@@ -34,6 +34,11 @@ MANIFEST = msgspec.structs.replace(
     streams=[Stream("pages/12", 16384, [Chunk(b"", 4096), Chunk(b"x" * 32, 12288)])],
 )
 
+#: With a process that was forked from the other one.
+RELATED = msgspec.structs.replace(
+    MANIFEST, processes=[*MANIFEST.processes, Process(13, 12, "python", pages="pages/12")]
+)
+
 
 def message(*fields):
     """Fields of one message: numbers, bytes, or lists of fields."""
@@ -87,6 +92,7 @@ SAMPLES = {
             (14, [(1, 65536), (2, 69632), (5, 0), (6, 34), (7, 1 << 16)]),
         )
     ),
+    "mm-13.img": image(message((12, 4), (14, [(1, 8192), (2, 12288), (5, 5), (6, 34), (7, 513)]))),
     "core-12.img": image(message((1, 1), (3, [(1, 0), (6, b"python")]))),
     "fdinfo-2.img": image(message((1, 8), (2, 0), (3, 4), (4, 3))),
 }
@@ -116,6 +122,7 @@ def look(name, data):
             lambda: file_images.rewind(files, ["/tmp/socket"]),
             lambda: kept_files.give_own_names(images, Path("/tmp")),
             lambda: memory_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
+            lambda: page_plan.align_areas(RELATED, images),
             lambda: page_plan.plan(MANIFEST, images),
             lambda: memory_images.replace_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
             lambda: NO_CONNECTIONS.enter(images),
@@ -146,6 +153,11 @@ def test_the_samples_are_read():
         )
         assert unix_images.listening_files(images / "files.img", private_shm=True) == [
             "/tmp/socket"
+        ]
+        page_plan.align_areas(RELATED, images)
+        assert [(one.start, one.end) for one in memory_images.areas(images, 12)][:2] == [
+            (4096, 8192),
+            (8192, 12288),
         ]
         _, listeners = inet_images._read(images / "files.img")
         assert [(one.port, one.family, one.address) for one in listeners] == [

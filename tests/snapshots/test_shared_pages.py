@@ -12,6 +12,7 @@ from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible, KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
+from jupyter_gpuckpt.snapshots import room
 from tests.conftest import left_in
 from tests.programs import NOISE
 
@@ -112,3 +113,35 @@ def test_copies_of_what_forked_processes_share_are_counted_before_a_save(
     with pytest.raises(FreezeFailed, match="not enough memory"):
         preflight.plan(program.tree, engine, private_shm=True, stop=False, gpu_bytes=0)
     preflight.plan(program.tree, engine, private_shm=True, stop=True, gpu_bytes=0)
+
+
+#: As POOL; each worker has given back another part of the memory, and a part of the parent's has another property.
+TRIMMED = f"""
+    {NOISE}; import hashlib, mmap, time
+    mapped = mmap.mmap(-1, 80 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.write(noise(80 << 20))
+    number = 0
+    for worker in (1, 2, 3):
+        if not os.fork():
+            number = worker
+            mapped.resize((60 + worker) << 20)
+            break
+    if not number:
+        mapped.madvise(mmap.MADV_DONTFORK, 0, 1 << 20)
+    while True:
+        print(number, os.getppid(), hashlib.blake2b(mapped).hexdigest(), flush=True)
+        time.sleep(1)
+"""
+
+
+def test_what_is_left_of_an_area_stays_shared_if_a_process_gave_back_a_part(run):
+    program = run(TRIMMED)
+    before = said(program, 0)
+    used = launch.memory_bytes(program.tree)
+    count = len(program.lines())
+    manifest = program.save(stop=True).manifest
+    shared = [plan.shared_bytes for plan in room._plans(manifest, program.store)]
+    assert sum(shared) > 3 * 55 * MB
+    program.resume(manifest.info.snapshot_id)
+    assert said(program, count) == before
+    assert launch.memory_bytes(program.tree) < used + 20 * MB

@@ -55,6 +55,7 @@ def require_free(images: Path, root: Path) -> None:
             raise ThawFailed(
                 f"The file {lock.path} is locked by {by}, and the kernel held a lock on it.",
                 hint="Close the file there, then try again. The snapshot is untouched.",
+                details=f"{lock}",
             )
 
 

@@ -5,8 +5,10 @@ An invalid image raises ObjectCorrupt, as in `images.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from .images import (
@@ -54,6 +56,37 @@ def areas(images: Path, nspid: int) -> list[Area]:
                     kind = area[_PROTECTION], area[_MAPPED_AS]
                     found.append(Area(area[_START], area[_END], *kind))
     return sorted(found, key=lambda area: area.start)
+
+
+@strict
+def split(
+    images: Path, nspid: int, addresses: Sequence[int], is_split: Callable[[Area], bool]
+) -> None:
+    """Split the memory areas of a process at these addresses, in ascending order, where `is_split` says so; Linux merges them again."""
+    path = images / f"mm-{nspid}.img"
+    head, *others = messages(path)
+    parts: list[Field] = []
+    for number, wire, value in fields(head):
+        pieces = [value]
+        if number == _AREAS and isinstance(value, bytes):
+            area = numbers(value)
+            kind = area[_PROTECTION], area[_MAPPED_AS]
+            if not area[_STATUS] & _IS_GUARD and is_split(Area(area[_START], area[_END], *kind)):
+                inside = addresses[
+                    bisect_right(addresses, area[_START]) : bisect_left(addresses, area[_END])
+                ]
+                pieces = [
+                    _part(value, *ends) for ends in pairwise((area[_START], *inside, area[_END]))
+                ]
+        parts += [(number, wire, piece) for piece in pieces]
+    replace(path, [encode(parts), *others])
+
+
+def _part(area: bytes, start: int, end: int) -> bytes:
+    changed = {_START: start, _END: end}
+    return encode(
+        [(number, wire, changed.get(number, value)) for number, wire, value in fields(area)]
+    )
 
 
 @strict

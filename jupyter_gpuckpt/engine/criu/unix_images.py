@@ -102,6 +102,7 @@ def _new_names(entries: list[bytes]) -> dict[bytes, bytes]:
                 raise ThawFailed(
                     f"The name {shown} of a unix socket of the kernel is used by another program, or by the kernel that was saved.",
                     hint="End that program, then try again. The snapshot is untouched.",
+                    details=f"bind to {shown}, type {kind}: address already in use",
                 )
             names[name] = _free_name(kind, names)
     return names

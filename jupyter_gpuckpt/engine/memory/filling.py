@@ -52,7 +52,10 @@ class Filling:
 
     def prepare(self, manifest: Manifest, images: Path) -> None:
         """Write CRIU's part into its images, and look up the chunks of the rest. After a plain dump CRIU's images have everything."""
-        plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
+        plans: list[PagePlan] = []
+        if manifest.method == "skeleton":
+            page_plan.align_areas(manifest, images)
+            plans = page_plan.plan(manifest, images)
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)
         self._length = sum(plan.stream.length for plan in plans if plan.by_us)

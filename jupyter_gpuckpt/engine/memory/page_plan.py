@@ -9,8 +9,8 @@ We write nearly all of them (`stopped_pages.py`): that is faster, and takes no r
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +21,12 @@ from ..criu import memory_images
 from ..criu.memory_images import Area
 
 _PROT_WRITE = 2
-_PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
+_PRIVATE, _ANONYMOUS, _GROWSDOWN, _HUGETLB = 0x02, 0x20, 0x100, 0x40000
 #: The least bytes shared with a parent for which a child's pages are left to CRIU; with fewer the child gets copies.
 _MIN_SHARED_BYTES = 1 << 20
+
+#: The most areas that are added by splitting.
+_MAX_ADDED_AREAS = 10_000
 
 #: Start and end of a memory area.
 AddressRange = tuple[int, int]
@@ -114,11 +117,7 @@ class PagePlan:
         return self._inheritable() & parent._inheritable()
 
     def _inheritable(self) -> set[AddressRange]:
-        return {
-            _place(area)
-            for _, area in self._pieces
-            if area.flags & (_PRIVATE | _ANONYMOUS | _GROWSDOWN) == _PRIVATE | _ANONYMOUS
-        }
+        return {_place(area) for _, area in self._pieces if _is_inheritable(area)}
 
     def _chunks(self, places: Collection[AddressRange]) -> Iterator[tuple[int, tuple[bytes, int]]]:
         """Yield the address, and digest and length, of each stored chunk that begins in these areas."""
@@ -134,9 +133,52 @@ def _place(area: Area) -> AddressRange:
     return area.start, area.end
 
 
+def _is_inheritable(area: Area) -> bool:
+    return area.flags & (_PRIVATE | _ANONYMOUS | _GROWSDOWN) == _PRIVATE | _ANONYMOUS
+
+
+@criu_images.strict
+def align_areas(manifest: Manifest, images: Path) -> None:
+    """Edit the images so that the areas of forked processes have the same ends, where they overlap.
+
+    CRIU lets a child inherit only an area that its parent has with the same ends. Linux merges an area with a new neighbor in the
+    parent but not in the child (mm/vma.c, is_mergeable_anon_vma), or the other way round, and one of them may have shrunk since.
+    """
+    for family in _families(manifest, images):
+        areas = {pid: memory_images.areas(images, pid) for pid in family}
+        splittable = [area for found in areas.values() for area in found if _is_split(area)]
+        ends = sorted({end for area in splittable for end in _place(area)})
+        added = sum(
+            bisect_left(ends, area.end) - bisect_right(ends, area.start) for area in splittable
+        )
+        # A damaged image must not fill the memory. Without the edit, processes get copies of pages that they could share.
+        if 0 < added <= _MAX_ADDED_AREAS:
+            for pid in family:
+                memory_images.split(images, pid, ends, _is_split)
+
+
+def _families(manifest: Manifest, images: Path) -> Iterable[list[int]]:
+    """Return the processes of one program that were forked from each other, without those that have no relatives."""
+    parents = {process.pid: process.parent for process in manifest.processes if process.pages}
+    programs = {pid: memory_images.program_id(images, pid) for pid in parents}
+    families: dict[int, list[int]] = {}
+    for pid in parents:
+        first = pid
+        for _ in parents:  # no more steps, because a damaged manifest may have a cycle
+            if programs.get(parents[first]) != programs[first]:
+                break
+            first = parents[first]
+        families.setdefault(first, []).append(pid)
+    return [family for family in families.values() if len(family) > 1]
+
+
+def _is_split(area: Area) -> bool:
+    return _is_inheritable(area) and not area.flags & _HUGETLB
+
+
 @criu_images.strict
 def plan(manifest: Manifest, images: Path) -> list[PagePlan]:
-    """Return a plan for each process that has lazy pages. Raises ObjectCorrupt."""
+    """Return a plan for each process that has lazy pages, after `align_areas`. Raises ObjectCorrupt."""
     names = {process.pid: process.pages for process in manifest.processes if process.pages}
     lazy = {pid for pid in names if any(extent.lazy for extent in criu_images.pagemap(images, pid))}
     plans = {pid: PagePlan(images, pid, manifest.stream(names[pid])) for pid in sorted(lazy)}
