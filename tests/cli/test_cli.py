@@ -78,7 +78,8 @@ def test_a_data_directory_that_cannot_be_made_is_told_in_a_sentence(daemon_env):
     assert "\nHint: " in done.stderr
 
 
-def test_a_kernel_is_suspended_and_resumed_with_its_state(kernel, gpuckpt, gpuckpt_json):
+def test_a_kernel_is_suspended_and_resumed_with_its_state(kernel, gpuckpt_program, gpuckpt_json):
+    gpuckpt = gpuckpt_program
     assert kernel.worth("globals().update(x=41) or x") == "41"
     assert f"Suspended kernel {kernel.id}" in gpuckpt("suspend", kernel.id[:10]).stdout
     (listed,) = gpuckpt_json("ps")["kernels"]

@@ -24,6 +24,12 @@ def install(daemon_env, tmp_path):
     return installed
 
 
+@pytest.fixture
+def gpuckpt(gpuckpt_program):
+    """Run the command of the version that is installed."""
+    return gpuckpt_program
+
+
 def test_an_upgrade_beside_a_kernel_that_runs(install, kernel, gpuckpt, gpuckpt_json):
     kernel.worth("globals().update(x=41)")
     install("7.2")
