@@ -44,6 +44,8 @@ from .uploads import Uploads
 _LOOK_SECONDS = 0.2
 #: The time until a remote is asked again that did not answer or lacked a snapshot.
 _AGAIN_SECONDS = 300.0
+#: The same while another task or daemon works on the remote's snapshots.
+_SOON_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,8 @@ class NearCopy:
         self._inventory, self._uploads, self._is_busy = inventory, uploads, is_busy
         #: Whether chunks of stubs may still be on the disk: an earlier daemon may have been killed before it removed them.
         self._is_uncollected = True
+        #: Whether a lock that somebody else held prevented a snapshot from becoming a stub.
+        self._is_blocked = False
         self._woken = asyncio.Event()
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="near copy")
@@ -100,7 +104,7 @@ class NearCopy:
     async def _run(self) -> None:
         while True:
             self._woken.clear()
-            is_done = False
+            is_done = self._is_blocked = False
             try:
                 while self._is_busy():  # noqa: ASYNC110 - there is no notification of an operation's end
                     await asyncio.sleep(_LOOK_SECONDS)
@@ -110,7 +114,8 @@ class NearCopy:
             except Exception:
                 _log.exception("snapshots stay on this disk for now")
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_done else _AGAIN_SECONDS):
+                again = _SOON_SECONDS if self._is_blocked else _AGAIN_SECONDS
+                async with asyncio.timeout(None if is_done else again):
                     await self._woken.wait()
 
     async def look(self) -> bool:
@@ -189,7 +194,10 @@ class NearCopy:
             alone_at_once(eviction(self._data_dir, name)) as free,
             telling_lock(self._data_dir, name) as is_alone,
         ):
-            return free and is_alone and self._is_stub_now(info, name, asked)
+            if free and is_alone:
+                return self._is_stub_now(info, name, asked)
+            self._is_blocked = True
+            return False
 
     def _require_listed(self, opened: Opened, info: SnapshotInfo) -> None:
         """Raise _NotThere if a remote does not list a snapshot any more."""

@@ -91,6 +91,7 @@ class Dying:
 
     def __init__(self, settings, words, eventually, methods=tuple(m for _, m in MOMENTS)):
         self._words, self._hold = words, words.with_name("hold")
+        self._log = settings.log_file
         wanted = starting.target(settings, start=True)
         self._process = subprocess.Popen(
             [sys.executable, DYING_DAEMON, "--settings", msgspec.json.encode(settings).decode()],
@@ -121,7 +122,7 @@ class Dying:
         self._hold.with_name("hold.held").unlink()
 
     def wait(self):
-        assert self._process.wait(180) == -signal.SIGKILL
+        assert self._process.wait(180) == -signal.SIGKILL, self._log.read_text()[-3000:]
         self._words.unlink()
 
     def end(self):

@@ -13,7 +13,9 @@ import pytest
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.daemon.change_sender import telling_lock
 from jupyter_gpuckpt.errors import SnapshotFar, StoreError
+from jupyter_gpuckpt.file_locks import eviction
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.progress import Stage
 from jupyter_gpuckpt.protocol import BranchRequest
@@ -144,6 +146,22 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
         client.wait(client.send(calls.resume(kernel_id)).operation_id)
         eventually(lambda: counts(kernel_id) > count, LONG)
         assert app.main(["remote", "rm", "far", "--force"]) == 0
+
+
+def test_an_eviction_that_meets_another_task_follows_soon(
+    settings, near, share, owner_of, suspended, eventually
+):
+    with Client.connect(settings) as client, owner_of(client) as owner:
+        _, snapshot_id = suspended(client, owner)
+        eventually(lambda: client.send(calls.uploads())[0].uploaded, LONG)
+    stop(settings, eventually)
+    with telling_lock(settings.data, "far") as is_alone:
+        assert is_alone
+        with Client.connect(near) as client:
+            eventually(eviction(settings.data, "far").exists)
+            assert the_one(client, snapshot_id).far_only is None
+    with Client.connect(near) as client:
+        eventually(lambda: the_one(client, snapshot_id).far_only == "far")
 
 
 def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
