@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from tornado.iostream import StreamClosedError
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
 from .. import decoding, ids
@@ -43,6 +43,16 @@ class BaseHandler(RequestHandler):
         """Note that the request was answered, and write to the audit log what was requested."""
         self.daemon.finish(self)
         audit.request(self.request.method or "", self.request.path, self.get_status())
+
+    def on_connection_close(self) -> None:
+        """Note that nobody waits for the answer any more."""
+        super().on_connection_close()
+        self.daemon.finish(self)
+
+    def detach(self) -> IOStream:
+        """Take over the connection, and note that tornado will not call `on_finish`."""
+        self.daemon.finish(self)
+        return super().detach()
 
     def record(self, kind: type[_Record]) -> _Record:
         """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""

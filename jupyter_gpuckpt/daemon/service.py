@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from weakref import WeakSet
 
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
@@ -48,6 +47,8 @@ from .verbs import Verbs
 LOOK_SECONDS = 5.0
 #: How long the daemon waits for the first request at least: the client that started it may be slow on a busy machine.
 _FIRST_REQUEST_SECONDS = 10.0
+#: How long the daemon waits at its exit for the answers to its last requests.
+_ANSWER_SECONDS, _PAUSE_SECONDS = 10.0, 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -156,8 +157,8 @@ class Daemon:
             self.machine,
             self.reaction.standing,
         )
-        #: The requests that are being answered. Weak, because tornado does not end every request by `on_finish`.
-        self._requests: WeakSet[RequestHandler] = WeakSet()
+        #: The requests that are being answered.
+        self._requests: set[RequestHandler] = set()
         self._left = asyncio.Event()
         self._touched = time.monotonic()
         self._requested = False
@@ -248,12 +249,14 @@ class Daemon:
         self.reaction.start()
         self.watch.start(self.reaction.take)
         ready()
+        self._touched = time.monotonic()
         self.machine.warm_up()
         await self._until_left()
+        server.stop()
+        await self._until_answered()
         await self.measuring.close()
         await self.watch.close()
         await self.reaction.close()
-        server.stop()
         await server.close_all_connections()
         await self.verbs.close()
         await self.removal.close()
@@ -268,6 +271,12 @@ class Daemon:
         await self.uploads.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
+
+    async def _until_answered(self) -> None:
+        """Wait for the answers to requests that came just before the listener was closed."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self._requests and not self._left.is_set() and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the exit
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _until_left(self) -> None:
         idle_exit = self.settings.idle_exit_seconds

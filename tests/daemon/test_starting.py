@@ -173,6 +173,18 @@ def test_a_daemon_waits_for_its_first_request(settings, target, eventually):
     eventually(lambda: place.start_time(pid) is None)
 
 
+def test_a_client_that_hangs_up_in_a_request_does_not_keep_the_daemon(settings, target, eventually):
+    """It leaves while the daemon reads an archive from it."""
+    settings = msgspec.structs.replace(settings, idle_exit_seconds=0.1)
+    with Client.connect(settings) as client:
+        pid = client.send(calls.handshake()).pid
+        with socket.socket(socket.AF_UNIX) as connected:
+            connected.connect(str(target.socket))
+            head = "POST /snapshots/import HTTP/1.1\r\nHost: gpuckptd\r\nContent-Length: 100000000\r\n\r\n"
+            connected.sendall(head.encode() + bytes(1 << 20))
+        eventually(lambda: place.start_time(pid) is None)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_daemon_without_kernels_leaves_on_a_signal(client, eventually, signum):
     pid = client.send(calls.handshake()).pid

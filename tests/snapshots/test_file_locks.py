@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from jupyter_gpuckpt.engine.criu import file_locks
 from jupyter_gpuckpt.errors import ThawFailed
+from tests.conftest import PATIENCE
 
 CODE = """
     import fcntl, os, struct, time
@@ -34,6 +41,45 @@ def test_a_lock_that_another_program_holds_is_named(run, kind):
     assert kind == "ofd" or f"process {first.kernel_pid} " in refusal.value.message
     suspended = program.save(stop=True).manifest.info.snapshot_id
     program.resume(suspended)
+    program.fresh_line()
+
+
+def test_a_lock_that_is_held_for_a_moment_is_waited_for(run):
+    program = run(CODE.format(code=LOCKS["flock"]))
+    program.fresh_line()
+    path = os.readlink(f"/proc/{program.tree.kernel_pid}/cwd") + "/locked"
+    suspended = program.save(stop=True).manifest.info.snapshot_id
+    with open(path) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        asked, look = threading.Event(), file_locks._holder
+
+        def looked(*arguments):
+            asked.set()
+            return look(*arguments)
+
+        with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
+            patched.setattr(file_locks, "_holder", looked)
+            resumed = beside.submit(program.resume, suspended)
+            assert asked.wait(PATIENCE)
+            fcntl.flock(other, fcntl.LOCK_UN)
+            resumed.result()
+    program.fresh_line()
+
+
+@pytest.mark.parametrize("kind", ["posix", "ofd"])
+def test_locks_of_other_bytes_and_kinds_do_not_conflict(run, kind):
+    code = "fcntl.lockf(file, fcntl.LOCK_EX, 10, 5)"
+    if kind == "ofd":
+        code = "fcntl.fcntl(file, 37, struct.pack('hhqqi', fcntl.F_WRLCK, 0, 5, 10, 0))"
+    program = run(CODE.format(code=code))
+    program.fresh_line()
+    path = os.readlink(f"/proc/{program.tree.kernel_pid}/cwd") + "/locked"
+    suspended = program.save(stop=True).manifest.info.snapshot_id
+    with open(path, "r+") as other:
+        fcntl.lockf(other, fcntl.LOCK_EX, 5, 0)
+        fcntl.lockf(other, fcntl.LOCK_EX, 100, 15)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        program.resume(suspended)
     program.fresh_line()
 
 

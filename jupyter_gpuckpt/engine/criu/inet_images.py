@@ -24,11 +24,12 @@ from .images import Field
 _INET = 4
 #: inet_sk_entry (images/sk-inet.proto).
 _FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION = 3, 4, 5, 6, 7, 8
-_SOURCE_ADDRESS, _DESTINATION_ADDRESS = 11, 12
+_SOURCE_ADDRESS, _DESTINATION_ADDRESS, _V6_ONLY = 11, 12, 15
 #: TCP_ESTABLISHED, TCP_CLOSE and TCP_LISTEN of include/net/tcp_states.h; UDP sockets use the same numbers.
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 _VARINT = 0
 _MAX_PORT = 65535
+_PORT_TRIES = 10
 
 
 @dataclass
@@ -62,6 +63,7 @@ class _Bound:
     port: int
     listens: bool
     remote: tuple[str, int] | None
+    v6_only: bool
 
 
 def move(files: Path, ports: Mapping[int, int]) -> Moved:
@@ -83,8 +85,11 @@ def move(files: Path, ports: Mapping[int, int]) -> Moved:
     }
     # Ended connections of the saved tree occupy ports for a minute. All are removed in one pass, because reading the table is slow.
     ended_connections.remove({ports.get(bound.port, bound.port) for bound in sockets})
+    by_port: dict[int, list[_Bound]] = {}
     for bound in sockets:
-        _move_port(bound, ports, moved)
+        by_port.setdefault(bound.port, []).append(bound)
+    for port, group in by_port.items():
+        _move_port(port, group, ports, moved)
     changed = {**ports, **moved.ports}
     edited = [_edited(entry, changed, moved) for entry in entries]
     if edited != entries:
@@ -104,26 +109,36 @@ def _move_address(bound: _Bound, moved: Moved) -> None:
         moved.server_addresses[bound.address] = moved.addresses[key]
 
 
-def _move_port(bound: _Bound, ports: Mapping[int, int], moved: Moved) -> None:
-    """Choose another port for a socket whose port is in use. Raises ThawFailed for one of `ports`."""
-    address = moved.addresses.get((bound.family, bound.address), bound.address)
-    port = ports.get(bound.port, bound.port)
-    if bound.port in moved.ports or not _is_taken(bound, address, port):
-        return
-    if bound.port in ports:
-        raise ThawFailed(
-            f"The kernel's own port {port} is taken by another program.",
-            hint="End that program, then try again. The snapshot is untouched.",
-            details=f"bind to {address} port {port}: address already in use",
+def _move_port(port: int, group: list[_Bound], ports: Mapping[int, int], moved: Moved) -> None:
+    """Choose another port for the sockets of one port if it is in use. Raises ThawFailed for one of `ports`."""
+
+    def is_taken(candidate: int) -> bool:
+        return any(
+            _is_taken(
+                bound, moved.addresses.get((bound.family, bound.address), bound.address), candidate
+            )
+            for bound in group
         )
-    free = HeldPorts.free(1)
-    while _is_taken(bound, address, free.ports[0]):  # by a UDP socket, or on another address
-        free.release()
+
+    if not is_taken(ports.get(port, port)):
+        return
+    if port in ports:
+        raise ThawFailed(
+            f"The kernel's own port {ports[port]} is taken by another program.",
+            hint="End that program, then try again. The snapshot is untouched.",
+            details=f"bind to {group[0].address} port {ports[port]}: address already in use",
+        )
+    for _ in range(
+        _PORT_TRIES
+    ):  # one that is free may be in use by a UDP socket, or on another address
         free = HeldPorts.free(1)
+        if not is_taken(free.ports[0]):
+            break
+        free.release()
     moved.held.append(free)
-    [moved.ports[bound.port]] = free.ports
-    if bound.remote is None:
-        moved.server_ports[bound.port] = moved.ports[bound.port]
+    [moved.ports[port]] = free.ports
+    if any(bound.remote is None for bound in group):
+        moved.server_ports[port] = moved.ports[port]
 
 
 @criu_images.strict
@@ -133,7 +148,9 @@ def _read(files: Path) -> tuple[list[bytes], list[_Bound]]:
     for entry in entries:
         _edited(entry, {}, Moved())  # can be read as a whole
     sockets = list(_bound_sockets(entries))
-    if any(not 0 <= bound.port <= _MAX_PORT for bound in sockets):
+    ports = [bound.port for bound in sockets]
+    ports += [bound.remote[1] for bound in sockets if bound.remote]
+    if any(not 0 <= port <= _MAX_PORT for port in ports):
         raise ValueError("a port is none")
     return entries, sockets
 
@@ -148,7 +165,8 @@ def _bound_sockets(entries: list[bytes]) -> Iterator[_Bound]:
                 # CRIU does not bind connections: it restores them closed.
                 is_bound = state == _LISTEN or (state == _CLOSE and port != 0 == remote_port)
             else:
-                is_bound = values[_PROTOCOL] == socket.IPPROTO_UDP and port != 0
+                is_udp = (kind, values[_PROTOCOL]) == (socket.SOCK_DGRAM, socket.IPPROTO_UDP)
+                is_bound = is_udp and port != 0
             if is_bound:
                 own, remote = (
                     _address(parts, family, number)
@@ -162,6 +180,7 @@ def _bound_sockets(entries: list[bytes]) -> Iterator[_Bound]:
                     port,
                     state == _LISTEN,
                     (remote, remote_port) if is_connected else None,
+                    bool(values.get(_V6_ONLY)),
                 )
 
 
@@ -178,6 +197,8 @@ def _is_taken(bound: _Bound, address: str, port: int) -> bool:
     """
     with socket.socket(bound.family, bound.kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if bound.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, bound.v6_only)
         if bound.kind == socket.SOCK_DGRAM:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
@@ -204,7 +225,6 @@ def _is_reachable(family: int, address: str, port: int) -> bool:
     """Return whether a UDP socket can be connected to the address; nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             probe.connect((address, port))
         except OSError:
             return False

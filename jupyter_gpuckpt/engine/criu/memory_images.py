@@ -28,20 +28,23 @@ from .images import (
 )
 
 _VARINT = 0
-#: mm_entry, vma_entry, and a status of the latter (criu/include/image.h).
+#: mm_entry, vma_entry, and statuses of the latter (criu/include/image.h).
 _PROGRAM, _AREAS = 12, 14
 _START, _END, _PROTECTION, _MAPPED_AS, _STATUS = 1, 2, 5, 6, 7
 _IS_GUARD = 1 << 16
+#: VMA_AREA_VSYSCALL, VDSO, VVAR, AIORING and SHSTK.
+_IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A memory area of a process, with mmap's protection and flags."""
+    """A memory area of a process, with mmap's protection and flags. `is_special`: made by Linux itself, for instance its vdso."""
 
     start: int
     end: int
     protection: int
     flags: int
+    is_special: bool = False
 
 
 @strict
@@ -53,9 +56,13 @@ def areas(images: Path, nspid: int) -> list[Area]:
             if number == _AREAS and isinstance(value, bytes):
                 area = numbers(value)
                 if not area[_STATUS] & _IS_GUARD:
-                    kind = area[_PROTECTION], area[_MAPPED_AS]
-                    found.append(Area(area[_START], area[_END], *kind))
+                    found.append(_area(area))
     return sorted(found, key=lambda area: area.start)
+
+
+def _area(numbers: dict[int, int]) -> Area:
+    kind = numbers[_PROTECTION], numbers[_MAPPED_AS]
+    return Area(numbers[_START], numbers[_END], *kind, bool(numbers[_STATUS] & _IS_SPECIAL))
 
 
 @strict
@@ -70,8 +77,7 @@ def split(
         pieces = [value]
         if number == _AREAS and isinstance(value, bytes):
             area = numbers(value)
-            kind = area[_PROTECTION], area[_MAPPED_AS]
-            if not area[_STATUS] & _IS_GUARD and is_split(Area(area[_START], area[_END], *kind)):
+            if not area[_STATUS] & _IS_GUARD and is_split(_area(area)):
                 inside = addresses[
                     bisect_right(addresses, area[_START]) : bisect_left(addresses, area[_END])
                 ]

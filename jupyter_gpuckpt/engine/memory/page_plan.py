@@ -173,7 +173,7 @@ def _families(manifest: Manifest, images: Path) -> Iterable[list[int]]:
 
 
 def _is_split(area: Area) -> bool:
-    return _is_inheritable(area) and not area.flags & _HUGETLB
+    return _is_inheritable(area) and not area.is_special and not area.flags & _HUGETLB
 
 
 @criu_images.strict

@@ -62,22 +62,23 @@
 #endif
 
 /* Give the kernel terminals (ptys) of its own, numbered from 0: a snapshot's numbers are free wherever it is resumed, also beside the
- * kernel itself. The group "tty" does not exist in every user namespace. An open of /dev/ptmx is for the /dev/pts beside it, unless
- * it is itself a mount of another instance's (fs/devpts/inode.c, devpts_acquire). */
+ * kernel itself. Where that is forbidden, the kernel uses the machine's. The group "tty" does not exist in every user namespace.
+ * An open of /dev/ptmx is for the /dev/pts beside it, unless it is itself a mount of another instance's (fs/devpts/inode.c,
+ * devpts_acquire). */
 static void make_terminals(void) {
     struct stat file;
     struct statfs system;
-    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620,gid=5")) {
-        if (errno == ENOENT) return; /* nothing here has terminals */
-        if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620")) fail("mount /dev/pts");
-    }
+    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620,gid=5") &&
+        mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "ptmxmode=0666,mode=620"))
+        return;
     if (lstat("/dev/ptmx", &file) || S_ISLNK(file.st_mode) || statfs("/dev/ptmx", &system)) return;
-    if (system.f_type == DEVPTS_SUPER_MAGIC && mount("/dev/pts/ptmx", "/dev/ptmx", NULL, MS_BIND, NULL)) fail("mount /dev/ptmx");
+    if (system.f_type == DEVPTS_SUPER_MAGIC && mount("/dev/pts/ptmx", "/dev/ptmx", NULL, MS_BIND, NULL))
+        umount2("/dev/pts", MNT_DETACH); /* both, or none */
 }
 
-/* Make a mount namespace with a private /proc, private terminals, the scratch tmpfs and, below it, a tmpfs with huge pages for GPU memory. The mount
- * point of scratch must exist for every user, so it is a directory in /dev/shm. Scratch itself has no huge pages: each of CRIU's many
- * small images would take 2 MB. The mounts are slaves: none of them reaches the host. */
+/* Make a mount namespace with a private /proc, private terminals, the scratch tmpfs and, below it, a tmpfs with huge pages for GPU
+ * memory. The mount point of scratch must exist for every user, so it is a directory in /dev/shm. Scratch itself has no huge pages:
+ * each of CRIU's many small images would take 2 MB. The mounts are slaves: none of them reaches the host. */
 static void make_mounts(const char *bytes, const char *shm) {
     char options[128], path[32];
     if (unshare(CLONE_NEWNS)) fail("mount namespace");
