@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -154,22 +155,25 @@ def test_servers_on_an_address_of_another_machine_are_on_the_loopback(
     assert any(address in warning and new in warning for warning in resumed.warnings)
 
 
-CONNECTED = """
-    sockets = [socket.socket(socket.AF_INET, datagram), socket.socket(socket.AF_INET, datagram)]
-    sockets[0].bind(("{0}", 0))
-    sockets[0].connect(("127.0.0.1", 9) if {1} else ("{0}", 9))
-    sockets[1].bind(("{0}", 0))
+#: A function for programs: the other end of a socket, or why there is none.
+PEER = """
     def works():
         try:
             return sockets[0].getpeername()
         except OSError as error:
             return error.errno
 """
+CONNECTED = """
+    sockets = [socket.socket(socket.AF_INET, datagram), socket.socket(socket.AF_INET, datagram)]
+    sockets[0].bind(("{0}", 0))
+    sockets[0].connect(("127.0.0.1", 9) if {1} else ("{0}", 9))
+    sockets[1].bind(("{0}", 0))
+"""
 
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_udp_sockets_on_an_address_of_another_machine_come_back(run, passing, outside):
-    program = run(CODE.format(code=CONNECTED.format(passing.both[0], outside).strip()))
+    program = run(CODE.format(code=(CONNECTED.format(passing.both[0], outside) + PEER).strip()))
     program.fresh_line()
     suspended = program.save(stop=True)
     passing.leave()
@@ -177,22 +181,23 @@ def test_udp_sockets_on_an_address_of_another_machine_come_back(run, passing, ou
     assert "127.0.0.1" in program.fresh_line()
 
 
-def test_a_udp_socket_that_was_connected_to_what_cannot_be_reached_comes_back(run, passing):
+def test_a_udp_socket_without_a_route_to_its_destination_comes_back_unconnected(run, passing):
+    number = os.getpid() % 60000
+    route = [f"10.78.{number // 250}.{number % 250 + 1}/32", "dev", "lo"]
     code = f"""
-    sockets = [socket.socket(socket.AF_INET6, datagram)]
-    sockets[0].connect(("{passing.both[1]}", 9))
-    def works():
-        try:
-            return sockets[0].getpeername()
-        except OSError as error:
-            return error.errno
+    sockets = [socket.socket(socket.AF_INET, datagram)]
+    sockets[0].connect(("{route[0].removesuffix("/32")}", 9))
 """
-    program = run(CODE.format(code=code.strip()))
-    program.fresh_line()
-    suspended = program.save(stop=True)
-    passing.leave()
-    program.resume(suspended.manifest.info.snapshot_id)
-    program.fresh_line()
+    subprocess.run(["ip", "route", "add", *route], check=True)
+    try:
+        program = run(CODE.format(code=(code + PEER).strip()))
+        program.fresh_line()
+        suspended = program.save(stop=True)
+        subprocess.run(["ip", "route", "replace", "unreachable", route[0]], check=True)
+        program.resume(suspended.manifest.info.snapshot_id)
+        assert program.fresh_line().split()[-1] == str(errno.ENOTCONN)
+    finally:
+        subprocess.run(["ip", "route", "flush", route[0]], check=True)
 
 
 def test_a_connection_from_an_address_of_another_machine_comes_back_closed(run, passing):
