@@ -122,7 +122,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print why a run fails in which every test passed."""
+    """Print the reasons for which a run fails although every test passed."""
     for fault in config.stash.get(_FAULTS, []):
         terminalreporter.write_line(fault)
 

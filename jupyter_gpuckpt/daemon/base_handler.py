@@ -34,23 +34,23 @@ class BaseHandler(RequestHandler):
         return daemon
 
     def prepare(self) -> None:
-        """Note that the request is being answered. Raises KernelNotFound and similar errors for invalid ids."""
+        """Register the request as in progress. Raises KernelNotFound and similar errors for invalid ids."""
         self.daemon.begin(self)
         # Ids are checked here, after decoding, so that no handler sees one with an encoded slash.
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """Note that the request was answered, and write to the audit log what was requested."""
+        """Register the request as answered, and write its method, path and status to the audit log."""
         self.daemon.finish(self)
         audit.request(self.request.method or "", self.request.path, self.get_status())
 
     def on_connection_close(self) -> None:
-        """Note that nobody waits for the answer any more."""
+        """Register the request as ended, because its client has disconnected."""
         super().on_connection_close()
         self.daemon.finish(self)
 
     def detach(self) -> IOStream:
-        """Take over the connection, and note that tornado will not call `on_finish`."""
+        """Detach the connection, and register the request as ended, because tornado will not call `on_finish`."""
         self.daemon.finish(self)
         return super().detach()
 

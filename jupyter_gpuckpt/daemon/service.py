@@ -183,12 +183,12 @@ class Daemon:
         )
 
     def begin(self, request: RequestHandler) -> None:
-        """Note that a request is being answered, until which the daemon does not leave."""
+        """Register a request as in progress. The daemon does not leave before it is answered."""
         self._requests.add(request)
         self._requested = True
 
     def finish(self, request: RequestHandler) -> None:
-        """Note that a request was answered, and reset the idle-exit timer."""
+        """Register a request as ended, and reset the idle-exit timer."""
         self._requests.discard(request)
         self._touched = time.monotonic()
 
@@ -273,7 +273,7 @@ class Daemon:
         await asyncio.to_thread(self.machine.close)
 
     async def _until_answered(self) -> None:
-        """Wait for the answers to requests that came just before the listener was closed."""
+        """Wait until the requests that arrived before the listener was closed are answered, but not for long."""
         deadline = time.monotonic() + _ANSWER_SECONDS
         while self._requests and not self._left.is_set() and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the exit
             await asyncio.sleep(_PAUSE_SECONDS)

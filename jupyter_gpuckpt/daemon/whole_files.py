@@ -42,7 +42,7 @@ def write_file(path: Path, content: bytes) -> None:
 def change_records(
     path: Path, read: Callable[[], _Records], change: Callable[[_Records], _Records]
 ) -> None:
-    """Change a file of records that other processes change, too; write nothing if the records stay the same.
+    """Update a file of records under its lock, because other processes change it, too; write nothing if the records stay the same.
 
     `read`: returns the file's records. `change`: returns what they become. Raises StoreUnavailable, StoreFull, and the errors of both.
     """

@@ -1,4 +1,4 @@
-"""What a restored tree would share with the programs that run on this machine: ports, names, addresses, locked files."""
+"""Avoidance of conflicts between a restored tree and running programs: ports, addresses, names of sockets, file locks."""
 
 from __future__ import annotations
 

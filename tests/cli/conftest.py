@@ -60,7 +60,7 @@ class Kernel:
 
 @pytest.fixture
 def gpuckpt_program(daemon_env):
-    """Run the command as a program of its own."""
+    """Return a function that runs the command as a program of its own."""
 
     def run(*words, status=0):
         done = subprocess.run(
@@ -80,9 +80,9 @@ def gpuckpt_program(daemon_env):
 
 @pytest.fixture
 def gpuckpt(daemon_env):
-    """Run the command; stdin is empty, neither stdout nor stderr is a terminal.
+    """Return a function that runs the command with an empty stdin and without a terminal.
 
-    It runs in this process, because a program's start takes ten times as long as most commands.
+    The command runs in this process, because a program's start takes ten times as long as most commands.
     """
 
     def run(*words, status=0):

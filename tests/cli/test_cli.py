@@ -79,13 +79,12 @@ def test_a_data_directory_that_cannot_be_made_is_told_in_a_sentence(daemon_env):
 
 
 def test_a_kernel_is_suspended_and_resumed_with_its_state(kernel, gpuckpt_program, gpuckpt_json):
-    gpuckpt = gpuckpt_program
     assert kernel.worth("globals().update(x=41) or x") == "41"
-    assert f"Suspended kernel {kernel.id}" in gpuckpt("suspend", kernel.id[:10]).stdout
+    assert f"Suspended kernel {kernel.id}" in gpuckpt_program("suspend", kernel.id[:10]).stdout
     (listed,) = gpuckpt_json("ps")["kernels"]
     assert (listed["state"], listed["pid"]) == ("suspended", 0)
-    assert "suspended" in gpuckpt("ps").stdout
-    assert f"Resumed kernel {kernel.id}" in gpuckpt("resume", kernel.id).stdout
+    assert "suspended" in gpuckpt_program("ps").stdout
+    assert f"Resumed kernel {kernel.id}" in gpuckpt_program("resume", kernel.id).stdout
     assert kernel.worth("x + 1") == "42"
     (listed,) = gpuckpt_json("ps")["kernels"]
     assert listed["state"] == "running"

@@ -184,7 +184,7 @@ def test_no_kernel_of_twenty_users_is_lost_by_a_stop_of_the_hub(hub_and_names):
 
 
 def check(said, seconds):
-    """Check that each kernel was suspended in time or named as one that was not; return when the last one was suspended."""
+    """Check that each kernel was suspended in time or was reported as late; return the time of the last suspend."""
     for name, one in said.items():
         if one.seconds is None:
             too_late = r"no time left|not complete in time|did not answer in time"

@@ -240,7 +240,7 @@ def test_an_upload_that_was_stopped_cannot_list_a_deleted_snapshot_any_more(user
 
 
 def test_an_upload_that_was_given_up_can_list_nothing_any_more(user):
-    """The upload is given up at once, long before the deletion is told."""
+    """The deletion cancels the upload at once; the remote learns of the deletion much later."""
     opened = user.opened
     uploader = Uploader(
         opened.bucket, opened.keyring, opened.seen, state=user.state_dir, machine_id="one"

@@ -121,7 +121,7 @@ class Program:
         return resumed
 
     def follow(self, tree: Tree) -> None:
-        """Take a tree that was resumed from its snapshot as the program's."""
+        """Use a resumed tree as the program's from now on, and end it with the program."""
         self.tree = tree
         self._trees.append(tree)
 

@@ -56,10 +56,22 @@ CHOSEN_NAME = """
 """
 
 
-@pytest.mark.parametrize("code", [BOUND_UDP, USED_UDP, CONNECTED_UDP, BOUND_TCP, CHOSEN_NAME])
-def test_a_snapshot_is_resumed_beside_the_kernel_whose_socket_has_the_name(run, code):
+def started(run, code):
+    """Start a program with this code, and wait until it has printed a line."""
     program = run(CODE.format(code=code.strip()))
     program.fresh_line()
+    return program
+
+
+def own_address(network):
+    """Return an IPv4 address in a network of 16 bits that no other test process takes."""
+    number = os.getpid() % 60000
+    return f"{network}.{number // 250}.{number % 250 + 1}"
+
+
+@pytest.mark.parametrize("code", [BOUND_UDP, USED_UDP, CONNECTED_UDP, BOUND_TCP, CHOSEN_NAME])
+def test_a_snapshot_is_resumed_beside_the_kernel_whose_socket_has_the_name(run, code):
+    program = started(run, code)
     first, snapshot = program.tree, program.save().manifest.info.snapshot_id
     program.resume(snapshot)
     count = len(program.lines())
@@ -79,8 +91,7 @@ def test_a_name_that_another_program_has_is_named(run, kind):
     {kind} == datagram or sockets[0].listen()
     works = lambda: None
 """
-    program = run(CODE.format(code=code.strip()))
-    program.fresh_line()
+    program = started(run, code)
     first, snapshot = program.tree, program.save(stop=True).manifest.info.snapshot_id
     types = {"stream": socket.SOCK_STREAM, "datagram": socket.SOCK_DGRAM}
     with socket.socket(socket.AF_UNIX, types.get(kind, socket.SOCK_SEQPACKET)) as other:
@@ -96,8 +107,7 @@ class Addresses:
     """An IPv4 and an IPv6 address of this machine, until they are taken away, as on another machine."""
 
     def __init__(self, removal: ExitStack) -> None:
-        number = os.getpid() % 60000
-        self.both = [f"10.77.{number // 250}.{number % 250 + 1}", f"fd77::{number:x}"]
+        self.both = [own_address("10.77"), f"fd77::{os.getpid() % 60000:x}"]
         self._removal = removal
         for address in self.both:
             subject = [f"{address}/{128 if ':' in address else 32}", "dev", "lo"]
@@ -145,7 +155,7 @@ def test_servers_on_an_address_of_another_machine_are_on_the_loopback(
     run, passing, family, name, new
 ):
     address = name.format(passing.both[family == "AF_INET6" and name == "{}"])
-    program = run(CODE.format(code=listener(family, address).strip()))
+    program = started(run, listener(family, address))
     before = program.fresh_line()
     suspended = program.save(stop=True)
     passing.leave()
@@ -173,8 +183,7 @@ CONNECTED = """
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_udp_sockets_on_an_address_of_another_machine_come_back(run, passing, outside):
-    program = run(CODE.format(code=(CONNECTED.format(passing.both[0], outside) + PEER).strip()))
-    program.fresh_line()
+    program = started(run, CONNECTED.format(passing.both[0], outside) + PEER)
     suspended = program.save(stop=True)
     passing.leave()
     program.resume(suspended.manifest.info.snapshot_id)
@@ -182,16 +191,14 @@ def test_udp_sockets_on_an_address_of_another_machine_come_back(run, passing, ou
 
 
 def test_a_udp_socket_without_a_route_to_its_destination_comes_back_unconnected(run, passing):
-    number = os.getpid() % 60000
-    route = [f"10.78.{number // 250}.{number % 250 + 1}/32", "dev", "lo"]
+    route = [own_address("10.78") + "/32", "dev", "lo"]
     code = f"""
     sockets = [socket.socket(socket.AF_INET, datagram)]
     sockets[0].connect(("{route[0].removesuffix("/32")}", 9))
 """
     subprocess.run(["ip", "route", "add", *route], check=True)
     try:
-        program = run(CODE.format(code=(code + PEER).strip()))
-        program.fresh_line()
+        program = started(run, code + PEER)
         suspended = program.save(stop=True)
         subprocess.run(["ip", "route", "replace", "unreachable", route[0]], check=True)
         program.resume(suspended.manifest.info.snapshot_id)
@@ -207,8 +214,7 @@ def test_a_connection_from_an_address_of_another_machine_comes_back_closed(run, 
     client = socket.create_connection({server.getsockname()!r}, source_address=("{passing.both[0]}", 0))
     works = lambda: None
 """
-        program = run(CODE.format(code=code.strip()))
-        program.fresh_line()
+        program = started(run, code)
         suspended = program.save(stop=True)
     passing.leave()
     program.resume(suspended.manifest.info.snapshot_id)

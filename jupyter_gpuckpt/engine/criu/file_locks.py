@@ -86,7 +86,7 @@ def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[_Lock]:
 
 
 def _files(images: Path, pid: int) -> dict[int, int]:
-    """Return the ids of a process's open files by descriptor."""
+    """Return the id in the images of each open file of a process, by descriptor."""
     [ids] = criu_images.messages(images / f"ids-{pid}.img")
     table = images / f"fdinfo-{criu_images.numbers(ids)[_FILES_ID]}.img"
     entries = [criu_images.numbers(message) for message in criu_images.messages(table)]
@@ -94,7 +94,7 @@ def _files(images: Path, pid: int) -> dict[int, int]:
 
 
 def _holder(lock: _Lock, path: Path) -> int | None:
-    """Return the pid of a process whose lock prevents this one; 0 if it is unknown, None if there is none."""
+    """Return the id of a process that holds a conflicting lock; 0 if the id is unknown, None if no process holds one."""
     try:
         status = path.stat()
         listed = Path("/proc/locks").read_text().splitlines()

@@ -179,11 +179,21 @@ def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
     copy.replace(path)
 
 
-def inner(message: bytes, number: int) -> Iterator[list[Field]]:
-    """Yield the fields of every message that is in the field `number` of another one."""
+def inner(message: bytes, number: int) -> Iterator[bytes]:
+    """Yield every message that is in the field `number` of another one."""
     for found, _, value in fields(message):
         if found == number and isinstance(value, bytes):
-            yield list(fields(value))
+            yield value
+
+
+def with_inner(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a message in which every message in the field `number` is replaced by what `change` returns for it."""
+    return encode(
+        [
+            (found, wire, change(value) if found == number and isinstance(value, bytes) else value)
+            for found, wire, value in fields(message)
+        ]
+    )
 
 
 def numbers(message: bytes) -> dict[int, int]:
@@ -304,10 +314,7 @@ def regular_files(images: Path) -> list[RegularFile]:
 
 def _files(content: bytes) -> tuple[RegularFile, ...]:
     return tuple(
-        _regular(value)
-        for message in _split(content)
-        for number, _, value in fields(message)
-        if number == _FILE_REG and isinstance(value, bytes)
+        _regular(file) for message in _split(content) for file in inner(message, _FILE_REG)
     )
 
 

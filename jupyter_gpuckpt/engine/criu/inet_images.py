@@ -47,6 +47,10 @@ class Moved:
     #: Sockets that reserve the new ports until the tree has them.
     held: list[HeldPorts] = field(default_factory=list)
 
+    def address(self, family: int, address: str) -> str:
+        """Return the address that replaces another one: the same, unless this machine does not have it."""
+        return self.addresses.get((family, address), address)
+
     def release(self) -> None:
         """Release the new ports when the tree has them."""
         for ports in self.held:
@@ -114,9 +118,7 @@ def _move_port(port: int, group: list[_Bound], ports: Mapping[int, int], moved: 
 
     def is_taken(candidate: int) -> bool:
         return any(
-            _is_taken(
-                bound, moved.addresses.get((bound.family, bound.address), bound.address), candidate
-            )
+            _is_taken(bound, moved.address(bound.family, bound.address), candidate)
             for bound in group
         )
 
@@ -128,9 +130,8 @@ def _move_port(port: int, group: list[_Bound], ports: Mapping[int, int], moved: 
             hint="End that program, then try again. The snapshot is untouched.",
             details=f"bind to {group[0].address} port {ports[port]}: address already in use",
         )
-    for _ in range(
-        _PORT_TRIES
-    ):  # one that is free may be in use by a UDP socket, or on another address
+    # A port that is free for TCP may be in use by a UDP socket, or on another address.
+    for _ in range(_PORT_TRIES):
         free = HeldPorts.free(1)
         if not is_taken(free.ports[0]):
             break
@@ -157,7 +158,8 @@ def _read(files: Path) -> tuple[list[bytes], list[_Bound]]:
 
 def _bound_sockets(entries: list[bytes]) -> Iterator[_Bound]:
     for entry in entries:
-        for parts in criu_images.inner(entry, _INET):
+        for inet in criu_images.inner(entry, _INET):
+            parts = list(criu_images.fields(inet))
             values = {number: value for number, _, value in parts if isinstance(value, int)}
             kind, state, port = values[_TYPE], values[_STATE], values[_SOURCE]
             family, remote_port = values[_FAMILY], values[_DESTINATION]
@@ -239,13 +241,11 @@ def loopback(family: int, address: str) -> str:
 
 
 def _edited(entry: bytes, ports: Mapping[int, int], moved: Moved) -> bytes:
-    parts = list(criu_images.fields(entry))
-    for index, (number, wire, value) in enumerate(parts):
-        if number == _INET and isinstance(value, bytes):
-            inner = _with_addresses(list(criu_images.fields(value)), moved)
-            inner = [_with_ports(part, ports) for part in inner]
-            parts[index] = (number, wire, criu_images.encode(inner))
-    return criu_images.encode(parts)
+    def change(inet: bytes) -> bytes:
+        parts = _with_addresses(list(criu_images.fields(inet)), moved)
+        return criu_images.encode([_with_ports(part, ports) for part in parts])
+
+    return criu_images.with_inner(entry, _INET, change)
 
 
 @criu_images.strict
@@ -259,8 +259,8 @@ def _with_addresses(parts: list[Field], moved: Moved) -> list[Field]:
         _address(parts, family, number) for number in (_SOURCE_ADDRESS, _DESTINATION_ADDRESS)
     )
     new = {
-        _SOURCE_ADDRESS: moved.addresses.get((family, own), own),
-        _DESTINATION_ADDRESS: moved.addresses.get((family, remote), remote),
+        _SOURCE_ADDRESS: moved.address(family, own),
+        _DESTINATION_ADDRESS: moved.address(family, remote),
     }
     is_connected = values[_TYPE] == socket.SOCK_DGRAM and values[_STATE] == _ESTABLISHED
     others: dict[int, int] = {}

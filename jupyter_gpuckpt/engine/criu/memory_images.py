@@ -21,6 +21,7 @@ from .images import (
     Field,
     encode,
     fields,
+    inner,
     messages,
     numbers,
     replace,
@@ -52,17 +53,16 @@ def areas(images: Path, nspid: int) -> list[Area]:
     """Return the memory areas of a process in the order of addresses, without guard regions."""
     found = []
     for message in messages(images / f"mm-{nspid}.img"):
-        for number, _, value in fields(message):
-            if number == _AREAS and isinstance(value, bytes):
-                area = numbers(value)
-                if not area[_STATUS] & _IS_GUARD:
-                    found.append(_area(area))
+        for entry in inner(message, _AREAS):
+            values = numbers(entry)
+            if not values[_STATUS] & _IS_GUARD:
+                found.append(_area(values))
     return sorted(found, key=lambda area: area.start)
 
 
-def _area(numbers: dict[int, int]) -> Area:
-    kind = numbers[_PROTECTION], numbers[_MAPPED_AS]
-    return Area(numbers[_START], numbers[_END], *kind, bool(numbers[_STATUS] & _IS_SPECIAL))
+def _area(values: dict[int, int]) -> Area:
+    kind = values[_PROTECTION], values[_MAPPED_AS]
+    return Area(values[_START], values[_END], *kind, bool(values[_STATUS] & _IS_SPECIAL))
 
 
 @strict

@@ -62,11 +62,13 @@ def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
 
 def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
     """Return an entry that can be restored: a socket with the kernel's owner, a deleted file in a writable folder."""
-    entry = _edited(entry, _REG, lambda file: _reachable(file, ghosts))
-    return _edited(
+    entry = criu_images.with_inner(entry, _REG, lambda file: _reachable(file, ghosts))
+    return criu_images.with_inner(
         entry,
         _UNIX,
-        lambda sock: _edited(sock, _UNIX_PERMS, lambda perms: _owned(perms, ids, _PERMS_IDS)),
+        lambda sock: criu_images.with_inner(
+            sock, _UNIX_PERMS, lambda perms: _owned(perms, ids, _PERMS_IDS)
+        ),
     )
 
 
@@ -106,17 +108,9 @@ def _groups(ids: Ids) -> list[int]:
 
 def _core(message: bytes, groups: list[int]) -> bytes:
     def thread(core: bytes) -> bytes:
-        return _edited(core, _CREDS, lambda creds: _powerless(creds, groups))
+        return criu_images.with_inner(core, _CREDS, lambda creds: _powerless(creds, groups))
 
-    return _edited(message, _THREAD_CORE, thread)
-
-
-def _edited(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
-    parts: list[Field] = [
-        (found, wire, change(value) if found == number and isinstance(value, bytes) else value)
-        for found, wire, value in criu_images.fields(message)
-    ]
-    return criu_images.encode(parts)
+    return criu_images.with_inner(message, _THREAD_CORE, thread)
 
 
 def _powerless(creds: bytes, groups: list[int]) -> bytes:

@@ -59,7 +59,8 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
     private = _PRIVATE if private_shm else _PRIVATE[1:]
     found = []
     for entry in criu_images.messages(files):
-        for parts in criu_images.inner(entry, _UNIX):
+        for unix in criu_images.inner(entry, _UNIX):
+            parts = list(criu_images.fields(unix))
             state = next(value for number, _, value in parts if number == _STATE)
             name = next(value for number, _, value in parts if number == _NAME)
             if state == _LISTEN and isinstance(name, bytes) and name.startswith(b"/"):
@@ -84,11 +85,11 @@ def names_in_use() -> set[str]:
 
 
 def _new_names(entries: list[bytes]) -> dict[bytes, bytes]:
-    """Return new names for those that are in use. Raises ThawFailed for one that a program chose."""
+    """Return new names for abstract names that are in use, by the old ones. Raises ThawFailed for one that a program chose."""
     names: dict[bytes, bytes] = {}
     for entry in entries:
-        for parts in criu_images.inner(entry, _UNIX):
-            values = {number: value for number, _, value in parts}
+        for unix in criu_images.inner(entry, _UNIX):
+            values = {number: value for number, _, value in criu_images.fields(unix)}
             name, kind = values[_NAME], values[_TYPE]
             is_connection = values[_STATE] == _ESTABLISHED and kind != socket.SOCK_DGRAM
             if not isinstance(name, bytes) or not isinstance(kind, int) or is_connection:
@@ -126,12 +127,12 @@ def _free_name(kind: int, names: Mapping[bytes, bytes]) -> bytes:
 
 
 def _edited(entry: bytes, namespace: int, names: Mapping[bytes, bytes]) -> bytes:
-    parts = list(criu_images.fields(entry))
-    for index, (number, wire, value) in enumerate(parts):
-        if number == _UNIX and isinstance(value, bytes):
-            inner = [_with_name(part, namespace, names) for part in criu_images.fields(value)]
-            parts[index] = (number, wire, criu_images.encode(inner))
-    return criu_images.encode(parts)
+    def change(unix: bytes) -> bytes:
+        return criu_images.encode(
+            [_with_name(part, namespace, names) for part in criu_images.fields(unix)]
+        )
+
+    return criu_images.with_inner(entry, _UNIX, change)
 
 
 def _with_name(part: Field, namespace: int, names: Mapping[bytes, bytes]) -> Field:

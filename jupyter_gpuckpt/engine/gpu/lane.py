@@ -106,7 +106,7 @@ class Lane:
 
     @property
     def bytes_in_files(self) -> int:
-        """How many bytes of the memory are in the files only; 0 if that cannot be determined."""
+        """Return the number of bytes of the memory that are only in the files; 0 if that cannot be determined."""
         with suppress(CheckpointError):
             if self.is_there and (file := self.file) is not None and not self._hold(b"l")[0]:
                 return file.length
@@ -119,14 +119,14 @@ class Lane:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process has allocated memory through the library, which accepts connections (lane.c)."""
+        """Return whether the library runs in the process and accepts connections (lane.c, `obey`)."""
         with suppress(OSError):
             return bool(self._socket.stat().st_mode & 0o400)
         return False
 
     @property
     def thread(self) -> int | None:
-        """The library's thread (host id); None if there is none."""
+        """Return the id of the library's thread on the host; None if there is none."""
         for tid in processes.threads(self._pid):
             with suppress(OSError):
                 if Path(f"/proc/{self._pid}/task/{tid}/comm").read_text().strip() == THREAD_NAME:

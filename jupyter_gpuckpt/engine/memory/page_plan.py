@@ -139,14 +139,15 @@ def _is_inheritable(area: Area) -> bool:
 
 @criu_images.strict
 def align_areas(manifest: Manifest, images: Path) -> None:
-    """Edit the images so that the areas of forked processes have the same ends, where they overlap.
+    """Split memory areas in the images so that overlapping areas of forked processes begin and end at the same addresses.
 
     CRIU lets a child inherit only an area that its parent has with the same ends. Linux merges an area with a new neighbor in the
     parent but not in the child (mm/vma.c, is_mergeable_anon_vma), or the other way round, and one of them may have shrunk since.
     """
     for family in _families(manifest, images):
-        areas = {pid: memory_images.areas(images, pid) for pid in family}
-        splittable = [area for found in areas.values() for area in found if _is_split(area)]
+        splittable = [
+            area for pid in family for area in memory_images.areas(images, pid) if _is_split(area)
+        ]
         ends = sorted({end for area in splittable for end in _place(area)})
         added = sum(
             bisect_left(ends, area.end) - bisect_right(ends, area.start) for area in splittable
@@ -158,7 +159,7 @@ def align_areas(manifest: Manifest, images: Path) -> None:
 
 
 def _families(manifest: Manifest, images: Path) -> Iterable[list[int]]:
-    """Return the processes of one program that were forked from each other, without those that have no relatives."""
+    """Return groups of processes of one program that were forked from each other. A process without relatives is in no group."""
     parents = {process.pid: process.parent for process in manifest.processes if process.pages}
     programs = {pid: memory_images.program_id(images, pid) for pid in parents}
     families: dict[int, list[int]] = {}
