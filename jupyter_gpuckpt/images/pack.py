@@ -24,7 +24,7 @@ from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
-from .chunking import MAX_PAGES, PAGE
+from .chunking import CHUNK_PAGES, MAX_PAGES, PAGE
 from .composing import COMPOSING_BYTES, Composer, Predecessor
 from .compression import Compressor
 from .segments import (
@@ -241,11 +241,11 @@ class BytesSource:
 class FileSource:
     """A source of the bytes of a file, or of several that hold them in stripes (`stripes.py`), with their present length.
 
-    Each read opens the files: unlink them only after `pack` has returned.
+    Each read opens the files: unlink them only after `pack` has returned. `chunk_pages`: see `chunking.cut`.
     """
 
-    def __init__(self, name: str, *paths: Path) -> None:
-        self.name, self._paths = name, paths
+    def __init__(self, name: str, *paths: Path, chunk_pages: int = CHUNK_PAGES) -> None:
+        self.name, self._paths, self.chunk_pages = name, paths, chunk_pages
         self.length = sum(path.stat().st_size for path in paths)
 
     def share(self) -> tuple[str, bytes]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .. import decoding
 from ..model import Chunk, Stream
+from .chunking import CHUNK_PAGES
 from .pack import FileSource
 from .segments import Kept
 
@@ -119,7 +120,7 @@ class _Shared(msgspec.Struct):
 class PartialFileSource(FileSource):
     """A source of a stream of which files have the ranges, one after the other, or with `is_whole` at their own offsets.
 
-    `paths`: as in `FileSource`. `kept`: see `PartialSource`.
+    `paths`, `chunk_pages`: as in `FileSource`. `kept`: see `PartialSource`.
     """
 
     def __init__(
@@ -130,8 +131,9 @@ class PartialFileSource(FileSource):
         ranges: Ranges,
         kept: Sequence[Kept] = (),
         is_whole: bool = False,
+        chunk_pages: int = CHUNK_PAGES,
     ) -> None:
-        super().__init__(name, *paths)
+        super().__init__(name, *paths, chunk_pages=chunk_pages)
         self.length, self.ranges, self._is_whole = length, list(ranges), is_whole
         self.kept = kept
         self._begins = [begin for begin, _ in self.ranges]

@@ -595,7 +595,7 @@ def test_somebody_who_asks_nothing_of_init_keeps_it_from_nothing(gpu):
 
 #: Memory that no kernel changes, in one allocation; the other memory, which changes all the time, in whole 2 MB; and a chunk, which is
 #: read where something in it has changed.
-STILL, MOVING, CHUNK = 32 << 20, 24 << 20, 2 << 20
+STILL, MOVING, CHUNK = 40 << 20, 24 << 20, 2 << 20
 
 
 @pytest.fixture

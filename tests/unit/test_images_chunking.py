@@ -10,8 +10,8 @@ from jupyter_gpuckpt.images.chunking import MAX_PAGES, PAGE, cut, first_begin, i
 RANDOM = np.random.default_rng(1).bytes(4096 * PAGE)
 
 
-def chunks(data: bytes) -> list[bytes]:
-    ends = cut(memoryview(data))
+def chunks(data: bytes, **options: int) -> list[bytes]:
+    ends = cut(memoryview(data), **options)
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -31,6 +31,13 @@ def test_chunks_have_about_64_pages_and_512_at_most():
     assert 40 < sum(lengths) / len(lengths) < 100
     assert max(lengths) <= MAX_PAGES
     assert max(len(chunk) for chunk in chunks(b"\1" * (2000 * PAGE))) == MAX_PAGES * PAGE
+
+
+def test_chunks_are_longer_where_there_are_fewer_marks():
+    data = RANDOM * 4 + np.random.default_rng(3).bytes(4096 * PAGE)
+    lengths = [len(chunk) // PAGE for chunk in chunks(data, chunk_pages=256)]
+    assert 170 < sum(lengths) / len(lengths) < 270
+    assert max(lengths) == MAX_PAGES
 
 
 def test_a_chunk_is_zeros_or_has_no_page_of_zeros():
@@ -79,16 +86,17 @@ def test_nearly_empty_and_equal_pages_are_not_cut_at_every_page():
         assert len(cut(memoryview(equal.tobytes()))) <= 3
 
 
-def test_a_begin_by_content_does_not_change_when_more_is_seen():
+@pytest.mark.parametrize("chunk_pages", [64, 256])
+def test_a_begin_by_content_does_not_change_when_more_is_seen(chunk_pages):
     data = memoryview(RANDOM)
     for start in range(800):
         rest = data[start * PAGE :]
-        found = [first_begin(rest[: pages * PAGE]) for pages in (64, 128, 256)]
+        found = [first_begin(rest[: pages * PAGE], chunk_pages) for pages in (64, 128, 256)]
         seen = [begin for begin in found if begin is not None]
         assert len(set(seen)) <= 1
         assert found == sorted(found, key=lambda begin: begin is not None)
         if seen and seen[0]:
-            assert start * PAGE + seen[0] in cut(data)
+            assert start * PAGE + seen[0] in cut(data, chunk_pages)
 
 
 def test_zeros_may_be_cut_anywhere():

@@ -12,7 +12,7 @@ from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
 from jupyter_gpuckpt.images import composing
 from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
-from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
+from jupyter_gpuckpt.images.pack import BytesSource, FileSource, Source, pack
 from jupyter_gpuckpt.images.unpack import FileSink, read_stream, unpack
 from jupyter_gpuckpt.images.workers import processes
 from jupyter_gpuckpt.model import SnapshotInfo
@@ -52,11 +52,13 @@ def scattered(data, share, rng=RNG):
     return pages.tobytes()
 
 
-def save(store, name, data, predecessor=None, *, path=None, threads=2):
+def save(store, name, data, predecessor=None, *, path=None, threads=2, chunk_pages=64):
     """Store a snapshot of one stream, and return the result of packing it."""
     if path is not None:
         path.write_bytes(data)
-    source = FileSource("a", path) if path is not None else BytesSource("a", data)
+    source: Source = BytesSource("a", data)
+    if path is not None:
+        source = FileSource("a", path, chunk_pages=chunk_pages)
     before = Predecessor(store.manifest(predecessor).streams) if predecessor else None
     packed = pack([source], store, threads=threads, progress=Progress(), predecessor=before)
     store.publish(manifest_of(SnapshotInfo(name, "k", 1.0, "save"), *packed.streams))
@@ -77,14 +79,17 @@ def composed(store, name):
     return [c for s in store.manifest(name).streams for c in s.chunks if c.parts]
 
 
-def test_scattered_changes_take_little_more_than_they_are(store, tmp_path, by):
+@pytest.mark.parametrize("chunk_pages", [64, 256])
+def test_scattered_changes_take_little_more_than_they_are(store, tmp_path, by, chunk_pages):
     path = tmp_path / "data"
-    save(store, "s1", DATA, path=path)
+    options = {"path": path, "chunk_pages": chunk_pages}
+    first = save(store, "s1", DATA, **options)
+    assert len(DATA) / len(first.streams[0].chunks) > chunk_pages * PAGE / 2
     changed = scattered(DATA, 0.01)
-    packed = save(store, "s2", changed, "s1", path=path)
+    packed = save(store, "s2", changed, "s1", **options)
     assert packed.new_bytes < 0.02 * len(DATA)
     assert composed(store, "s2")
-    again = save(store, "s3", changed, "s2", path=path)
+    again = save(store, "s3", changed, "s2", **options)
     assert again.new_bytes == 0
     assert again.streams == packed.streams
     for name, expected in (("s1", DATA), ("s2", changed), ("s3", changed)):

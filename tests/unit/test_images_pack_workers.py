@@ -63,7 +63,9 @@ def sources(path):
     memory.array = array
     copied = CopiedMemory("copied", memoryview(bytearray(DATA[MB:])))
     nothing = CopiedMemory("nothing", memoryview(bytearray(1))[:0])
-    return [FileSource("file", path), memory, copied, nothing, BytesSource("own", DATA[: 2 * MB])]
+    long = FileSource("long", path, chunk_pages=256)
+    own = BytesSource("own", DATA[: 2 * MB])
+    return [FileSource("file", path), long, memory, copied, nothing, own]
 
 
 def content(sources):

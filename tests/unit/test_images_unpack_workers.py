@@ -160,3 +160,6 @@ def test_few_bytes_or_threads_are_for_one_process(monkeypatch):
     assert worker_processes.worth_it(1 << 30, 16)
     assert not worker_processes.worth_it(1 << 30, 1)
     assert not worker_processes.worth_it(1 << 20, 16)
+    # More threads wait longer for the GIL.
+    assert worker_processes.worth_it(200 << 20, 16)
+    assert not worker_processes.worth_it(200 << 20, 4)

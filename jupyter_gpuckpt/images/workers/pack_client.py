@@ -52,6 +52,7 @@ class Part(msgspec.Struct, frozen=True):
     end: int
     first: int
     limit: int
+    chunk_pages: int
 
 
 class ChunksToCompress(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ import mmap
 import socket
 from pkgutil import resolve_name
 
+import msgspec
+
 from ...errors import record_of
 from ...model import Chunk
 from ...store.codecs import RAW
@@ -48,7 +50,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
         send(connection, Ready())
         hand_over = _HandingOver(connection, memory, task.segment_bytes + LOOK_AHEAD)
         while (part := receive(connection, Part)) is not None:
-            segment = Segment(part.number, part.start, part.end, part.first, part.limit)
+            segment = Segment(*msgspec.structs.astuple(part))
             found = chunks_of(sources[part.number], segment, lambda length: memory[:length])
             send(connection, Cut(found.start, found.chunks))
             wanted = receive(connection, ChunksToCompress)

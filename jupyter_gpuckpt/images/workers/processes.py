@@ -21,13 +21,17 @@ logger = logging.getLogger(__name__)
 #: Below this number of processes, or of bytes, threads do the work.
 _MIN_PROCESSES = 2
 _MIN_BYTES = 512 << 20
+#: From so many bytes, times processes, on processes are worth it in any case: the more threads there are, the longer they wait for the GIL.
+_MIN_BYTES_TIMES_PROCESSES = 2 << 30
 #: A process that forks should have no other threads; numpy's library starts some by default.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def worth_it(raw_bytes: int, threads: int) -> bool:
     """Return whether processes are faster than threads at reading or writing this many bytes."""
-    return threads >= _MIN_PROCESSES and raw_bytes >= _MIN_BYTES
+    if threads < _MIN_PROCESSES:
+        return False
+    return raw_bytes >= _MIN_BYTES or raw_bytes * threads >= _MIN_BYTES_TIMES_PROCESSES
 
 
 class _ForkServer:
