@@ -80,6 +80,28 @@ export function uploadsCaption(
   return found.join('\n');
 }
 
+/** Return a sentence about what happens to the copies in remotes of a deleted snapshot; '' if no remote has one. */
+export function copiesOfDeleted(
+  { uploads, pinned }: Pick<ISnapshot, 'uploads' | 'pinned'>,
+  trans: TranslationBundle
+): string {
+  const remotes = uploads
+    .filter(({ state }) => state === 'uploaded')
+    .map(({ remote }) => remote);
+  const names = remotes.join(', ');
+  if (remotes.length === 0) {
+    return '';
+  }
+  return pinned
+    ? trans.__('It is pinned, so %1 keeps its copy.', names)
+    : trans._n(
+        'Its copy in %2 will be deleted, too.',
+        'Its copies in %2 will be deleted, too.',
+        remotes.length,
+        names
+      );
+}
+
 /** Return the name of a far session for users. */
 export function farTitle(
   { session, snapshot }: IFarChoice,

@@ -10,6 +10,7 @@ import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { GpuCkptError } from './api';
+import { copiesOfDeleted } from './far-texts';
 import { nameOfPath } from './format';
 import type { KernelActions } from './kernel-actions';
 import { conclude, SHOW_UNDO, tellFailure, tellWithDetails } from './notices';
@@ -288,10 +289,13 @@ export class SnapshotActions {
   private async _delete(snapshot: ISnapshot): Promise<void> {
     const trans = this._trans;
     const name = snapshotTitle(snapshot, trans);
+    const copies = copiesOfDeleted(snapshot, trans);
     if (this._settings.choices.confirmDelete) {
       const { button } = await showDialog({
         title: trans.__('Delete the snapshot %1?', name),
-        body: trans.__('You can undo this for 30 seconds.'),
+        body: [trans.__('You can undo this for 30 seconds.'), copies]
+          .join(' ')
+          .trim(),
         buttons: [
           Dialog.cancelButton(),
           Dialog.warnButton({ label: trans.__('Delete') })
@@ -302,7 +306,8 @@ export class SnapshotActions {
       }
     }
     await this._snapshots.delete(snapshot.snapshot_id);
-    Notification.emit(trans.__('Deleted the snapshot %1', name), 'info', {
+    const done = trans.__('Deleted the snapshot %1', name);
+    Notification.emit(copies ? `${done}. ${copies}` : done, 'info', {
       autoClose: SHOW_UNDO,
       actions: [
         {

@@ -4,7 +4,13 @@ import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../api';
 import type { IFarListing, IFetchEstimate, IUpload } from '../far-protocol';
-import { farTitle, uploadCaption, uploadLabel, weightiest } from '../far-texts';
+import {
+  copiesOfDeleted,
+  farTitle,
+  uploadCaption,
+  uploadLabel,
+  weightiest
+} from '../far-texts';
 import {
   addFetchCommand,
   FetchActions,
@@ -188,6 +194,17 @@ describe('the texts on uploads', () => {
     expect(caption({ state: 'waiting', error })).toBe(
       'Waiting to be uploaded to team. Denied. Log in.'
     );
+  });
+
+  it('say which copies go with a deleted snapshot', () => {
+    const text = (...uploads: IUpload[]) =>
+      copiesOfDeleted({ uploads, pinned: false }, trans);
+    expect(text()).toBe('');
+    expect(text(anUpload({ state: 'waiting' }))).toBe('');
+    expect(text(anUpload())).toBe('Its copy in team will be deleted, too.');
+    expect(
+      copiesOfDeleted({ uploads: [anUpload()], pinned: true }, trans)
+    ).toBe('It is pinned, so team keeps its copy.');
   });
 
   it('are about what matters most', () => {

@@ -21,6 +21,7 @@ import type { Undo } from '../undo';
 import {
   aDone,
   aKernel,
+  anUpload,
   aSnapshot,
   chosen,
   dialog,
@@ -392,6 +393,27 @@ describe('snapshot commands', () => {
     options.actions?.[0].callback(new MouseEvent('click'));
     await new Promise<void>(resolve =>
       snapshots.changed.connect(() => snapshots.list?.length && resolve())
+    );
+  });
+
+  it('delete, and say which copies in remotes go, too', async () => {
+    const uploads = [
+      anUpload({ remote: 'team' }),
+      anUpload({ remote: 'slow', state: 'uploading' }),
+      anUpload({ remote: 'home' })
+    ];
+    server
+      .on('GET snapshots', { snapshots: [aSnapshot({ uploads })] })
+      .on('DELETE snapshots/s', { status: 204, body: '' });
+    await snapshots.refresh();
+    const done = run('delete', register({ confirmDelete: true }));
+    const shown = await dialog('You can undo this for 30 seconds.');
+    const copies = 'Its copies in team, home will be deleted, too.';
+    expect(shown.textContent).toContain(`seconds. ${copies}`);
+    press(shown, 'accept');
+    await done;
+    expect(notifications()[0].message).toMatch(
+      /^Deleted the snapshot .*\. Its copies in team, home will be deleted, too\.$/
     );
   });
 
