@@ -64,8 +64,8 @@ class SharedSource(Source, Protocol):
 
 
 @runtime_checkable
-class LongChunksSource(Source, Protocol):
-    """A source that is cut into longer chunks than others: where little changes, fewer of them are handled sooner."""
+class ChunkedSource(Source, Protocol):
+    """A source that says how long its chunks are: of large memory of which little changes, fewer and longer ones are handled sooner."""
 
     @property
     def chunk_pages(self) -> int:
@@ -112,7 +112,7 @@ def segments(sources: Sequence[Source], length: int) -> list[Segment]:
 
 
 def _chunk_pages(source: Source) -> int:
-    return source.chunk_pages if isinstance(source, LongChunksSource) else CHUNK_PAGES
+    return source.chunk_pages if isinstance(source, ChunkedSource) else CHUNK_PAGES
 
 
 def readable(source: Source) -> Sequence[tuple[int, int]]:
