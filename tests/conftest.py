@@ -319,13 +319,20 @@ def environment(criu: Path, folder: Path) -> dict[str, str]:
 
 
 def end_everything_below(directory: Path) -> None:
-    """Kill the daemon and the inits that were started for this directory: they name it in environment or arguments."""
-    for pid in processes_naming(directory):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    wait_for(lambda: not processes_naming(directory))
+    """Kill the daemon and the inits that were started for this directory: they name it in environment or arguments.
+
+    A daemon that is killed may have just started others.
+    """
+    wait_for(lambda: not any(map(_killed, processes_naming(directory))))
+
+
+def _killed(pid: int) -> bool:
+    """Send SIGKILL; return whether there was such a process."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def processes_naming(directory: Path) -> list[int]:
