@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +22,7 @@ from jupyter_gpuckpt.engine.criu import cache as criu_cache
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import doctor, privileges, processes
+from tests import ordinary_user
 from tests.live_files import entries_below
 
 #: Files that take longest, mostly by waiting: begun last they would go on alone when all others are done.
@@ -34,6 +35,9 @@ LONGEST = (
     "tests/server/test_end_to_end.py",
     "tests/server/test_culling.py",
 )
+
+#: Runs tests as an ordinary user.
+THE_USERS = Path(__file__).with_name("test_ordinary_user.py")
 
 #: How many failures that did not repeat a run may have (`make test` runs a failed test once more): on two cores that four
 #: workers share, some come from the machine. More are a defect of the product or of its tests.
@@ -70,11 +74,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, and mix the others: those of a folder wait, or compute, at the same time.
 
-    The order is the same in every run.
+    The order is the same in every run. In root's run of the suite, what an ordinary user runs in it is a slow test for root: all
+    tests of daemons, servers and commands are root's.
     """
+    if os.geteuid() == 0 and any(item.path == THE_USERS for item in items):
+        for item in ordinary_user.in_a_part(items):
+            item.add_marker(pytest.mark.slow)
 
     def rank(item: pytest.Item) -> tuple[bool, int]:
         return not item.nodeid.startswith(LONGEST), zlib.crc32(_unit(item.nodeid).encode())
@@ -102,6 +111,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return _unit(nodeid)
 
     return UnitScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each worker which process began the run: what workers share ends with that one."""
+    node.workerinput["run_pid"] = os.getpid()
 
 
 @pytest.hookimpl(trylast=True)

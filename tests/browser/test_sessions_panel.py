@@ -154,6 +154,7 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     notebook.run_cell(2, "2")
 
 
+@pytest.mark.slow  # tests/server makes branches in every run
 def test_three_live_branches_go_their_own_ways(open_notebook, expect):
     cells = ["x = [0]; print(x)", "x.append(len(x)); print(x)", "print(x)"]
     first = open_notebook("tree.ipynb", *cells).require_engine()

@@ -183,6 +183,7 @@ def test_an_interrupt_before_the_daemons_answer_cancels_the_operation_that_it_be
     ]
 
 
+@pytest.mark.slow  # tests/server moves kernels in every run
 def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir):
     kernel.worth("globals().update(x=41)")
     assert gpuckpt_json("move", kernel.id, status=2)["error"]["code"] == "configuration"

@@ -25,7 +25,7 @@ class Row:
     rights: bool = False
     #: Modules without which the row cannot run.
     needs: tuple[str, ...] = ()
-    #: The row is part of `make test`.
+    #: The row is part of `make test`, where those that work share a kernel.
     quick: bool = False
     kernel: str = "python3"
     #: Seconds that a cell may take.

@@ -214,7 +214,15 @@ def test_a_restart_forgets_the_cells_that_waited(server):
         assert page.run("print('x' in globals())") == "False\n"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        None,
+    ],
+)
 def test_a_stopped_server_suspends_and_the_next_one_lists_the_same_session(server, how):
     page = server.open("notebook.ipynb")
     page.run("x = 41")

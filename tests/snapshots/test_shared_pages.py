@@ -84,6 +84,7 @@ def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
     assert left_in(engine.spill_dir) == set()
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_what_forked_processes_share_is_named_before_anything_is_tried(
     pool, engine: EngineSettings, small_disk
 ):

@@ -1,5 +1,6 @@
 """Cuts follow the content of pages, wherever they lie."""
 
+import functools
 import os
 
 import numpy as np
@@ -7,7 +8,11 @@ import pytest
 
 from jupyter_gpuckpt.images.chunking import MAX_PAGES, PAGE, cut, first_begin, is_zero
 
-RANDOM = np.random.default_rng(1).bytes(4096 * PAGE)
+
+@functools.cache  # a worker that runs none of these tests makes none
+def random_bytes():
+    """Return the same random bytes at each call."""
+    return np.random.default_rng(1).bytes(4096 * PAGE)
 
 
 def chunks(data: bytes, **options: int) -> list[bytes]:
@@ -18,7 +23,7 @@ def chunks(data: bytes, **options: int) -> list[bytes]:
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 4095, 4096, 4097, 10 * 4096, 700 * 4096 + 5])
 @pytest.mark.parametrize("kind", ["random", "zeros", "ones"])
 def test_cuts_cover_everything_at_page_granularity(length, kind):
-    data = {"random": RANDOM[:length], "zeros": bytes(length), "ones": b"\1" * length}[kind]
+    data = {"random": random_bytes()[:length], "zeros": bytes(length), "ones": b"\1" * length}[kind]
     ends = cut(memoryview(data))
     assert ends == sorted(set(ends))
     assert not length or ends[-1] == length
@@ -27,14 +32,14 @@ def test_cuts_cover_everything_at_page_granularity(length, kind):
 
 
 def test_chunks_have_about_64_pages_and_512_at_most():
-    lengths = [len(chunk) // PAGE for chunk in chunks(RANDOM)]
+    lengths = [len(chunk) // PAGE for chunk in chunks(random_bytes())]
     assert 40 < sum(lengths) / len(lengths) < 100
     assert max(lengths) <= MAX_PAGES
     assert max(len(chunk) for chunk in chunks(b"\1" * (2000 * PAGE))) == MAX_PAGES * PAGE
 
 
 def test_chunks_are_longer_where_there_are_fewer_marks():
-    data = RANDOM * 4 + np.random.default_rng(3).bytes(4096 * PAGE)
+    data = random_bytes() * 4 + np.random.default_rng(3).bytes(4096 * PAGE)
     lengths = [len(chunk) // PAGE for chunk in chunks(data, chunk_pages=256)]
     assert 170 < sum(lengths) / len(lengths) < 270
     assert max(lengths) == MAX_PAGES
@@ -42,7 +47,7 @@ def test_chunks_are_longer_where_there_are_fewer_marks():
 
 def test_a_chunk_is_zeros_or_has_no_page_of_zeros():
     rng = np.random.default_rng(2)
-    pages = np.frombuffer(RANDOM[: 1000 * PAGE], np.uint8).reshape(-1, PAGE).copy()
+    pages = np.frombuffer(random_bytes()[: 1000 * PAGE], np.uint8).reshape(-1, PAGE).copy()
     pages[rng.random(1000) < 0.3] = 0
     pages[100:300] = 0
     pages[5] = 0
@@ -72,8 +77,10 @@ def test_one_bit_makes_a_piece_not_zero(length):
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 1000])
 @pytest.mark.parametrize("place", [0, 1, 500, 2000])
 def test_cuts_come_together_again_after_an_insertion(place, count):
-    changed = RANDOM[: place * PAGE] + os.urandom(count * PAGE) + RANDOM[place * PAGE :]
-    before, after = set(chunks(RANDOM)), set(chunks(changed))
+    changed = (
+        random_bytes()[: place * PAGE] + os.urandom(count * PAGE) + random_bytes()[place * PAGE :]
+    )
+    before, after = set(chunks(random_bytes())), set(chunks(changed))
     assert sum(map(len, after - before)) <= (count + 2 * MAX_PAGES) * PAGE
 
 
@@ -88,7 +95,7 @@ def test_nearly_empty_and_equal_pages_are_not_cut_at_every_page():
 
 @pytest.mark.parametrize("chunk_pages", [64, 256])
 def test_a_begin_by_content_does_not_change_when_more_is_seen(chunk_pages):
-    data = memoryview(RANDOM)
+    data = memoryview(random_bytes())
     for start in range(800):
         rest = data[start * PAGE :]
         found = [first_begin(rest[: pages * PAGE], chunk_pages) for pages in (64, 128, 256)]
@@ -100,7 +107,7 @@ def test_a_begin_by_content_does_not_change_when_more_is_seen(chunk_pages):
 
 
 def test_zeros_may_be_cut_anywhere():
-    assert first_begin(memoryview(bytes(PAGE) + RANDOM[:PAGE])) == 0
-    assert first_begin(memoryview(RANDOM[: 2 * PAGE] + bytes(PAGE))) == 2 * PAGE
+    assert first_begin(memoryview(bytes(PAGE) + random_bytes()[:PAGE])) == 0
+    assert first_begin(memoryview(random_bytes()[: 2 * PAGE] + bytes(PAGE))) == 2 * PAGE
     assert first_begin(memoryview(b"\1" * PAGE * 4)) is None
     assert first_begin(memoryview(b"")) == 0

@@ -1,5 +1,6 @@
 """Chunks of which few pages changed are composed of what an earlier snapshot stored, and come back to the byte."""
 
+import functools
 import gc
 import io
 
@@ -26,7 +27,12 @@ from tests.manifests import manifest_of
 
 MB = 1 << 20
 RNG = np.random.default_rng(5)
-DATA = RNG.bytes(24 * MB)
+
+
+@functools.cache  # a worker that runs none of these tests makes none
+def random_bytes():
+    """Return the same random bytes at each call."""
+    return RNG.bytes(24 * MB)
 
 
 @pytest.fixture
@@ -83,43 +89,45 @@ def composed(store, name):
 def test_scattered_changes_take_little_more_than_they_are(store, tmp_path, by, chunk_pages):
     path = tmp_path / "data"
     options = {"path": path, "chunk_pages": chunk_pages}
-    first = save(store, "s1", DATA, **options)
-    assert len(DATA) / len(first.streams[0].chunks) > chunk_pages * PAGE / 2
-    changed = scattered(DATA, 0.01)
+    first = save(store, "s1", random_bytes(), **options)
+    assert len(random_bytes()) / len(first.streams[0].chunks) > chunk_pages * PAGE / 2
+    changed = scattered(random_bytes(), 0.01)
     packed = save(store, "s2", changed, "s1", **options)
-    assert packed.new_bytes < 0.02 * len(DATA)
+    assert packed.new_bytes < 0.02 * len(random_bytes())
     assert composed(store, "s2")
     again = save(store, "s3", changed, "s2", **options)
     assert again.new_bytes == 0
     assert again.streams == packed.streams
-    for name, expected in (("s1", DATA), ("s2", changed), ("s3", changed)):
+    for name, expected in (("s1", random_bytes()), ("s2", changed), ("s3", changed)):
         store.verify(name)
         assert content(store, name, tmp_path) == expected
 
 
 def test_without_an_earlier_snapshot_all_is_as_it_was(store):
-    packed = save(store, "s1", DATA)
+    packed = save(store, "s1", random_bytes())
     assert packed.new_bytes == store.needed(packed.streams).stored_bytes
     assert not composed(store, "s1")
 
 
 def test_what_moved_is_found_where_it_is_now(store, tmp_path):
-    save(store, "s1", DATA)
-    moved = RNG.bytes(3 * PAGE) + scattered(DATA[: 9 * MB] + DATA[9 * MB + 7 * PAGE :], 0.01)
-    assert save(store, "s2", moved, "s1").new_bytes < 0.05 * len(DATA)
+    save(store, "s1", random_bytes())
+    moved = RNG.bytes(3 * PAGE) + scattered(
+        random_bytes()[: 9 * MB] + random_bytes()[9 * MB + 7 * PAGE :], 0.01
+    )
+    assert save(store, "s2", moved, "s1").new_bytes < 0.05 * len(random_bytes())
     assert content(store, "s2", tmp_path) == moved
 
 
 def test_what_changed_too_much_is_stored_whole(store):
-    save(store, "s1", DATA)
-    packed = save(store, "s2", scattered(DATA, 0.95), "s1")
-    assert packed.new_bytes > 0.95 * len(DATA)
+    save(store, "s1", random_bytes())
+    packed = save(store, "s2", scattered(random_bytes(), 0.95), "s1")
+    assert packed.new_bytes > 0.95 * len(random_bytes())
     assert not composed(store, "s2")
 
 
 def test_saved_over_and_over_a_resume_reads_twice_its_bytes_at_most(store, tmp_path, monkeypatch):
     monkeypatch.setattr(composing, "_MAX_SOURCES", 3)
-    data = DATA[: 4 * MB]
+    data = random_bytes()[: 4 * MB]
     save(store, "s0", data)
     for number in range(1, 13):
         data = scattered(data, 0.08)
@@ -141,8 +149,8 @@ def test_saved_over_and_over_a_resume_reads_twice_its_bytes_at_most(store, tmp_p
 
 
 def test_a_base_lives_as_long_as_what_is_composed_of_it(store, tmp_path):
-    save(store, "s1", DATA)
-    changed = scattered(DATA, 0.01)
+    save(store, "s1", random_bytes())
+    changed = scattered(random_bytes(), 0.01)
     save(store, "s2", changed, "s1")
     store.delete("s1")
     store._catalog.rebuild()
@@ -154,11 +162,11 @@ def test_a_base_lives_as_long_as_what_is_composed_of_it(store, tmp_path):
 
 
 def test_a_base_that_is_gone_before_the_save_asks_for_it_is_not_counted_on(store, tmp_path, by):
-    save(store, "s1", DATA)
+    save(store, "s1", random_bytes())
     before = Predecessor(store.manifest("s1").streams)
     store.delete("s1")
     path = tmp_path / "data"
-    path.write_bytes(changed := scattered(DATA, 0.01))
+    path.write_bytes(changed := scattered(random_bytes(), 0.01))
     packed = pack(
         [FileSource("a", path)], store, threads=2, progress=Progress(), predecessor=before
     )
@@ -170,8 +178,8 @@ def test_a_base_that_is_gone_before_the_save_asks_for_it_is_not_counted_on(store
 def test_a_base_that_was_asked_for_stays_until_the_snapshot_is_published(
     store, tmp_path, monkeypatch
 ):
-    save(store, "s1", DATA)
-    changed, look_up = scattered(DATA, 0.01), Predecessor.look_up
+    save(store, "s1", random_bytes())
+    changed, look_up = scattered(random_bytes(), 0.01), Predecessor.look_up
 
     def look_up_and_lose(self, *args, **options):
         found = look_up(self, *args, **options)
@@ -187,13 +195,13 @@ def test_a_base_that_was_asked_for_stays_until_the_snapshot_is_published(
 
 
 def test_a_damaged_base_is_not_built_on(store, tmp_path, by):
-    save(store, "s1", DATA)
+    save(store, "s1", random_bytes())
     for path in sorted((store.root / "packs").iterdir()):
         damaged = bytearray(path.read_bytes())
         for at in range(1000, len(damaged) - 20_000, 3_000):
             damaged[at] ^= 1
         path.write_bytes(damaged)
-    changed = scattered(DATA, 0.2)
+    changed = scattered(random_bytes(), 0.2)
     path = tmp_path / "data"
     save(store, "s2", changed, "s1", path=path)
     assert not composed(store, "s2")
@@ -202,16 +210,21 @@ def test_a_damaged_base_is_not_built_on(store, tmp_path, by):
 
 
 def test_what_was_looked_at_and_not_used_is_not_kept(store):
-    save(store, "s1", DATA)
-    save(store, "s2", scattered(DATA[: 12 * MB], 0.01) + scattered(DATA[12 * MB :], 0.9), "s1")
+    save(store, "s1", random_bytes())
+    save(
+        store,
+        "s2",
+        scattered(random_bytes()[: 12 * MB], 0.01) + scattered(random_bytes()[12 * MB :], 0.9),
+        "s1",
+    )
     assert composed(store, "s2")
     store.delete("s1", "s2")
     assert not list((store.root / "packs").iterdir())
 
 
 def test_a_lost_base_is_named(store):
-    save(store, "s1", DATA)
-    save(store, "s2", scattered(DATA, 0.01), "s1")
+    save(store, "s1", random_bytes())
+    save(store, "s2", scattered(random_bytes(), 0.01), "s1")
     chunk = composed(store, "s2")[0]
     base = max(chunk.stored(), key=lambda part: part.length).digest
     [place] = store.locate([base])
@@ -223,8 +236,8 @@ def test_a_lost_base_is_named(store):
 
 
 def test_an_archive_holds_bases_and_parts(store, tmp_path):
-    save(store, "s1", DATA)
-    changed = scattered(DATA, 0.01)
+    save(store, "s1", random_bytes())
+    changed = scattered(random_bytes(), 0.01)
     save(store, "s2", changed, "s1")
     with export(store, "s2") as archive:
         data = b"".join(archive.pieces())
@@ -235,8 +248,8 @@ def test_an_archive_holds_bases_and_parts(store, tmp_path):
 
 
 def test_only_what_has_composed_chunks_is_too_new_for_older_releases(store, monkeypatch):
-    save(store, "s1", DATA)
-    save(store, "s2", scattered(DATA, 0.01), "s1")
+    save(store, "s1", random_bytes())
+    save(store, "s2", scattered(random_bytes(), 0.01), "s1")
     monkeypatch.setattr(manifests, "COMPOSED_VERSION", 1)
     store.manifest("s1")
     with pytest.raises(FormatTooNew, match="format version 2"):
@@ -261,7 +274,12 @@ def test_whatever_is_done_to_memory_comes_back(
     monkeypatch.setattr(composing, "_MAX_SOURCES", sources)
     folder = tmp_path_factory.mktemp("edits")
     with LocalStore(folder / "store") as store:
-        data = DATA[: 4 * MB] + bytes(10 * PAGE) + DATA[: 20 * PAGE] + DATA[:tail]
+        data = (
+            random_bytes()[: 4 * MB]
+            + bytes(10 * PAGE)
+            + random_bytes()[: 20 * PAGE]
+            + random_bytes()[:tail]
+        )
         save(store, "s0", data)
         for number, done in enumerate((first, second), 1):
             data = edited(data, done, number)
@@ -297,7 +315,7 @@ def test_what_is_all_new_is_compared_now_and_then_only(store, monkeypatch):
         compared.append(args)
         return compare(self, *args)
 
-    save(store, "s1", DATA)
+    save(store, "s1", random_bytes())
     monkeypatch.setattr(composing.Composer, "_compare", counted)
-    packed = save(store, "s2", RNG.bytes(len(DATA)), "s1", threads=1)
+    packed = save(store, "s2", RNG.bytes(len(random_bytes())), "s1", threads=1)
     assert 0 < len(compared) < len(packed.streams[0].chunks) / 2

@@ -1,5 +1,6 @@
 """Packing and unpacking: the same bytes come back, and nothing is stored twice."""
 
+import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,12 @@ from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 
 MB = 1 << 20
-RANDOM = np.random.default_rng(7).bytes(40 * MB)
+
+
+@functools.cache  # a worker that runs none of these tests makes none
+def random_bytes():
+    """Return the same random bytes at each call."""
+    return np.random.default_rng(7).bytes(40 * MB)
 
 
 @pytest.fixture
@@ -36,21 +42,21 @@ def test_all_kinds_of_streams_come_back(store, threads):
         b"",
         b"x",
         bytes(5),
-        RANDOM[: PAGE - 1],
-        RANDOM[: PAGE + 1],
+        random_bytes()[: PAGE - 1],
+        random_bytes()[: PAGE + 1],
         bytes(3 * MB),
         bytes(3 * MB) + b"\1",
-        RANDOM[: 5 * MB] + bytes(2 * MB) + RANDOM[5 * MB : 9 * MB + 123],
-        (RANDOM[:PAGE] + bytes(PAGE)) * 1000,
+        random_bytes()[: 5 * MB] + bytes(2 * MB) + random_bytes()[5 * MB : 9 * MB + 123],
+        (random_bytes()[:PAGE] + bytes(PAGE)) * 1000,
         b"abc" * 2 * MB,
-        RANDOM,
+        random_bytes(),
     ]
     result = packed(store, *contents, threads=threads)
     assert [stream.name for stream in result.streams] == [f"s{i}" for i in range(len(contents))]
     assert [stream.length for stream in result.streams] == [len(data) for data in contents]
     assert result.raw_bytes == sum(map(len, contents))
     assert 40 * MB < result.new_bytes < 42 * MB
-    # The bytes of RANDOM are three times among the sources, cut alike but at the ends of the copies.
+    # The bytes of random_bytes() are three times among the sources, cut alike but at the ends of the copies.
     assert store.needed(result.streams).stored_bytes == result.new_bytes
     for stream, data in zip(result.streams, contents, strict=True):
         assert read_stream(stream, store) == data
@@ -63,7 +69,7 @@ def test_a_second_save_of_the_same_adds_nothing(store, kind):
     rng = np.random.default_rng(3)
     data = {
         "numbers": rng.normal(size=5 * MB).astype(np.float32).tobytes(),
-        "random": RANDOM,
+        "random": random_bytes(),
         "zeros": bytes(30 * MB),
     }[kind]
     first = packed(store, data)
@@ -92,9 +98,9 @@ def chunk_fields(chunk):
 @pytest.mark.parametrize("pages", [1, 3, 100])
 @pytest.mark.parametrize("place", [0, 1, 5000, 10239])
 def test_inserted_pages_cost_little_more_than_themselves(store, place, pages):
-    packed(store, RANDOM)
+    packed(store, random_bytes())
     inserted = os.urandom(pages * PAGE)
-    changed = RANDOM[: place * PAGE] + inserted + RANDOM[place * PAGE :]
+    changed = random_bytes()[: place * PAGE] + inserted + random_bytes()[place * PAGE :]
     result = packed(store, changed)
     # A chunk at the insertion, and where a border of two threads' parts found no boundary by content.
     assert result.new_bytes < len(inserted) + 2 * MB
@@ -102,19 +108,23 @@ def test_inserted_pages_cost_little_more_than_themselves(store, place, pages):
 
 
 def test_pages_changed_in_place_cost_their_chunks(store):
-    packed(store, RANDOM)
-    changed = RANDOM[: 10 * MB] + os.urandom(4 * MB) + RANDOM[14 * MB :]
+    packed(store, random_bytes())
+    changed = random_bytes()[: 10 * MB] + os.urandom(4 * MB) + random_bytes()[14 * MB :]
     assert packed(store, changed).new_bytes < 1.2 * 4 * MB + 2 * MB
 
 
 def test_equal_parts_of_one_save_are_stored_once(store):
-    result = packed(store, RANDOM[: 8 * MB] * 4, RANDOM[: 8 * MB])
+    result = packed(store, random_bytes()[: 8 * MB] * 4, random_bytes()[: 8 * MB])
     assert result.new_bytes < 10 * MB
     assert store.needed(result.streams).stored_bytes == result.new_bytes
 
 
 def test_two_saves_at_once(store):
-    contents = [RANDOM[: 20 * MB], RANDOM[10 * MB : 30 * MB], RANDOM[: 20 * MB]]
+    contents = [
+        random_bytes()[: 20 * MB],
+        random_bytes()[10 * MB : 30 * MB],
+        random_bytes()[: 20 * MB],
+    ]
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(lambda data: packed(store, data), contents))
     for result, data in zip(results, contents, strict=True):
@@ -124,15 +134,15 @@ def test_two_saves_at_once(store):
 
 def test_a_file_comes_back(store, tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(RANDOM[: 9 * MB + 17])
+    path.write_bytes(random_bytes()[: 9 * MB + 17])
     result = pack([FileSource("f", path)], store, threads=2, progress=Progress())
     path.unlink()
-    assert read_stream(result.streams[0], store) == RANDOM[: 9 * MB + 17]
+    assert read_stream(result.streams[0], store) == random_bytes()[: 9 * MB + 17]
 
 
 def test_a_file_that_became_shorter_is_said(store, tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(RANDOM[: 9 * MB])
+    path.write_bytes(random_bytes()[: 9 * MB])
     source = FileSource("the file", path)
     os.truncate(path, 5 * MB)
     with pytest.raises(CheckpointError, match="the file changed"):
@@ -168,7 +178,7 @@ class Failing(BytesSource):
 
 
 def test_the_first_error_stops_all_threads(store):
-    source = Failing("f", RANDOM)
+    source = Failing("f", random_bytes())
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
         pack([source], store, threads=4, progress=Progress())
@@ -187,18 +197,18 @@ def test_a_cancelled_save_stops_and_leaves_its_chunks_for_the_next(store):
             super().read_into(offset, buffer)
 
     with pytest.raises(OperationCancelled):
-        pack([Cancelling("c", RANDOM)], store, threads=2, progress=progress)
+        pack([Cancelling("c", random_bytes())], store, threads=2, progress=progress)
     assert not [p for p in (store.root / "packs").iterdir() if p.name.startswith("tmp-")]
-    assert packed(store, RANDOM).new_bytes < 30 * MB
+    assert packed(store, random_bytes()).new_bytes < 30 * MB
 
 
 def test_progress_ends_at_the_sources_bytes(store):
     progress = Progress()
     with progress.stage("store"):
         pack(
-            [BytesSource("a", RANDOM), BytesSource("b", bytes(100))],
+            [BytesSource("a", random_bytes()), BytesSource("b", bytes(100))],
             store,
             threads=3,
             progress=progress,
         )
-        assert progress.record().done_bytes == len(RANDOM) + 100
+        assert progress.record().done_bytes == len(random_bytes()) + 100

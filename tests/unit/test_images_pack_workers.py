@@ -1,5 +1,6 @@
 """Packing by several processes: what threads do, and nothing is left when it goes wrong."""
 
+import functools
 import os
 import signal
 import sys
@@ -25,14 +26,19 @@ pytestmark = pytest.mark.usefixtures("workers")
 MB = 1 << 20
 THREADS = 4
 RNG = np.random.default_rng(41)
-DATA = (
-    RNG.bytes(9 * MB)
-    + bytes(5 * MB)
-    + RNG.normal(size=4 * MB).astype(np.float32).tobytes()
-    + b"some text that repeats itself\n" * 200_000
-    + RNG.bytes(90_000) * 40
-    + bytes(77)
-)
+
+
+@functools.cache  # a worker that runs none of these tests makes none
+def mixed_bytes():
+    """Return the same bytes of several kinds at each call."""
+    return (
+        RNG.bytes(9 * MB)
+        + bytes(5 * MB)
+        + RNG.normal(size=4 * MB).astype(np.float32).tobytes()
+        + b"some text that repeats itself\n" * 200_000
+        + RNG.bytes(90_000) * 40
+        + bytes(77)
+    )
 
 
 @pytest.fixture
@@ -44,35 +50,35 @@ def store(tmp_path):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "data"
-    path.write_bytes(DATA)
+    path.write_bytes(mixed_bytes())
     return path
 
 
 @pytest.fixture
 def sources(path):
     """Return sources: a file, memory of this process, a copy of it, and bytes that only this process has."""
-    array = np.frombuffer(bytearray(DATA), np.uint8)
+    array = np.frombuffer(bytearray(mixed_bytes()), np.uint8)
     address = array.ctypes.data
     border = 3 * MB + 4096
     extents = [
         Extent(address, border, True),
-        Extent(address + border, len(DATA) - border, True),
+        Extent(address + border, len(mixed_bytes()) - border, True),
     ]
     memory = ProcessMemory("memory", os.getpid(), extents)
     memory.keep([(address + MB, address + 2 * MB)])
     memory.array = array
-    copied = CopiedMemory("copied", memoryview(bytearray(DATA[MB:])))
+    copied = CopiedMemory("copied", memoryview(bytearray(mixed_bytes()[MB:])))
     nothing = CopiedMemory("nothing", memoryview(bytearray(1))[:0])
     long = FileSource("long", path, chunk_pages=256)
-    own = BytesSource("own", DATA[: 2 * MB])
+    own = BytesSource("own", mixed_bytes()[: 2 * MB])
     return [FileSource("file", path), long, memory, copied, nothing, own]
 
 
 def content(sources):
-    return {source.name: DATA for source in sources} | {
-        "copied": DATA[MB:],
+    return {source.name: mixed_bytes() for source in sources} | {
+        "copied": mixed_bytes()[MB:],
         "nothing": b"",
-        "own": DATA[: 2 * MB],
+        "own": mixed_bytes()[: 2 * MB],
     }
 
 
@@ -91,7 +97,7 @@ def test_they_store_what_threads_store(tmp_path, store, sources, monkeypatch):
 
 def test_a_file_that_becomes_shorter_is_said(store, path):
     sources = [FileSource("file", path)]
-    os.truncate(path, len(DATA) // 2)
+    os.truncate(path, len(mixed_bytes()) // 2)
     with pytest.raises(CheckpointError, match="file changed while it was saved"):
         pack(sources, store, threads=THREADS, progress=Progress())
 
@@ -141,7 +147,7 @@ def test_what_another_process_may_not_read_threads_store(store, path, builder, c
 
     source = Unreadable("file", path)
     packed = pack([source], store, threads=THREADS, progress=Progress())
-    assert read_stream(packed.streams[0], store) == DATA
+    assert read_stream(packed.streams[0], store) == mixed_bytes()
     assert "a thread packs" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """Unpacking: verified, parallel, into memory and files."""
 
+import functools
 import os
 import subprocess
 import threading
@@ -19,13 +20,18 @@ from jupyter_gpuckpt.store.packs import read_index
 
 MB = 1 << 20
 RNG = np.random.default_rng(11)
-DATA = (
-    RNG.bytes(6 * MB)
-    + bytes(5 * MB)
-    + RNG.normal(size=MB).astype(np.float32).tobytes()
-    + RNG.bytes(100_000) * 30
-    + bytes(9)
-)
+
+
+@functools.cache  # a worker that runs none of these tests makes none
+def mixed_bytes():
+    """Return the same bytes of several kinds at each call."""
+    return (
+        RNG.bytes(6 * MB)
+        + bytes(5 * MB)
+        + RNG.normal(size=MB).astype(np.float32).tobytes()
+        + RNG.bytes(100_000) * 30
+        + bytes(9)
+    )
 
 
 class Memory:
@@ -52,7 +58,11 @@ def store(tmp_path):
 
 @pytest.fixture
 def streams(store):
-    sources = [BytesSource("a", DATA), BytesSource("b", DATA[MB:]), BytesSource("c", b"")]
+    sources = [
+        BytesSource("a", mixed_bytes()),
+        BytesSource("b", mixed_bytes()[MB:]),
+        BytesSource("c", b""),
+    ]
     return pack(sources, store, threads=3, progress=Progress()).streams
 
 
@@ -64,8 +74,8 @@ def test_streams_come_back_together(store, streams, threads):
         jobs = list(zip(streams, sinks, strict=True))
         unpack(jobs, store, threads=threads, progress=progress)
         assert progress.record().done_bytes == sum(stream.length for stream in streams)
-    assert [bytes(sink.data) for sink in sinks] == [DATA, DATA[MB:], b""]
-    assert sinks[0].written <= len(DATA) - 5 * MB + 4096
+    assert [bytes(sink.data) for sink in sinks] == [mixed_bytes(), mixed_bytes()[MB:], b""]
+    assert sinks[0].written <= len(mixed_bytes()) - 5 * MB + 4096
 
 
 @pytest.mark.parametrize("where", ["disk", "tmpfs"])
@@ -77,9 +87,9 @@ def test_a_file_gets_the_stream(store, streams, tmp_path, where, by):
     try:
         sink = FileSink(path if by == "path" else descriptor)
         unpack([(streams[0], sink)], store, threads=3, progress=Progress())
-        assert path.read_bytes() == DATA
+        assert path.read_bytes() == mixed_bytes()
         # Allocated: nothing that writes to it later finds the disk full.
-        assert os.fstat(descriptor).st_blocks * 512 >= len(DATA)
+        assert os.fstat(descriptor).st_blocks * 512 >= len(mixed_bytes())
         del sink
         os.fstat(descriptor)
     finally:
@@ -176,12 +186,12 @@ def test_unpacking_can_be_cancelled(store, streams):
 
 def test_a_reader_reads_at_any_place(store, streams):
     reader = StreamReader(streams[0], store)
-    end = len(DATA)
+    end = len(mixed_bytes())
     places = [0, 1, 4095, 6 * MB - 1, 6 * MB, 8 * MB, 11 * MB - 5, end - 10, end - 1, end, end + 5]
     for offset in [*places, *RNG.integers(0, end, 100).tolist()]:
         for length in (0, 1, 4096, 300_000):
-            assert reader.read(offset, length) == DATA[offset : offset + length]
-    assert read_stream(streams[0], store) == DATA
+            assert reader.read(offset, length) == mixed_bytes()[offset : offset + length]
+    assert read_stream(streams[0], store) == mixed_bytes()
     assert read_stream(streams[2], store) == b""
     assert StreamReader(streams[2], store).read(0, 10) == b""
 

@@ -1,6 +1,7 @@
 """Unpacking by several processes: the same bytes, the same errors, and nothing of them is left."""
 
 import errno
+import functools
 import os
 import signal
 import subprocess
@@ -29,13 +30,18 @@ pytestmark = pytest.mark.usefixtures("workers")
 MB = 1 << 20
 THREADS = 6
 RNG = np.random.default_rng(12)
-DATA = (
-    RNG.bytes(5 * MB)
-    + bytes(3 * MB)
-    + RNG.normal(size=MB).astype(np.float32).tobytes()
-    + b"some text that repeats itself\n" * 60_000
-    + RNG.bytes(90_000) * 20
-)
+
+
+@functools.cache  # a worker that runs none of these tests makes none
+def mixed_bytes():
+    """Return the same bytes of several kinds at each call."""
+    return (
+        RNG.bytes(5 * MB)
+        + bytes(3 * MB)
+        + RNG.normal(size=MB).astype(np.float32).tobytes()
+        + b"some text that repeats itself\n" * 60_000
+        + RNG.bytes(90_000) * 20
+    )
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def streams(store):
-    sources = [BytesSource("a", DATA), BytesSource("b", DATA[MB:])]
+    sources = [BytesSource("a", mixed_bytes()), BytesSource("b", mixed_bytes()[MB:])]
     return pack(sources, store, threads=3, progress=Progress()).streams
 
 
@@ -67,8 +73,8 @@ def test_files_get_their_streams(store, streams, paths):
     progress = Progress()
     with progress.stage("read"):
         unpacking(store, streams, [FileSink(path) for path in paths]).run(progress)
-        assert progress.record().done_bytes == 2 * len(DATA) - MB
-    assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
+        assert progress.record().done_bytes == 2 * len(mixed_bytes()) - MB
+    assert [path.read_bytes() for path in paths] == [mixed_bytes(), mixed_bytes()[MB:]]
 
 
 def test_an_altered_pack_is_refused_and_named(store, streams, paths):
@@ -152,7 +158,7 @@ def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monke
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
-    assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
+    assert [path.read_bytes() for path in paths] == [mixed_bytes(), mixed_bytes()[MB:]]
 
 
 def test_few_bytes_or_threads_are_for_one_process(monkeypatch):

@@ -147,7 +147,13 @@ SQUATS = {
 }
 
 
-@pytest.mark.parametrize("way", SQUATS)
+def some_slow(*quick):
+    """Return all ways as parameters; those that are not `quick` are slow."""
+    marks = {False: [pytest.mark.slow], True: []}
+    return [pytest.param(way, marks=marks[way in quick]) for way in SQUATS]
+
+
+@pytest.mark.parametrize("way", some_slow("a folder", "a link to nowhere"))
 def test_a_taken_name_in_tmp_costs_nothing(bob, way):
     uid = uids.first() + 20
     taken = Path(f"/tmp/gpuckpt-{uid}")
@@ -282,7 +288,7 @@ def test_a_link_in_the_place_of_an_export_leads_nowhere(alice, bob, short_dir):
     assert refusal.value.kind == "PermissionError"
 
 
-@pytest.mark.parametrize("way", SQUATS)
+@pytest.mark.parametrize("way", some_slow("a file", "a link to a folder of the attacker's"))
 def test_a_taken_name_in_shared_memory_costs_nothing(bob, way):
     """It is where the scratch of kernels is mounted."""
     path = "/dev/shm/.gpuckpt-attack" if Path(SCRATCH).exists() else SCRATCH
