@@ -80,7 +80,7 @@ RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
-# Each in an environment of its own, where pip takes other versions; PYTEST_ARGS names other tests than these.
+# Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
 MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
 test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
 test-newest: export PIP_PRE = 1
@@ -98,7 +98,7 @@ test-lab-%:
 test-collaboration: test-with-jupyter-collaboration test-with-jupyter-server-documents
 test-with-%:
 	$(MAKE) VENV=.venv-lab-$* setup
-	.venv-lab-$*/bin/python -m pip install --quiet --disable-pip-version-check $*
+	.venv-lab-$*/bin/python tools/install-packages $*
 	$(MAKE) VENV=.venv-lab-$* PYTEST_ARGS="$(or $(PYTEST_ARGS),tests/browser/test_collaboration.py)" test
 
 test-node: $(STAMPS)/node
@@ -176,17 +176,17 @@ $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
 
-pip_install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+install_packages = $(BIN)/python tools/install-packages --editable
 
 $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*/*.[chS] jupyter_gpuckpt/store/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
-	@$(pip_install) '.[lab]'
+	@$(install_packages) '.[lab]'
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
 $(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
-	@$(pip_install) '.[$(@F)]'
+	@$(install_packages) '.[$(@F)]'
 	@touch $@
 
 # Azure's storage, which only the tests of remotes talk to. npm has it alone; the node that it runs in is PyPI's.
