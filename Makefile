@@ -190,11 +190,15 @@ $(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(
 	@touch $@
 
 # Azure's storage, which only the tests of remotes talk to. npm has it alone; the node that it runs in is PyPI's.
-# That package's own npm is a copy of a link and finds nothing.
+# That package's own npm is a copy of a link and finds nothing. Meanwhile tests are compiled, else each process that runs some
+# would compile all of them.
 $(STAMPS)/azurite: | $(STAMPS)/test
 	$(call say,installing Azurite into $(VENV))
-	@mkdir -p $(VENV)/azurite && $(run_node) node $(node)/lib/node_modules/npm/bin/npm-cli.js install \
-		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0
+	@mkdir -p $(VENV)/azurite; \
+	$(run_node) node $(node)/lib/node_modules/npm/bin/npm-cli.js install \
+		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0 & azurite=$$!; \
+	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --quiet --collect-only >/dev/null 2>&1; \
+	wait $$azurite
 	@touch $@
 
 # What the front end is built and tested with; jlpm comes with JupyterLab.
