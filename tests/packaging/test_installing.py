@@ -1,0 +1,52 @@
+"""How pip's configuration reaches uv, which installs what the project needs (tools/install-packages)."""
+
+import importlib.machinery
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "tools/install-packages"
+
+
+@pytest.fixture
+def script():
+    loader = importlib.machinery.SourceFileLoader("install_packages", str(SCRIPT))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_what_pip_is_told_is_told_to_uv(script, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    config = tmp_path / "pip.conf"
+    config.write_text("""
+[global]
+extra-index-url = https://one.example/simple
+    https://two.example/simple
+cert = /etc/ssl/ours.pem
+pre = yes
+[install]
+constraint = caps.txt
+[wheel]
+no-deps = yes
+""")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_CONSTRAINT", "older.txt")
+    monkeypatch.setenv("PIP_PRE", "0")
+    configured = script.configuration()
+    assert (configured["constraint"], configured["pre"]) == ("older.txt", "0")
+    options, variables = script.translated(configured)
+    assert {
+        "--constraint=older.txt",
+        "--extra-index-url=https://one.example/simple",
+        "--extra-index-url=https://two.example/simple",
+    } <= {*options}
+    assert not {"--constraint=caps.txt", "--prerelease=allow"} & {*options}
+    assert variables["SSL_CERT_FILE"] == "/etc/ssl/ours.pem"
+    assert script.translated({"pre": "1"}) == (
+        ["--index-strategy=unsafe-best-match", "--prerelease=allow"],
+        {},
+    )
