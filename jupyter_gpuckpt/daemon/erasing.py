@@ -17,7 +17,7 @@ from ..errors import (
     SnapshotNotFound,
 )
 from ..remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
-from ..store.far import epochs, far_manifests, far_packs, indexes, keyring, leases, rules, sessions
+from ..store.far import epochs, far_manifests, indexes, keyring, leases, pack_refs, rules, sessions
 from ..store.far import erase as far_erase
 from ..store.far.buckets import Bucket, open_bucket
 from ..store.far.objects import ListedObject
@@ -32,7 +32,7 @@ _FOLDERS = (
     sessions.FOLDER,
     far_manifests.FOLDER,
     indexes.FOLDER,
-    far_packs.FOLDER,
+    pack_refs.FOLDER,
     epochs.FOLDER,
     leases.FOLDER,
     "trial",
@@ -111,7 +111,7 @@ def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
             remotes.remove(call.name)
             remote_keys.forget(data_dir, call.name)
     sizes = {one.name: one.size for one in before}
-    packs = sum(map(far_packs.is_name, sizes.keys() - left))
+    packs = sum(map(pack_refs.is_name, sizes.keys() - left))
     freed = sum(sizes.values()) - sum(sizes.get(one, 0) for one in left)
     manifests = sum(far_manifests.snapshot_of(one) is not None for one in sizes)
     return Erasure(manifests, packs, 0, freed, len(left))

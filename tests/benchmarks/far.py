@@ -30,14 +30,14 @@ from jupyter_gpuckpt.model import Chunk, Manifest
 from jupyter_gpuckpt.remote_records import HolderKind, Remote
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
-from jupyter_gpuckpt.store.far import far_manifests, far_packs, indexes, keyring
+from jupyter_gpuckpt.store.far import far_manifests, far_packs, indexes, keyring, pack_refs
 from jupyter_gpuckpt.store.far.buckets import open_bucket
 from jupyter_gpuckpt.store.far.collect import collect
 from jupyter_gpuckpt.store.far.far_manifests import FarManifest
-from jupyter_gpuckpt.store.far.far_packs import PackRef
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.holders import Secret
 from jupyter_gpuckpt.store.far.indexes import PackRows
+from jupyter_gpuckpt.store.far.pack_refs import PackRef
 from jupyter_gpuckpt.store.far.sealing import TAG_BYTES, Seal
 from jupyter_gpuckpt.store.far.seen import Seen
 from jupyter_gpuckpt.store.far.sessions import Facts, FarSession, FarSnapshot, Sessions
@@ -62,7 +62,7 @@ SIZES = [int(size) for size in os.environ.get("GPUCKPT_BENCH_CHUNKS", "100000,10
 _AT_A_TIME = 8
 #: A far store has so many index objects at most.
 _INDEXES = indexes.MAX_INDEXES
-_CHUNKS_PER_PACK = far_packs.PACK_BYTES // CHUNK_BYTES
+_CHUNKS_PER_PACK = pack_refs.PACK_BYTES // CHUNK_BYTES
 _SECRET = Secret(HolderKind.FILE, b"b" * 32)
 _SESSION = "session"
 

@@ -13,8 +13,8 @@ from jupyter_gpuckpt.errors import ConfigurationError, KernelStateConflict, Remo
 from jupyter_gpuckpt.far_records import ListedSession, ListedSnapshot
 from jupyter_gpuckpt.protocol import OperationKind, OperationState
 from jupyter_gpuckpt.states import KernelState
-from jupyter_gpuckpt.store.far.far_packs import PACK_BYTES
 from jupyter_gpuckpt.store.far.leases import Leases
+from jupyter_gpuckpt.store.far.pack_refs import PACK_BYTES
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.far.sessions import Sessions
 from tests.daemon.conftest import LARGE

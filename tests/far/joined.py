@@ -14,7 +14,7 @@ from jupyter_gpuckpt.remote_records import (
     RemoteVerb,
 )
 from jupyter_gpuckpt.snapshots.imports import import_archive
-from jupyter_gpuckpt.store.far.far_packs import PACK_BYTES
+from jupyter_gpuckpt.store.far.pack_refs import PACK_BYTES
 from jupyter_gpuckpt.store.far.sessions import Facts
 from jupyter_gpuckpt.store.far.upload import Uploaded, Uploader
 from jupyter_gpuckpt.store.local import LocalStore

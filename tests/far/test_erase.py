@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import ConfigurationError, FarObjectMissing, StoreUnavailable
 from jupyter_gpuckpt.store.codecs import digest_of
-from jupyter_gpuckpt.store.far import epochs, erase, far_manifests, far_packs, indexes
+from jupyter_gpuckpt.store.far import epochs, erase, far_manifests, far_packs, indexes, pack_refs
 from jupyter_gpuckpt.store.far.buckets import Bucket
 from jupyter_gpuckpt.store.far.collect import collect
 from jupyter_gpuckpt.store.far.fetch import open_packs
@@ -57,7 +57,7 @@ def in_packs(machine):
     for one in machine.bucket.list("packs"):
         end = machine.bucket.get_range(one.name, one.size - far_packs.TRAILER_BYTES, one.size)
         length, _, _ = far_packs._TRAILER.unpack(end)
-        ref = far_packs.PackRef(one.name, one.size, length + far_packs.TRAILER_BYTES)
+        ref = pack_refs.PackRef(one.name, one.size, length + far_packs.TRAILER_BYTES)
         [pack] = open_packs(machine.bucket, machine.seal, [ref])
         found |= {bytes(row) for row in pack.rows["id"].tolist()}
     return found

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ManifestInvalid
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.store.codecs import CodecError, decompress
-from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes, rules
+from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes, pack_refs, rules
 from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES, NONCE_BYTES, Seal
 from tests.far.conftest import memory_bucket
 from tests.far.mutations import mutations
@@ -141,7 +141,7 @@ def test_a_sealed_index_of_a_pack_that_leads_elsewhere_is_refused(chance):
             len(sealed), len(changed) // far_packs.ROW.itemsize, far_packs._TRAILER_MAGIC
         )
         altered = data[: -ref.index_length] + end
-        its = far_packs.PackRef(ref.name, len(altered), len(end))
+        its = pack_refs.PackRef(ref.name, len(altered), len(end))
         with suppress(*REFUSED, CodecError):
             _chunks_in(seal, its, altered)
 

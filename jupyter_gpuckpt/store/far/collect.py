@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from ...errors import FarObjectMissing
-from . import epochs, far_manifests, far_packs, indexes, leases, roots, rules, unneeded
+from . import epochs, far_manifests, indexes, leases, pack_refs, roots, rules, unneeded
 from .buckets import Bucket
 from .epochs import Epoch
 from .far_manifests import FarManifest
@@ -96,7 +96,7 @@ def collect(
     }
     gone = {session_id: names - kept for session_id, names in found.gone.items()}
     _forget_deleted(bucket, seal, seen, {name: some for name, some in gone.items() if some})
-    there = {one.name: one for one in bucket.list(far_packs.FOLDER)}
+    there = {one.name: one for one in bucket.list(pack_refs.FOLDER)}
     removed = _remove(bucket, sorted(condemned - needed))
     if removed:
         # Index objects must not name these packs when the list that condemns them is no longer valid.
@@ -152,7 +152,7 @@ class Packs:
 
 
 def _may_go(found: ListedObject, before: datetime) -> bool:
-    return far_packs.is_name(found.name) and found.modified <= before
+    return pack_refs.is_name(found.name) and found.modified <= before
 
 
 def packs_of(manifest: FarManifest) -> dict[str, int]:

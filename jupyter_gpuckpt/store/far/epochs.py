@@ -13,8 +13,8 @@ import msgspec
 
 from ...errors import FarObjectMissing
 from .buckets import Bucket
-from .far_packs import is_name as is_pack_name
 from .objects import Version
+from .pack_refs import is_name as is_pack_name
 from .sealing import Seal, invalid
 from .seen import Seen
 

@@ -23,14 +23,15 @@ import msgspec
 from ...errors import ConfigurationError, FarObjectMissing
 from .. import manifests
 from ..scratch import Scratch
-from . import epochs, far_manifests, far_packs, indexes, roots
+from . import epochs, far_manifests, far_packs, indexes, pack_refs, roots
 from .buckets import Bucket
 from .collect import collect
 from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
-from .far_packs import PACK_BYTES, FarChunk, PackRef, Rows
+from .far_packs import FarChunk, Rows
 from .fetch import OpenPack, open_packs
 from .indexes import PackRows
+from .pack_refs import PACK_BYTES, PackRef
 from .roots import Roots
 from .sealing import Seal, invalid
 from .seen import Seen
@@ -123,11 +124,11 @@ class _Eraser:
 
     def stored_bytes(self) -> int:
         """Return the total length of all packs, in bytes."""
-        return sum(one.size for one in self._bucket.list(far_packs.FOLDER))
+        return sum(one.size for one in self._bucket.list(pack_refs.FOLDER))
 
     def still_there(self, packs: set[str]) -> set[str]:
         """Return those of these packs that exist."""
-        return packs.intersection(one.name for one in self._bucket.list(far_packs.FOLDER))
+        return packs.intersection(one.name for one in self._bucket.list(pack_refs.FOLDER))
 
     def forget_gone_packs(self) -> None:
         """Rewrite index objects that name removed packs: another collector may have brought some back."""
@@ -174,7 +175,7 @@ class _Eraser:
         if used:
             self._move(now, used, table, going, needed)
         moved = {ref.name for _, one in used.values() for ref in one.packs if ref.name in going}
-        there = {one.name for one in self._bucket.list(far_packs.FOLDER)}
+        there = {one.name for one in self._bucket.list(pack_refs.FOLDER)}
         after = roots.read(self._bucket, self._seal, self._seen, _needs_of)
         return len(moved), there - {ref.name for one in after.all for ref in one.packs} | going
 

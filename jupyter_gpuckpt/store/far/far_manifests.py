@@ -17,8 +17,8 @@ from ...model import Manifest
 from .. import manifests
 from ..codecs import digest_of
 from .buckets import Bucket
-from .far_packs import MAX_PACK_BYTES, PackRef
-from .far_packs import is_name as is_pack_name
+from .pack_refs import MAX_PACK_BYTES, PackRef
+from .pack_refs import is_name as is_pack_name
 from .sealing import HEADER_BYTES, Seal, invalid
 
 FOLDER = "manifests"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,15 +23,11 @@ from ..codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ..packs import Entry
 from ..scratch import Scratch
 from .buckets import Bucket
+from .pack_refs import FOLDER, MAX_PACK_BYTES, PackRef, is_name
 from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypted, invalid
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-FOLDER = "packs"
-#: A pack that has reached this length gets no more records. The last record may exceed it.
-PACK_BYTES = 32 << 20
-MAX_PACK_BYTES = PACK_BYTES + MAX_CHUNK_BYTES + (16 << 20)
 
 #: The row of a chunk: its far id, the offset of its record, and its lengths and codec as in the local store.
 ROW = np.dtype(
@@ -57,14 +52,6 @@ TRAILER_BYTES = _TRAILER.size
 _ASSOCIATED_DATA = struct.Struct(f"<{DIGEST_BYTES}sBI")
 
 
-class PackRef(msgspec.Struct, frozen=True):
-    """The reference to a pack. `length`: the object's bytes; `index_length`: the bytes from the index to the object's end."""
-
-    name: str
-    length: int
-    index_length: int
-
-
 class FarPack(NamedTuple):
     """A new pack: its reference, the object's content, and its rows."""
 
@@ -85,12 +72,6 @@ class FarChunk(NamedTuple):
 def new_name() -> str:
     """Return a random name for a new pack: it reveals nothing about the content."""
     return f"{FOLDER}/{os.urandom(16).hex()}"
-
-
-def is_name(name: str) -> bool:
-    """Return whether `name` is a possible name of a pack: names come from the remote."""
-    folder, _, rest = name.partition("/")
-    return folder == FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
 
 
 def gone(bucket: Bucket, packs: Collection[PackRef]) -> set[str]:

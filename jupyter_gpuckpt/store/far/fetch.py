@@ -20,7 +20,8 @@ from ..writer import PackWriter, Record
 from . import far_manifests, far_packs
 from .buckets import Bucket
 from .far_manifests import FarManifest
-from .far_packs import PackRef, Rows
+from .far_packs import Rows
+from .pack_refs import PackRef
 from .sealing import HEADER_BYTES, Seal, invalid
 from .sessions import FarSnapshot
 

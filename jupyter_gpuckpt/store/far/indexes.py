@@ -22,7 +22,8 @@ from ...errors import FarObjectInvalid, FarObjectMissing, StoreError
 from ..faults import store_errors
 from ..manifests import TEMPORARY, replace_file
 from .buckets import Bucket
-from .far_packs import ROW, PackRef, Rows, checked_rows
+from .far_packs import ROW, Rows, checked_rows
+from .pack_refs import PackRef
 from .sealing import Seal, invalid
 
 logger = logging.getLogger(__name__)
