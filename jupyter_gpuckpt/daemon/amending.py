@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
@@ -27,10 +27,12 @@ from ..store.far import journal
 from ..store.far.about import Amendment, Told, about, told
 from ..store.far.deletions import Kept, delete
 from ..store.far.sessions import Sessions
-from ..store.local import LocalStore
 from ..store.stub_files import Stub
 from . import remote_keys
 from .remote_keys import Opened
+
+if TYPE_CHECKING:
+    from ..store.local import LocalStore
 
 #: After so many sessions that did not answer, one after the other, the rest is told later.
 _MAX_MISSES = 2

@@ -24,7 +24,7 @@ from ..snapshot_records import FarCollection, RemoteUploads
 from ..store.far import rules
 from ..store.far.remotes import Remotes
 from . import audit, remote_keys
-from .far_collector import Done, Task
+from .far_collector_messages import Done, Task
 from .repeating import repeat
 from .whole_files import write_file
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from ..errors import GpuCkptError, record_of
 from ..host import idle_priority
 from ..images.workers.messages import receive, send
@@ -28,25 +26,7 @@ from ..store.far.collect import ByRule
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
 from . import remote_keys
-
-
-class Task(msgspec.Struct, frozen=True, tag=True):
-    """A task to collect in a remote, unless any machine did so within `interval_seconds`."""
-
-    data_dir: str
-    remote: Remote
-    interval_seconds: float
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a task. `dropped`: the ids of the snapshots that the remote's rule removed, by session.
-
-    `rule`: the generation of that rule; 0 without one.
-    """
-
-    collection: FarCollection
-    dropped: dict[str, list[str]] = {}
-    rule: int = 0
+from .far_collector_messages import Done, Task
 
 
 def collected(task: Task) -> Done:

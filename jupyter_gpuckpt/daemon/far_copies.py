@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,17 +22,18 @@ from ..errors import (
 )
 from ..model import SnapshotInfo
 from ..progress import Progress, Stage
-from ..store.far import fetch
 from ..store.far.about import Amendment, Told, about, title_of, told
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSnapshot, Sessions
-from ..store.local import LocalStore
 from ..store.stub_files import Stub
 from . import amending, remote_keys
 from .lease_file import LeaseFile
 from .remote_keys import Opened
 from .sent_changes import SentChanges
+
+if TYPE_CHECKING:
+    from ..store.local import LocalStore
 
 
 def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
@@ -88,9 +90,11 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
 
 def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:
     """Check that a remote has all of a snapshot. Raises the error that would make a fetch fail, as far as it can be foreseen."""
+    from . import use_cases  # noqa: PLC0415 - late: see there
+
     manifest = store.manifest(info.snapshot_id)
     found = find(data_dir, opened, info)
-    fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
+    use_cases.fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
 
 
 @contextmanager
@@ -109,10 +113,12 @@ def local_chunks(
 def _bring_back(
     data_dir: Path, store: LocalStore, info: SnapshotInfo, stub: Stub, progress: Progress
 ) -> None:
+    from . import use_cases  # noqa: PLC0415 - late: see there
+
     retries = Retries.while_somebody_waits(progress.cancelled)
     try:
         opened, snapshot = _look(data_dir, info, stub, retries)
-        fetch.fetch(opened.bucket, opened.keyring.seal, snapshot, store, progress.reach)
+        use_cases.fetch.fetch(opened.bucket, opened.keyring.seal, snapshot, store, progress.reach)
     except SnapshotExists:
         return  # another fetch was faster
     except OperationCancelled:

@@ -40,7 +40,6 @@ from ..progress import Stage
 from ..protocol import OperationKind, Result
 from ..remote_records import Remote
 from ..store import manifests
-from ..store.far import fetch
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, FarSnapshot, Sessions
@@ -152,7 +151,7 @@ class FarSessions:
         )
         if not request.force:
             far_views.require_resumable(found.estimate)
-        await asyncio.to_thread(fetch.require_wanted, self._machine.store, snapshot_id)
+        await asyncio.to_thread(self._require_wanted, snapshot_id)
         kernel_id = found.snapshot.kernel_id
         if not request.as_copy:
             warnings = await asyncio.to_thread(
@@ -226,7 +225,14 @@ class FarSessions:
                 "remote %s will be asked whether it has what came from it: %s", name, error
             )
 
+    def _require_wanted(self, snapshot_id: str) -> None:
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        use_cases.fetch.require_wanted(self._machine.store, snapshot_id)
+
     def _fetch(self, operation: RunningOperation, found: _Found) -> Result:
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
         progress, store = operation.progress, self._machine.store
         moved = 0
 
@@ -238,7 +244,7 @@ class FarSessions:
         bucket, seal = found.opened.bucket, found.opened.keyring.seal
         try:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
-                info = fetch.fetch(bucket, seal, found.snapshot, store, reach)
+                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach)
         except OperationCancelled:
             # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
             self._sweep()
@@ -282,8 +288,11 @@ class FarSessions:
         return {info.snapshot_id: info.snapshot_id in stubs for info in (*found, *deleted)}
 
     def _find(self, opened: Opened, snapshot_id: str, session_id: str) -> _Found:
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
         session, snapshot = _look_up(opened, snapshot_id, session_id)
-        manifest = fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot).manifest()
+        far_manifest = use_cases.fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot)
+        manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
         arrival = self._machine.check_arrival(manifest)

@@ -24,7 +24,6 @@ from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
 from ..host import doctor, limits, privileges, processes, remedies
 from ..protocol import Check, HostReport
-from ..snapshots import trial
 from . import lifetime
 
 #: The fields of /proc/self/status on which the result of a trial depends.
@@ -46,6 +45,8 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
                 remembered.touch()  # the oldest files are removed
             yield Check("trial", True, "A small program was suspended and resumed.", required=True)
             return
+        from ..snapshots import trial  # noqa: PLC0415 - slow to import, and most daemons find a remembered trial
+
         results = list(trial.checks(_engine(settings, criu), settings.data))
         if may_be_remembered and all(result.ok for result in results):
             _remember(remembered)

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
-from ..engine import kept_files, placing, recovery
-from ..engine import park as parking
-from ..engine.gpu import cuda
+from ..engine import kept_files, placing
 from ..engine.gpu.placement import Placement
 from ..engine.settings import EngineSettings, kept_dir
 from ..engine.tree import former_scratch, kept_secrets, server_files
@@ -40,12 +38,10 @@ from ..place import Place
 from ..progress import Progress
 from ..protocol import GpuRoom, HostReport, Owner, ResumeRequest
 from ..snapshot_records import Changes, SnapshotChange, SnapshotVariables
-from ..snapshots import arrivals, changes, resume, save, stored_secrets
+from ..snapshots import stored_secrets
 from ..states import KernelState
 from ..store import bringing, stores
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
-from ..store.listing import Listed
-from ..store.local import LocalStore
 from . import far_copies, host_report
 from .given_back import GivenBackSums
 from .record_leases import are_others_heard_of
@@ -56,6 +52,8 @@ if TYPE_CHECKING:
     from ..snapshots.arrivals import Arrival
     from ..snapshots.resume import Resumed
     from ..snapshots.save import Saved
+    from ..store.listing import Listed
+    from ..store.local import LocalStore
     from .records import KernelRecord
 
 _log = logging.getLogger(__name__)
@@ -110,9 +108,15 @@ class Machine:
 
         def initialize() -> None:
             if gpu.gpus():
+                from ..engine.gpu import cuda  # noqa: PLC0415 - without a GPU, a launch does not need it
+
                 cuda.available()
 
         threading.Thread(target=initialize, name="warm-up", daemon=True).start()
+
+    def prepare(self) -> None:
+        """Import what saves and resumes need, so that it is of the same version as this daemon and an operation need not wait."""
+        from . import use_cases  # noqa: F401, PLC0415 - late: see there
 
     def expect(self, raw_bytes: int) -> None:
         """Prepare for a save or resume of this size: a large one would wait for its worker processes; never raises."""
@@ -151,7 +155,9 @@ class Machine:
 
     def recover(self, tree: Tree) -> None:
         """Let a tree run on after a freeze that the daemon's death interrupted."""
-        recovery.recover(tree)
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        use_cases.recovery.recover(tree)
 
     def remove_links_of_resume(self, record: KernelRecord) -> None:
         """Remove the links that an interrupted resume left beside the user's files."""
@@ -203,7 +209,9 @@ class Machine:
 
     def save(self, tree: Tree, spec: LaunchSpec, options: SaveOptions, progress: Progress) -> Saved:
         """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
-        return save.save(
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        return use_cases.save.save(
             tree,
             spec,
             self.store,
@@ -223,24 +231,30 @@ class Machine:
 
     def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
         """Move a tree's GPU memory into RAM; return the bytes that were moved."""
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
         held = sum(gpu.memory_of(trees.pids(tree)).values())
-        return parking.park(
+        return use_cases.park.park(
             tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
         """Move a tree's GPU memory back. Raises FreezeFailed if the GPU has no room; the tree stays parked then."""
-        parking.unpark(tree, progress)
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        use_cases.park.unpark(tree, progress)
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
         """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
+            from . import use_cases  # noqa: PLC0415 - late: see there
+
             if record.state is KernelState.PARKED and record.tree is not None:
-                found = parking.room(record.tree)
+                found = use_cases.park.room(record.tree)
             elif record.state is KernelState.SUSPENDED:
                 manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
-                found = resume.gpu_room(manifest, request.visible_gpus)
+                found = use_cases.resume.gpu_room(manifest, request.visible_gpus)
         return GpuRoom(found.needed_bytes, found.free_bytes)
 
     def resume(
@@ -253,11 +267,13 @@ class Machine:
         visible_gpus: str,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
         with (
             far_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
-            resumed = resume.resume(
+            resumed = use_cases.resume.resume(
                 manifest,
                 self.store,
                 self._engine(),
@@ -291,11 +307,17 @@ class Machine:
 
     def changes(self, snapshot_id: str) -> Changes:
         """Return the differences between the files and the machine now and those of a snapshot."""
-        return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        return use_cases.changes.changes(
+            self.store.manifest(snapshot_id), self.store, self._digests
+        )
 
     def check_arrival(self, manifest: Manifest) -> Arrival:
         """Return the obstacles to resuming here a kernel that was saved elsewhere."""
-        return arrivals.check(manifest, self._digests)
+        from . import use_cases  # noqa: PLC0415 - late: see there
+
+        return use_cases.arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
         """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""
@@ -322,8 +344,8 @@ class Machine:
                 root, are_others_there = self._settings.store, self._are_others_there
                 self._store = stores.open_free(root, are_others_there, self._on_snapshot)
                 abandoned = stores.abandoned(root, self._store, are_others_there)
-                take_in = partial(bringing.take_all_in, self._store, abandoned)
                 if abandoned:
+                    take_in = partial(bringing.take_all_in, self._store, abandoned)
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
 
@@ -360,27 +382,6 @@ class Machine:
         """Return the variables of a snapshot's kernel."""
         manifest = self.store.manifest(snapshot_id)
         return SnapshotVariables(manifest.info.kernel_id, manifest.variables)
-
-    def summary(self, snapshot_id: str) -> dict[str, Any]:
-        """Return a manifest as JSON values without its launch record, whose environment and connection key stay in the daemon."""
-        manifest = self.store.manifest(snapshot_id)
-        summary: dict[str, Any] = msgspec.to_builtins(
-            {
-                "info": manifest.info,
-                "host": manifest.host,
-                "method": manifest.method,
-                "processes": manifest.processes,
-                "gpu": manifest.gpu,
-                "seconds_by_stage": manifest.seconds_by_stage,
-            }
-        )
-        summary["streams"] = [
-            {"name": stream.name, "length": stream.length, "chunks": len(stream.chunks)}
-            for stream in manifest.streams
-        ]
-        summary["captured_files"] = len(manifest.captured)
-        summary["kept_files"] = [file.path for file in manifest.kept]
-        return summary
 
     def _engine(self) -> EngineSettings:
         report = self.report()

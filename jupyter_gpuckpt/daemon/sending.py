@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,11 +35,13 @@ from ..store import manifests
 from ..store.codecs import DIGEST_BYTES
 from ..store.far.about import Amendment, Told, told
 from ..store.far.sessions import Facts, Tenure
-from ..store.far.upload import Sent
-from ..store.local import LocalStore
 from . import remote_keys
 from .amending import Amended
 from .lease_file import KernelLease, LeaseFile
+
+if TYPE_CHECKING:
+    from ..store.far.upload import Sent
+    from ..store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
@@ -184,6 +186,8 @@ class Sending:
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
+        from ..store.far.upload import Sent  # noqa: PLC0415 - slow to import, and only an upload needs it
+
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
         leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))

@@ -286,6 +286,8 @@ class Daemon:
             await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
+            if self.needed or self.streams:
+                await asyncio.to_thread(self.machine.prepare)
             await self.uploads.look()
             if self._is_in_use():
                 self._touched = time.monotonic()

@@ -13,9 +13,8 @@ from tornado.iostream import StreamClosedError
 from tornado.web import stream_request_body
 
 from ..errors import GpuCkptError
-from ..snapshot_records import AnnotateRequest, PruneRequest, UploadRequest
-from ..snapshots import notebooks
-from ..snapshots.export import Export
+from ..model import Manifest
+from ..snapshot_records import AnnotateRequest, PruneRequest, SnapshotNotebook, UploadRequest
 from .base_handler import BaseHandler
 from .inflow import Inflow
 
@@ -50,8 +49,13 @@ class NotebookHandler(BaseHandler):
 
     async def get(self, snapshot_id: str) -> None:
         """Return the notebook as it was stored; clients must validate it."""
-        machine = self.daemon.machine
-        self.reply(await asyncio.to_thread(lambda: notebooks.stored(snapshot_id, machine.store)))
+
+        def stored() -> SnapshotNotebook:
+            from . import use_cases  # noqa: PLC0415 - late: see there
+
+            return use_cases.notebooks.stored(snapshot_id, self.daemon.machine.store)
+
+        self.reply(await asyncio.to_thread(stored))
 
 
 class LaunchSpecHandler(BaseHandler):
@@ -70,12 +74,34 @@ class ChangesHandler(BaseHandler):
         self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
 
 
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    """Return a manifest as JSON values without its launch record, whose environment and connection key stay in the daemon."""
+    summary: dict[str, Any] = msgspec.to_builtins(
+        {
+            "info": manifest.info,
+            "host": manifest.host,
+            "method": manifest.method,
+            "processes": manifest.processes,
+            "gpu": manifest.gpu,
+            "seconds_by_stage": manifest.seconds_by_stage,
+        }
+    )
+    summary["streams"] = [
+        {"name": stream.name, "length": stream.length, "chunks": len(stream.chunks)}
+        for stream in manifest.streams
+    ]
+    summary["captured_files"] = len(manifest.captured)
+    summary["kept_files"] = [file.path for file in manifest.kept]
+    return summary
+
+
 class SnapshotHandler(BaseHandler):
     """Handler for one snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
         """Show the contents of a snapshot, without environment and connection key."""
-        self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
+        machine = self.daemon.machine
+        self.reply(await asyncio.to_thread(lambda: _summary(machine.store.manifest(snapshot_id))))
 
     async def patch(self, snapshot_id: str) -> None:
         """Change title, note or pin of a snapshot."""
@@ -128,12 +154,12 @@ class ExportHandler(BaseHandler):
         pieces = self.daemon.transfers.export(snapshot_id)
         try:
             async for piece in pieces:
-                if isinstance(piece, Export):
-                    self.set_header("Content-Type", "application/x-tar")
-                    self.set_header("Content-Length", piece.length)
-                else:
+                if isinstance(piece, bytes):
                     self.write(piece)
                     await self.flush()
+                else:
+                    self.set_header("Content-Type", "application/x-tar")
+                    self.set_header("Content-Length", piece.length)
         except GpuCkptError as error:
             if not self._headers_written:
                 raise

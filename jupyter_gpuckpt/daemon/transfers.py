@@ -7,15 +7,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..model import SnapshotInfo
 from ..snapshot_records import Verification
-from ..snapshots.export import Export, export
-from ..snapshots.imports import import_archive
-from ..snapshots.verify import verify
 from .inflow import Inflow
 from .machine import Machine
+
+if TYPE_CHECKING:
+    from ..snapshots.export import Export
 
 #: The number of concurrent transfers; more wait. They have their own threads, so that other work does not wait for them.
 AT_ONCE = 2
@@ -46,9 +46,13 @@ class Transfers:
             threads = self._machine.worker_threads
 
             def work() -> Verification:
+                from . import use_cases  # noqa: PLC0415 - late: see there
+
                 store = self._machine.store
                 with store.stubs.using(snapshot_id):
-                    return verify(store, snapshot_id, threads=threads, cancelled=cancelled)
+                    return use_cases.verify.verify(
+                        store, snapshot_id, threads=threads, cancelled=cancelled
+                    )
 
             return await self._run(work)
 
@@ -61,9 +65,11 @@ class Transfers:
         with ExitStack() as stack, self._stopped_by(stopped.set):
 
             def begin() -> Export:
+                from . import use_cases  # noqa: PLC0415 - late: see there
+
                 store = self._machine.store
                 stack.enter_context(store.stubs.using(snapshot_id))
-                return stack.enter_context(export(store, snapshot_id))
+                return stack.enter_context(use_cases.export.export(store, snapshot_id))
 
             opened = await asyncio.to_thread(begin)
             yield opened
@@ -75,8 +81,10 @@ class Transfers:
         """Store the snapshots of an incoming archive. Raises ArchiveInvalid, SnapshotExists, StoreError."""
 
         def work() -> list[SnapshotInfo]:
+            from . import use_cases  # noqa: PLC0415 - late: see there
+
             try:
-                return import_archive(self._machine.store, inflow.take)
+                return use_cases.imports.import_archive(self._machine.store, inflow.take)
             finally:
                 inflow.close()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import manager_secrets
 from ..engine.tree import kept_secrets
 from ..engine.tree.tree import Tree
-from ..images.unpack import read_stream
 from ..model import Manifest
-from ..store.local import LocalStore
+
+if TYPE_CHECKING:
+    from ..store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
     stream = manifest.stream(kept_secrets.STREAM)
     if stream.length > kept_secrets.MAX_SECRETS_BYTES:
         return {}
+    from ..images.unpack import read_stream  # noqa: PLC0415 - slow to import, and a launch does not need it
+
     return kept_secrets.decoded(read_stream(stream, store))
 
 

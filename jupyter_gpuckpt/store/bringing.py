@@ -12,13 +12,16 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import GpuCkptError, ObjectCorrupt, SnapshotExists, SnapshotNotFound, StoreUnavailable
 from ..model import Manifest
 from . import annotation_files, manifests, packs, stub_files
 from .faults import store_errors
-from .local import LocalStore
 from .lock import StoreLock
+
+if TYPE_CHECKING:
+    from .local import LocalStore
 
 _log = logging.getLogger(__name__)
 _GONE = ".gone"

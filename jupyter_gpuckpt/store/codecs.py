@@ -11,7 +11,6 @@ import threading
 import zstandard
 from blake3 import blake3
 
-from . import grouping
 from .scratch import Scratch
 
 #: The uncompressed chunk.
@@ -91,6 +90,8 @@ class Decompressor:
         frames = 1 + mask.bit_count() * count + rest
         others = self._groups.get((width - mask.bit_count()) * count)
         self._unzstd(payload[frames:], others)
+        from . import grouping  # noqa: PLC0415 - needs NumPy, as few users of this module do
+
         grouping.ungroup(width, mask, payload[1:frames], others, target)
 
 

@@ -25,8 +25,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-import numpy as np
-
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..model import FORMAT_VERSION
 from ..pwrite import pwrite_all
@@ -175,6 +173,8 @@ def index_of(path: Path) -> bytes:
         index = file.read(count * _INDEX.size)
     if digest_of(index) != digest:
         raise _damaged(path, "its index was altered")
+    import numpy as np  # noqa: PLC0415 - slow to import, and few users of this module read an index
+
     rows = np.frombuffer(index, INDEX_ROW)
     offsets, most = rows["offset"], np.uint64(start)
     if len(rows) and not (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from os.path import lexists
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StoreUnavailable
 from ..file_locks import is_locked
@@ -14,8 +15,10 @@ from ..snapshot_records import SnapshotChange
 from . import manifests, stub_files
 from .far.shared_folders import locks_reach_all
 from .faults import store_errors
-from .local import LocalStore
 from .lock import names_another_host
+
+if TYPE_CHECKING:
+    from .local import LocalStore
 
 _MAX_STORES = 64
 _PAUSE = 0.05
@@ -33,6 +36,8 @@ def open_free(
     If a process of this host has it open, this waits for a moment: it may be the previous daemon, which was killed and is ending.
     `are_others_there`: whether daemons of other hosts run; called only if file locks may not reach them.
     """
+    from .local import LocalStore  # noqa: PLC0415 - a daemon opens its store when a snapshot is asked for
+
     for directory in _directories(root):
         with store_errors(directory):
             if _stays_locked(directory / "lock"):

@@ -36,8 +36,7 @@ from jupyter_gpuckpt.store.far.collect import collect
 from jupyter_gpuckpt.store.far.far_manifests import FarManifest
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.holders import Secret
-from jupyter_gpuckpt.store.far.indexes import PackRows
-from jupyter_gpuckpt.store.far.pack_refs import PackRef
+from jupyter_gpuckpt.store.far.pack_refs import PackRef, PackRows
 from jupyter_gpuckpt.store.far.sealing import TAG_BYTES, Seal
 from jupyter_gpuckpt.store.far.seen import Seen
 from jupyter_gpuckpt.store.far.sessions import Facts, FarSession, FarSnapshot, Sessions

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jupyter_gpuckpt.daemon.far_collector import Task, collected
+from jupyter_gpuckpt.daemon.far_collector import collected
+from jupyter_gpuckpt.daemon.far_collector_messages import Task
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from tests.cli.test_far_sessions import joined
 from tests.conftest import wait_for

@@ -30,8 +30,7 @@ from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
 from .far_packs import FarChunk, Rows
 from .fetch import OpenPack, open_packs
-from .indexes import PackRows
-from .pack_refs import PACK_BYTES, PackRef
+from .pack_refs import PACK_BYTES, PackRef, PackRows
 from .roots import Roots
 from .sealing import Seal, invalid
 from .seen import Seen

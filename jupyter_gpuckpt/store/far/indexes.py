@@ -23,7 +23,7 @@ from ..faults import store_errors
 from ..manifests import TEMPORARY, replace_file
 from .buckets import Bucket
 from .far_packs import ROW, Rows, checked_rows
-from .pack_refs import PackRef
+from .pack_refs import PackRef, PackRows
 from .sealing import Seal, invalid
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,6 @@ FOLDER = "indexes"
 MAX_INDEXES = 64
 _MAX_ROWS = 1_000_000
 _READERS = 8
-
-
-class PackRows(msgspec.Struct, frozen=True):
-    """A pack with its index: rows of `far_packs.ROW`."""
-
-    ref: PackRef
-    rows: bytes
 
 
 class _Index(msgspec.Struct, frozen=True):

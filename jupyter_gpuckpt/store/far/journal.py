@@ -13,7 +13,7 @@ import msgspec
 from ... import decoding
 from ..faults import store_errors
 from .epochs import Epoch
-from .indexes import PackRows
+from .pack_refs import PackRows
 
 _FOLDER, _SUFFIX = "uploads", ".jsonl"
 

@@ -20,6 +20,13 @@ class PackRef(msgspec.Struct, frozen=True):
     index_length: int
 
 
+class PackRows(msgspec.Struct, frozen=True):
+    """A pack with its index: rows of `far_packs.ROW`."""
+
+    ref: PackRef
+    rows: bytes
+
+
 def is_name(name: str) -> bool:
     """Return whether `name` is a possible name of a pack: names come from the remote."""
     folder, _, rest = name.partition("/")

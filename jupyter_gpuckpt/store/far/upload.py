@@ -38,11 +38,11 @@ from .about import about, title_of
 from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
-from .indexes import FarIndex, PackRows, Place
+from .indexes import FarIndex, Place
 from .journal import Journal, path_of
 from .keyring import Keyring
 from .pace import Pace
-from .pack_refs import PACK_BYTES, PackRef
+from .pack_refs import PACK_BYTES, PackRef, PackRows
 from .refusals import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
