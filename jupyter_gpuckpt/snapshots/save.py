@@ -22,7 +22,13 @@ from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..errors import (
+    CheckpointError,
+    GpuCkptError,
+    KernelLost,
+    KernelNotCheckpointable,
+    StoreError,
+)
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -97,6 +103,7 @@ def save(
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
+        _telling_a_loss(tree),
         GpuPacking(
             store, settings, alone=stop, predecessor=predecessor, earlier=earlier_gpu
         ) as gpu_packing,
@@ -222,6 +229,21 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         for info in complete:
             error.hint = f"{error.hint} The snapshot {info.snapshot_id} is complete.".lstrip()
         raise
+
+
+@contextmanager
+def _telling_a_loss(tree: Tree) -> Iterator[None]:
+    """Say of an error of a save that the kernel has ended, if it has: each step fails then, with reasons of its own."""
+    try:
+        yield
+    except CheckpointError as error:
+        if processes.state(tree.kernel_pid) not in (None, "X", "Z"):
+            raise
+        raise KernelLost(
+            "The kernel ended while it was being saved.",
+            hint="Resume it from its last snapshot, or restart it. Its log file, or the system's if memory was short, has the cause.",
+            details=f"{error} ({error.details})" if error.details else str(error),
+        ) from error
 
 
 def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:

@@ -470,6 +470,13 @@ static int receive_with(int from, request_t *request, int *descriptors) {
     return -1;
 }
 
+/* Return an error of the driver's; where it had no room for a descriptor, return that as the cause. `open`: any descriptor. */
+static result_t cause_of(result_t error, int open) {
+    int spare = dup(open);
+    if (spare >= 0) close(spare);
+    return spare < 0 && errno == EMFILE ? -EMFILE : error;
+}
+
 static int send_descriptors(int to, uint32_t first, uint32_t count) {
     int descriptors[BATCH];
     reply_t reply = {0};
@@ -477,7 +484,8 @@ static int send_descriptors(int to, uint32_t first, uint32_t count) {
     for (; reply.count < count && first + reply.count < part_count; reply.count++) {
         const part_t *at = &parts[first + reply.count];
         if (at->state != MINE) reply.result = -EINVAL;
-        else reply.result = driver.cuMemExportToShareableHandle(&descriptors[reply.count], at->handle, AS_DESCRIPTOR, 0);
+        else if ((reply.result = driver.cuMemExportToShareableHandle(&descriptors[reply.count], at->handle, AS_DESCRIPTOR, 0)))
+            reply.result = cause_of(reply.result, to);
         if (reply.result) break;
         reply.bytes += at->bytes;
     }

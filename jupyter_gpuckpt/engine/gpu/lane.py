@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ... import stripes
-from ...errors import CheckpointError, FreezeFailed, is_disk_full
+from ...errors import CheckpointError
 from ...host import processes
 from ...model import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
-from . import digests
+from . import digests, lane_errors
 from .lane_orders import (
     BATCH,
     Allocation,
@@ -172,7 +172,8 @@ class Lane:
                     close(descriptors)
                 first += len(descriptors)
                 if held != first:
-                    raise self._failed(f"init holds {held} descriptors instead of {first}")
+                    why = f"init holds {held} descriptors instead of {first}"
+                    raise lane_errors.no_descriptors(self._pid, why)
             library.order(Order.UNMAP)
 
     def _reserve(self, library: Library, length: int) -> None:
@@ -357,7 +358,7 @@ class Lane:
                 close(received[max_descriptors:])
                 return _HELD.unpack(answer)[0], received[:max_descriptors]
         except (OSError, struct.error) as error:
-            raise self._failed(f"request to init: {error}") from error
+            raise lane_errors.from_system(self._pid, error) from error
 
     @contextmanager
     def _connected(self, more_seconds: float = 0.0) -> Iterator[Library]:
@@ -368,25 +369,10 @@ class Lane:
                 peer.settimeout(_ANSWER_SECONDS + more_seconds)
                 yield Library(peer)
         except (OSError, struct.error) as error:
-            if isinstance(error, OSError) and is_disk_full(error):
-                raise no_memory(self._pid, str(error)) from error
-            raise self._failed(str(error)) from error
+            raise lane_errors.from_system(self._pid, error) from error
 
     def _failed(self, details: str) -> CheckpointError:
-        return FreezeFailed(
-            "The kernel's GPU memory could not be handed over.",
-            hint="Save again. If it fails again, switch the option `gpu_lane` off and restart the kernel.",
-            details=f"process {self._pid}: {details}",
-        )
-
-
-def no_memory(pid: int, details: str) -> FreezeFailed:
-    """Return the error for GPU memory for whose copy there is no room in RAM."""
-    return FreezeFailed(
-        "There is no room in memory for a copy of the kernel's GPU memory.",
-        hint="Free memory, or end other kernels, and try again.",
-        details=f"process {pid}: {details}",
-    )
+        return lane_errors.failed(self._pid, details)
 
 
 def _runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:

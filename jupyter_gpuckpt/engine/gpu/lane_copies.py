@@ -23,7 +23,8 @@ from ...host.processes import mem_available
 from ..tree.tree import Tree
 from . import digests
 from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
-from .lane import Lane, no_memory
+from .lane import Lane
+from .lane_errors import no_memory
 from .lane_orders import Allocation, Range
 from .staging import StagingFile, striped
 

@@ -277,10 +277,20 @@ static int listen_for_descriptors(void) {
     return -1;
 }
 
+/* Let init hold as many descriptors as it may: a kernel with much GPU memory has thousands. The tree, which was started before, keeps
+ * its own limit. */
+static void raise_limit_of_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return;
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+}
+
 /* Wait until the root of the tree has ended, and serve requests for descriptors meanwhile; return its wait status. */
 static int wait_for(pid_t root, int listening) {
     int status, children, peer;
     sigset_t child;
+    raise_limit_of_files();
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
