@@ -64,7 +64,7 @@ def run(libraries, short_dir):
     (short_dir / "lane").mkdir()
     started = []
 
-    def begin(code, *, with_lane=True):
+    def begin(code, *, with_lane=True, libraries=libraries):
         env = {
             **os.environ,
             "LD_LIBRARY_PATH": str(libraries),
@@ -266,6 +266,39 @@ def test_with_several_gpus_all_memory_is_the_drivers(run, monkeypatch):
         print(count("handles"), count("plain"), free(memory), count("plain"))
     """)
     assert said(process) == ["0", "1", "0", "0"]
+
+
+def test_memory_that_the_driver_cannot_share_is_the_drivers(run, monkeypatch, short_dir):
+    monkeypatch.setenv("DRIVER_CANNOT", "share")
+    check_all_is_the_drivers(run, short_dir)
+
+
+def test_with_a_driver_that_lacks_a_function_all_memory_is_the_drivers(
+    run, libraries, tmp_path, monkeypatch, short_dir
+):
+    old = tmp_path / "libcuda.so.1"
+    options = ["-O2", "-shared", "-fPIC", "-DOLD", f"-Wl,-soname,{old.name}", "-o", old]
+    subprocess.run(["gcc", *options, HERE / "driver.c"], check=True)
+    check_all_is_the_drivers(run, short_dir, libraries=tmp_path)
+
+
+def check_all_is_the_drivers(run, short_dir, **options):
+    """Check a program: it works as without the lane, whose thread never begins, so that nothing is asked of it."""
+    process = run(
+        """
+        memory = allocate(5 * MB)
+        print(add(memory, 5 * MB, 7) and add(memory, 5 * MB, 0) >> 8 != 255, flush=True)
+        print(*map(count, ("handles", "mapped", "reserved", "plain")), flush=True)
+        sys.stdin.readline()
+        print(free(memory), count("plain"))
+        """,
+        **options,
+    )
+    assert said(process) == ["True"]
+    assert said(process) == ["0", "0", "0", "1"]
+    assert not lane_of(process, short_dir).is_there
+    told(process)
+    assert said(process) == ["0", "0"]
 
 
 def test_without_a_driver_its_names_are_not_there(run):

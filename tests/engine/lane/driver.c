@@ -73,8 +73,11 @@ static int refused_by_file(void) {
     fprintf(file, "%9d %9d", after ? after - 1 : 0, is_refused ? times - 1 : times);
     return fclose(file), is_refused;
 }
+/* DRIVER_CANNOT in the environment is "share": no memory has a descriptor, as on a machine whose GPU or system does not support it. */
+static int cannot_share(void) { return getenv("DRIVER_CANNOT") != NULL; }
 int cuMemCreate(u64 *handle, size_t bytes, const void *properties, unsigned long long flags) {
     if (flags || !properties || bytes % (2 << 20)) return 1;
+    if (cannot_share()) return 801; /* CUDA_ERROR_NOT_SUPPORTED */
     if ((refused && !--refused) || refused_by_file()) return 2;
     __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
     pthread_rwlock_rdlock(&lock);
@@ -105,10 +108,12 @@ int cuMemUnmap(u64 address, size_t bytes) {
 int cuMemSetAccess(u64 address, size_t bytes, const void *access, size_t count) {
     return !access || count != 1 || mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) ? 1 : 0;
 }
+#ifndef OLD
 int cuMemExportToShareableHandle(int *descriptor, u64 handle, int kind, unsigned long long flags) {
     if (kind != 1 || flags) return 1;
     return (*descriptor = fcntl((int)handle, F_DUPFD_CLOEXEC, 0)) < 0 ? 1 : 0;
 }
+#endif
 int cuMemImportFromShareableHandle(u64 *handle, void *descriptor, int kind) {
     int made = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 0);
     if (kind != 1 || made < 0) return 1;
