@@ -32,8 +32,9 @@ from ..store.codecs import decompress
 from ..store.far.refusals import of_the_whole_remote
 from ..store.far.retries import Retries
 from ..store.far.upload import Uploader
-from ..store.packs import Entry
+from ..store.packs import RECORD_BYTES, Entry
 from ..store.places import PLACE, Places
+from ..store.scratch import Scratch
 from . import amending, remote_keys
 from .remote_keys import Opened
 from .sending import (
@@ -51,6 +52,9 @@ from .sending import (
     Task,
     Trouble,
 )
+
+#: The most bytes that are read at a time, if the chunk is not longer, and the largest gap between chunks that is read with them.
+_RUN_BYTES, _GAP_BYTES = 4 << 20, 256 << 10
 
 
 class Answering(Protocol):
@@ -89,7 +93,8 @@ class _Daemon:
 
     def wait_while_held(self) -> None:
         """Wait while the daemon has paused the upload."""
-        self._may_read.wait()
+        if not self._may_read.is_set():
+            self._may_read.wait()
 
     def _listen(self) -> None:
         try:
@@ -119,13 +124,47 @@ class _ToDaemon(logging.Handler):
         self._daemon.tell(Said(record.getMessage()))
 
 
+class _Run:
+    """Neighboring records in a pack, from `start` to `end`, which are read together."""
+
+    def __init__(self, path: str, start: int) -> None:
+        self.path, self.start, self.end = path, start, start
+
+    def may_include(self, path: str, start: int, end: int) -> bool:
+        """Return whether a record that follows is near enough."""
+        is_near = path == self.path and start - self.end <= _GAP_BYTES
+        return is_near and end - self.start <= _RUN_BYTES
+
+
+class _LastRun(threading.local):
+    """The run that a thread has read last."""
+
+    def __init__(self) -> None:
+        self.run: _Run | None = None
+        self.memory = Scratch()
+        self.records = memoryview(b"")
+
+    def read(self, run: _Run) -> memoryview:
+        """Return the bytes of a run, fewer if the pack ends before or is gone. Raises OSError."""
+        if self.run is not run:
+            self.run = None
+            memory = self.memory.get(run.end - run.start)
+            self.records = memory[: packs.read_run(Path(run.path), run.start, memory)]
+            self.run = run
+        return self.records
+
+
 class Source:
-    """The snapshot of a task, in a store that the daemon has open. Chunks are read from its packs."""
+    """The snapshot of a task, in a store that the daemon has open. Chunks are read from its packs.
+
+    Neighbors are read together: with a read for each chunk the threads would wait longer for the GIL.
+    """
 
     def __init__(self, daemon: Answering, task: Task) -> None:
         self._daemon, self._task = daemon, task
-        #: The packs of chunks, and where they lie in them.
-        self._places: dict[bytes, tuple[Path, Entry]] = {}
+        #: The run of each chunk, and where it lies in the pack.
+        self._places: dict[bytes, tuple[_Run, Entry]] = {}
+        self._last = _LastRun()
 
     def manifest(self, snapshot_id: str) -> Manifest:
         """Return the manifest with its annotations."""
@@ -148,19 +187,25 @@ class Source:
         if not isinstance(found, Located):
             raise TypeError("another question was answered")
         places = Places([np.frombuffer(found.rows, PLACE)], found.packs)
-        paths = {path: Path(path) for path in found.packs}
-        self._places.update(
-            (place.digest, (paths[place.pack], Entry(place.digest, place.offset, *place[3:])))
-            for place in places
-        )
+        run = _Run("", 0)
+        for place in places:
+            start, end = place.offset - RECORD_BYTES, place.offset + place.stored_length
+            if not run.may_include(place.pack, start, end):
+                run = _Run(place.pack, start)
+            run.end = end
+            self._places[place.digest] = run, Entry(place.digest, place.offset, *place[3:])
         return places
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
-        """Return a chunk in its stored form; wait while the upload is paused."""
+        """Return a chunk in its stored form; wait while the upload is paused.
+
+        The payload is valid until this thread reads another chunk.
+        """
         self._daemon.wait_while_held()
-        path, entry = self._places[digest]
+        run, entry = self._places[digest]
         try:
-            payload = packs.read_payload(path, entry)
+            start = entry.offset - RECORD_BYTES - run.start
+            payload = packs.payload_in(Path(run.path), self._last.read(run), start, entry)
         except (ObjectCorrupt, OSError):
             # The pack may have been repacked; the daemon has the new location.
             return self._ask(digest, verified=False)

@@ -212,12 +212,18 @@ def scan(path: Path) -> Iterator[Entry]:
 
 def read_payload(path: Path, entry: Entry) -> memoryview:
     """Return the payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
-    length = RECORD_BYTES + entry.stored_length
-    record = bytearray(length)
-    got = read_run(path, entry.offset - RECORD_BYTES, memoryview(record))
-    if got != length or record[:RECORD_BYTES] != record_header(entry):
+    record = memoryview(bytearray(RECORD_BYTES + entry.stored_length))
+    got = read_run(path, entry.offset - RECORD_BYTES, record)
+    return payload_in(path, record[:got], 0, entry)
+
+
+def payload_in(path: Path, records: memoryview, start: int, entry: Entry) -> memoryview:
+    """Return the payload of `entry`, whose record begins at `start` of `records`, which were read from a pack. Raises ObjectCorrupt."""
+    payload = records[start + RECORD_BYTES : start + RECORD_BYTES + entry.stored_length]
+    header = records[start : start + RECORD_BYTES]
+    if len(payload) != entry.stored_length or header != record_header(entry):
         raise damaged_chunk(path, entry.digest, "its record is missing, truncated or altered")
-    return memoryview(record)[RECORD_BYTES:]
+    return payload
 
 
 def read_run(path: Path, offset: int, into: memoryview) -> int:

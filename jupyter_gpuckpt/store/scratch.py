@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 
 
@@ -21,3 +22,10 @@ class Scratch:
                 fresh.madvise(mmap.MADV_HUGEPAGE)
             self._memory = memoryview(fresh)
         return self._memory[:length]
+
+
+class ThreadScratch(threading.local):
+    """Reusable memory, separate for each thread that uses it."""
+
+    def __init__(self) -> None:
+        self.memory = Scratch()

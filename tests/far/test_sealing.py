@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew
+from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ToolMissing
 from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES, Seal
 from tests.far.mutations import mutations
 
@@ -30,6 +30,13 @@ SEALED = SEAL.seal_record(NAME, Thing("a name", [1, 2, 3] * 100))
 def test_what_was_sealed_opens_as_it_was():
     assert SEAL.open(NAME, SEAL.seal(NAME, b"content")) == b"content"
     assert SEAL.open_record(NAME, SEALED, Thing) == Thing("a name", [1, 2, 3] * 100)
+
+
+def test_an_old_version_of_the_cipher_is_refused_by_name(monkeypatch):
+    old = type("AESGCM", (), {})
+    monkeypatch.setattr("cryptography.hazmat.primitives.ciphers.aead.AESGCM", old)
+    with pytest.raises(ToolMissing, match="cryptography, version 47 or later"):
+        SEAL.seal(NAME, b"content")
 
 
 def test_nothing_of_the_content_shows_and_no_two_writings_are_alike():

@@ -134,12 +134,13 @@ class Bucket:
 
         return self._do(get, name)
 
-    def get_range(self, name: str, start: int, end: int) -> bytes:
+    def get_range(self, name: str, start: int, end: int) -> memoryview:
         """Return the bytes from `start` up to `end` of an object, fewer if the object is shorter. Raises FarObjectMissing."""
 
-        def get() -> bytes:
+        def get() -> memoryview:
             self.counter.note_read()
-            data = bytes(self._store.get_range(name, start=start, end=end))
+            # A copy would hold the GIL.
+            data = memoryview(self._store.get_range(name, start=start, end=end))
             self.counter.note_received(len(data))
             if len(data) > end - start:
                 raise FarObjectInvalid(

@@ -260,7 +260,7 @@ class _Eraser:
             yield self._write(chunks)
 
     def _chunks(self, pack: OpenPack, wanted: set[bytes]) -> Iterable[FarChunk]:
-        data = b""
+        data: bytes | memoryview = b""
         for row in pack.rows:
             if row["id"].tobytes() not in wanted:
                 continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,15 @@ from ..packs import Entry
 from ..scratch import Scratch
 from .buckets import Bucket
 from .pack_refs import FOLDER, MAX_PACK_BYTES, PackRef, is_name
-from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypted, invalid
+from .sealing import (
+    HEADER_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    Seal,
+    decrypt_into,
+    decrypted,
+    invalid,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -45,6 +53,8 @@ Rows = NDArray[Any]
 
 #: How many packs are checked at the same time.
 _READERS = 8
+#: How many nonces are drawn at a time.
+_NONCES = 256
 _OVERHEAD = NONCE_BYTES + TAG_BYTES
 _TRAILER = struct.Struct("<II8s")
 _TRAILER_MAGIC = b"GPUCKFX\n"
@@ -105,30 +115,34 @@ def build(
 def build_of(seal: Seal, chunks: Iterable[FarChunk], memory: Scratch) -> FarPack:
     """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
     name, (header, key) = new_name(), seal.begin()
-    data, end = memory.get(MAX_PACK_BYTES), 0
-
-    def add(*parts: bytes) -> None:
-        nonlocal end
-        for part in parts:
-            data[end : end + len(part)] = part
-            end += len(part)
-
-    add(header)
-    entries = []
-    for chunk in chunks:
-        length, raw_length = len(chunk.payload), chunk.raw_length
-        entries.append((chunk.far_id, end, length, raw_length, chunk.codec))
-        nonce = os.urandom(NONCE_BYTES)
-        associated = _ASSOCIATED_DATA.pack(chunk.far_id, chunk.codec, raw_length)
-        add(nonce, key.encrypt(nonce, chunk.payload, associated))
-    rows = np.zeros(len(entries), ROW)
-    for row, (far_id, offset, length, raw_length, codec) in zip(rows, entries, strict=True):
-        row["id"], row["offset"], row["codec"] = np.void(far_id), offset, codec
-        row["stored_length"], row["raw_length"] = length, raw_length
-    nonce = os.urandom(NONCE_BYTES)
+    data, end = memory.get(MAX_PACK_BYTES), len(header)
+    data[:end] = header
+    # Several threads make packs, and each step that gives up the GIL may wait for it again: so there are few for each chunk.
+    far_ids, numbers, nonces = [], [], _nonces()
+    for far_id, codec, payload, raw_length in chunks:
+        far_ids.append(far_id)
+        numbers.append((end, len(payload), raw_length, codec))
+        nonce, start = next(nonces), end + NONCE_BYTES
+        data[end:start] = nonce
+        end = start + len(payload) + TAG_BYTES
+        associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+        key.encrypt_into(nonce, payload, associated, data[start:end])
+    rows = np.zeros(len(far_ids), ROW)
+    rows["id"] = np.frombuffer(b"".join(far_ids), ROW["id"])
+    rows[["offset", "stored_length", "raw_length", "codec"]] = numbers
+    nonce = next(nonces)
     index = nonce + key.encrypt(nonce, rows.tobytes(), seal.associated_data(name, header))
-    add(index, _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC))
-    return FarPack(PackRef(name, end, len(index) + TRAILER_BYTES), data[:end], rows)
+    rest = index + _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC)
+    data[end : end + len(rest)] = rest
+    return FarPack(PackRef(name, end + len(rest), len(rest)), data[: end + len(rest)], rows)
+
+
+def _nonces() -> Iterator[bytes]:
+    """Yield random nonces without end."""
+    while True:
+        drawn = os.urandom(_NONCES * NONCE_BYTES)
+        for start in range(0, len(drawn), NONCE_BYTES):
+            yield drawn[start : start + NONCE_BYTES]
 
 
 def rows_of(seal: Seal, ref: PackRef, header: bytes, end: bytes) -> Rows:
@@ -156,14 +170,20 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
     ):
         raise invalid(ref.name, "the lengths in its reference are impossible")
     rows = np.frombuffer(data, ROW)
-    ends = rows["offset"].astype(np.uint64) + rows["stored_length"] + np.uint64(_OVERHEAD)
+    starts, ends = bounds(rows)
     if len(rows) and not (
-        rows["offset"].min() >= HEADER_BYTES
+        starts.min() >= HEADER_BYTES
         and ends.max() <= ref.length - ref.index_length
         and rows["raw_length"].max() <= MAX_CHUNK_BYTES
     ):
         raise invalid(ref.name, "its index points outside its records")
     return rows
+
+
+def bounds(rows: Rows) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the offsets in the pack of the beginnings and the ends of chunks' records."""
+    starts = rows["offset"].astype(np.uint64)
+    return starts, starts + rows["stored_length"] + np.uint64(_OVERHEAD)
 
 
 def record_bounds(row: np.void) -> tuple[int, int]:
@@ -174,8 +194,19 @@ def record_bounds(row: np.void) -> tuple[int, int]:
 
 def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview) -> FarChunk:
     """Decrypt the record of a chunk, which was read from the pack `name`. Raises FarObjectInvalid."""
-    far_id, codec = row["id"].tobytes(), int(row["codec"])
-    raw_length = int(row["raw_length"])
-    associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
-    payload = decrypted(name, key, record[:NONCE_BYTES], record[NONCE_BYTES:], associated)
-    return FarChunk(far_id, codec, payload, raw_length)
+    rows, room = np.array([row], ROW), memoryview(bytearray(int(row["stored_length"])))
+    [chunk] = open_chunks(name, key, rows, memoryview(record), int(row["offset"]), room)
+    return chunk
+
+
+def open_chunks(
+    name: str, key: AESGCM, rows: Rows, data: memoryview, start: int, room: memoryview
+) -> Iterator[FarChunk]:
+    """Decrypt the records of `rows` in `data`, which was read from `start` of the pack `name`, into `room`. Raises FarObjectInvalid."""
+    end = 0
+    for far_id, offset, length, raw_length, codec, *_ in rows.tolist():
+        record = data[offset - start : offset - start + length + _OVERHEAD]
+        payload, end = room[end : end + length], end + length
+        associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+        decrypt_into(name, key, record, associated, payload)
+        yield FarChunk(bytes(far_id), codec, payload, raw_length)

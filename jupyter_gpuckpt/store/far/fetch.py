@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -16,11 +17,12 @@ from ...snapshot_records import SnapshotChange, SnapshotChangeKind
 from .. import manifests, packs
 from ..codecs import CodecError, UnknownCodecError, digest_of_stored
 from ..local import LocalStore
+from ..scratch import ThreadScratch
 from ..writer import PackWriter, Record
 from . import far_manifests, far_packs
 from .buckets import Bucket
 from .far_manifests import FarManifest
-from .far_packs import Rows
+from .far_packs import FarChunk, Rows
 from .pack_refs import PackRef
 from .sealing import HEADER_BYTES, Seal, invalid
 from .sessions import FarSnapshot
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _READERS = 8
-_CHECKERS = 2
+#: The most threads that check chunks at a time.
+_MAX_CHECKERS = 4
 #: The most bytes of one read, and the largest gap between chunks that is read with them and discarded.
 RUN_BYTES, GAP_BYTES = 8 << 20, 256 << 10
 
@@ -136,8 +139,8 @@ def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> list[Open
     """Read the rows of packs. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
 
     def look(ref: PackRef) -> OpenPack:
-        header = bucket.get_range(ref.name, 0, HEADER_BYTES)
-        end = bucket.get_range(ref.name, ref.length - ref.index_length, ref.length)
+        header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
+        end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
         rows = far_packs.rows_of(seal, ref, header, end)
         return OpenPack(ref, seal.key_of(ref.name, header), rows)
 
@@ -154,16 +157,18 @@ def _runs(found: Sequence[OpenPack], wanted: dict[bytes, bytes]) -> Iterator[_Ru
             if (far_id := bytes(one)) in left:
                 left.discard(far_id)
                 chosen.append(number)
-        rows = np.sort(pack.rows[chosen], order="offset")
+        rows = pack.rows[chosen]
+        rows = rows[np.argsort(rows["offset"])]
+        starts, ends = (some.tolist() for some in far_packs.bounds(rows))
         first = 0
         for number in range(1, len(rows) + 1):
-            start, _ = far_packs.record_bounds(rows[first])
-            _, end = far_packs.record_bounds(rows[number - 1])
-            if number < len(rows):
-                following, its_end = far_packs.record_bounds(rows[number])
-                if following - end <= GAP_BYTES and its_end - start <= RUN_BYTES:
-                    continue
-            yield _Run(pack, rows[first:number], start, end)
+            if (
+                number < len(rows)
+                and starts[number] - ends[number - 1] <= GAP_BYTES
+                and ends[number] - starts[first] <= RUN_BYTES
+            ):
+                continue
+            yield _Run(pack, rows[first:number], starts[first], ends[number - 1])
             first = number
 
 
@@ -181,8 +186,9 @@ class _Fetching:
         self._bucket, self._writer, self._wanted = bucket, writer, wanted
         self._total, self._progress = total, progress
         self._done, self._lock = 0, threading.Lock()
-        #: More threads that check chunks hinder each other, because much of the work on each chunk holds the GIL.
-        self._checking = threading.Semaphore(_CHECKERS)
+        #: More threads that check chunks hinder each other, because a part of the work on each chunk holds the GIL.
+        self._checking = threading.Semaphore(_checkers())
+        self._decrypted = ThreadScratch()
 
     def run(self, runs: Sequence[_Run]) -> None:
         """Read and store all runs. Raises the first error."""
@@ -196,20 +202,20 @@ class _Fetching:
                 one.result()
 
     def _fetch_run(self, run: _Run) -> None:
-        data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
+        name, length = run.pack.ref.name, int(run.rows["stored_length"].sum())
+        data = self._bucket.get_range(name, run.start, run.end)
         if len(data) != run.end - run.start:
-            raise invalid(run.pack.ref.name, "it is truncated")
+            raise invalid(name, "it is truncated")
         with self._checking:
-            records = [self._record(run, row, memoryview(data)) for row in run.rows]
+            room = self._decrypted.memory.get(length)
+            chunks = far_packs.open_chunks(name, run.pack.key, run.rows, data, run.start, room)
+            records = [self._record(name, chunk) for chunk in chunks]
         self._writer.append_all(records)
         with self._lock:
-            self._done += int(run.rows["stored_length"].sum())
+            self._done += length
             self._progress(self._done, self._total)
 
-    def _record(self, run: _Run, row: np.void, data: memoryview) -> Record:
-        start, end = far_packs.record_bounds(row)
-        record = data[start - run.start : end - run.start]
-        chunk = far_packs.open_chunk(run.pack.ref.name, run.pack.key, row, record)
+    def _record(self, name: str, chunk: FarChunk) -> Record:
         digest = self._wanted[chunk.far_id]
         try:
             intact = digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) == digest
@@ -218,5 +224,10 @@ class _Fetching:
         except CodecError:
             intact = False
         if not intact:
-            raise invalid(run.pack.ref.name, f"chunk {digest.hex()[:16]} does not match its digest")
+            raise invalid(name, f"chunk {digest.hex()[:16]} does not match its digest")
         return Record(digest, chunk.payload, chunk.raw_length, chunk.codec)
+
+
+def _checkers() -> int:
+    """Return how many threads check chunks at a time; the rest of the processors is for the endpoint's connections and the kernels."""
+    return max(2, min(_MAX_CHECKERS, len(os.sched_getaffinity(0)) // 4))

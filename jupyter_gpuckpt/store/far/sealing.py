@@ -129,9 +129,11 @@ def cipher(key: bytes) -> AESGCM:
     """Return AES-256-GCM with a key. Raises ToolMissing."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - optional
-    except ImportError as error:
+
+        AESGCM.encrypt_into  # noqa: B018 - earlier versions lack it
+    except (ImportError, AttributeError) as error:
         raise ToolMissing(
-            "Remotes need the Python package cryptography.",
+            "Remotes need the Python package cryptography, version 47 or later.",
             hint="Install it: pip install 'jupyter_gpuckpt[far]'",
         ) from error
     return AESGCM(key)
@@ -152,7 +154,25 @@ def decrypted(
     try:
         return key.decrypt(nonce, sealed, associated_data)
     except InvalidTag as error:
-        raise invalid(name, "it was altered, renamed, or copied from another store") from error
+        raise _altered(name) from error
+
+
+def decrypt_into(
+    name: str, key: AESGCM, sealed: memoryview, associated_data: bytes, target: memoryview
+) -> None:
+    """Write the content of `sealed` (nonce, encrypted content, tag) to `target`, which has its length. Raises FarObjectInvalid."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
+
+    if len(sealed) != NONCE_BYTES + len(target) + TAG_BYTES:
+        raise invalid(name, "it is truncated")
+    try:
+        key.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], associated_data, target)
+    except InvalidTag as error:
+        raise _altered(name) from error
+
+
+def _altered(name: str) -> FarObjectInvalid:
+    return invalid(name, "it was altered, renamed, or copied from another store")
 
 
 def invalid(name: str, why: str) -> FarObjectInvalid:

@@ -32,7 +32,7 @@ from .. import manifests
 from ..codecs import CodecError, digest_of_stored
 from ..packs import Entry
 from ..places import Location
-from ..scratch import Scratch
+from ..scratch import ThreadScratch
 from . import epochs, far_manifests, far_packs, indexes
 from .about import about, title_of
 from .buckets import Bucket
@@ -50,9 +50,10 @@ from .sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenure
 
 _log = logging.getLogger(__name__)
 
+#: How many packs are sent at a time.
 _WRITERS = 8
-#: The most packs that are made at a time: with eight an upload takes twice as long as with three.
-_MAX_MAKERS = 3
+#: The most packs that are made at a time: with more the first would be ready later, and the last no earlier.
+_MAX_MAKERS = 4
 #: How often an upload begins again because the epoch changed during it.
 _ROUNDS = 10
 
@@ -73,7 +74,7 @@ class Source(Protocol):
         """Return the locations of chunks, in the order in which they lie on the disk."""
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
-        """Return codec, payload and raw length of a chunk."""
+        """Return codec, payload and raw length of a chunk. The payload is valid until this thread calls the method again."""
 
     def load(self, digest: bytes) -> bytes:
         """Return a chunk, decompressed and verified; raise ObjectCorrupt, which names the pack."""
@@ -240,10 +241,11 @@ class _Run:
         self._digests = {self._seal.far_id(digest): digest for digest in digests}
         self._progress, self._lock = progress, threading.Lock()
         self._done = self._total = 0
-        #: Few threads at a time make packs: more hinder each other, because much of the work on each chunk holds the GIL.
+        #: Few threads at a time make packs: more hinder each other, because a part of the work on each chunk holds the GIL.
         self._making = threading.Semaphore(_makers())
-        #: Reusable memory of packs that were sent, because fresh memory would take longer than the encryption.
-        self._spare: list[Scratch] = []
+        self._sending = threading.Semaphore(_WRITERS)
+        #: Memory for the packs, reused because fresh memory would take longer than the encryption.
+        self._scratch = ThreadScratch()
         #: What this attempt has sent so far.
         self.sent = Sent()
 
@@ -311,7 +313,8 @@ class _Run:
     def _send(self, digests: Collection[bytes]) -> list[PackRef]:
         groups = self._groups(digests)
         self._done, self._total = 0, sum(one.stored_length for group in groups for one in group)
-        with ThreadPoolExecutor(_WRITERS, "upload") as pool:
+        # There are more threads than are sent at a time, so that the next packs are ready when others have been sent.
+        with ThreadPoolExecutor(_WRITERS + _makers(), "upload") as pool:
             running = [pool.submit(self._send_pack, group) for group in groups]
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
             for one in unfinished:
@@ -333,16 +336,15 @@ class _Run:
         return groups
 
     def _send_pack(self, chunks: Sequence[Entry]) -> PackRef:
-        memory = self._spare.pop() if self._spare else Scratch()
         with self._making:
-            pack = far_packs.build(self._seal, chunks, self._read, memory)
-        self._far.pace.wait(pack.ref.length, self._bucket.retries)
-        if not self._bucket.create(pack.ref.name, pack.data):
-            raise StoreUnavailable(
-                f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",
-                hint="Try again.",
-            )
-        self._spare.append(memory)
+            pack = far_packs.build(self._seal, chunks, self._read, self._scratch.memory)
+        with self._sending:
+            self._far.pace.wait(pack.ref.length, self._bucket.retries)
+            if not self._bucket.create(pack.ref.name, pack.data):
+                raise StoreUnavailable(
+                    f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",
+                    hint="Try again.",
+                )
         with self._lock:
             self._journal.add_pack(PackRows(pack.ref, pack.rows.tobytes()))
             self.sent = Sent(self.sent.count_bytes + pack.ref.length, self.sent.packs + 1)
