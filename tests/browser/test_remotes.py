@@ -2,9 +2,11 @@
 
 import os
 import re
+import secrets
 import uuid
 from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt.daemon import remote_keys
@@ -13,7 +15,7 @@ from jupyter_gpuckpt.store.far.sessions import Sessions
 from tests.browser.lab_server import started_lab
 from tests.browser.notebook_page import HAS_IDLE_KERNEL, NotebookPage
 from tests.conftest import wait_for
-from tests.far import servers
+from tests.far import servers, shared_servers
 from tests.far.joined import join
 
 pytestmark = pytest.mark.browser
@@ -57,17 +59,16 @@ def on_machine(folder, other):
 
 
 @pytest.fixture
-def machines(tmp_path, tmp_path_factory, monkeypatch):
+def machines(tmp_path, pytestconfig, monkeypatch):
     """Two JupyterLab servers on machines of their own, and a bucket that both can open."""
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         folder.mkdir()
     for name, value in servers.s3_variables().items():
         monkeypatch.setenv(name, value)
+    remote = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
+    remote = msgspec.structs.replace(remote, name="share")
     with ExitStack() as stack:
-        remote = servers.s3_remote(
-            stack.enter_context(servers.seaweedfs(tmp_path_factory.mktemp("weed"))), "share"
-        )
         joined = join(one / "gpuckpt", remote)
         join(other / "gpuckpt", remote, joined.phrase)
         started = [

@@ -13,17 +13,11 @@ from jupyter_gpuckpt.remote_records import RemoteVerb
 from jupyter_gpuckpt.snapshot_records import UploadState
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from tests.daemon.conftest import LONG
-from tests.far import interfering, servers
+from tests.far import interfering, servers, shared_servers
 from tests.far.installations import ask, some_chunks
 from tests.far.interfering import Refusal
 
 OLD_KEY = "an-old-access-key"
-
-
-@pytest.fixture(scope="module")
-def seaweedfs(tmp_path_factory):
-    with servers.seaweedfs(tmp_path_factory.mktemp("weed")) as url:
-        yield url
 
 
 @pytest.fixture
@@ -33,13 +27,13 @@ def refusing():
 
 
 @pytest.fixture
-def there(seaweedfs, refusing):
+def there(pytestconfig, refusing):
     """Yield a remote behind a server that refuses what `refusing` says."""
 
     def refuse(asked):
         return next((found for one in refusing if (found := one(asked))), None)
 
-    with interfering.before(seaweedfs, refuse) as url:
+    with interfering.before(shared_servers.seaweedfs(pytestconfig), refuse) as url:
         yield servers.s3_remote(url, f"p{secrets.token_hex(6)}")
 
 

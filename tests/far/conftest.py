@@ -1,4 +1,4 @@
-"""Buckets of every kind, empty for each test; the servers behind them run once per process."""
+"""Buckets of every kind, empty for each test; all tests of a run share the servers behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from obstore.store import MemoryStore
 from jupyter_gpuckpt.remote_records import Capabilities, Remote
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.store.far.retries import Retries
-from tests.far import servers
+from tests.far import servers, shared_servers
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,13 @@ def _no_credentials_of_others(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(tmp_path_factory):
-    with servers.seaweedfs(tmp_path_factory.mktemp("weed")) as url:
-        yield url
+def seaweedfs(pytestconfig):
+    return shared_servers.seaweedfs(pytestconfig)
 
 
 @pytest.fixture(scope="session")
-def azurite(tmp_path_factory):
-    with servers.azurite(tmp_path_factory.mktemp("azurite")) as url:
-        yield url
+def azurite(pytestconfig):
+    return shared_servers.azurite(pytestconfig)
 
 
 @pytest.fixture(scope="session")

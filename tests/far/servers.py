@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -39,49 +40,72 @@ def s3_variables(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> 
     return {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
 
 
-class SeaweedFS:
+class Server(ABC):
+    """A program that keeps objects: its command line, its variables, and the URL at which it serves them."""
+
+    def __init__(
+        self, folder: Path, words: list[str], url: str, variables: dict[str, str] | None = None
+    ) -> None:
+        self.folder, self.words, self.url = folder, words, url
+        self.variables = variables or {}
+        self.log = folder / "log"
+
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether objects can be written by now."""
+
+    def wait_until_up(self) -> None:
+        """Wait until objects can be written."""
+        wait_for(self.is_up, START_SECONDS, self.log.read_text)
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Run the server; yield its URL, and kill it at the end."""
+        with running(self.words, self.log, env=os.environ | self.variables):
+            self.wait_until_up()
+            yield self.url
+
+
+class SeaweedFS(Server):
     """An S3 that can all that is asked for; what it holds stays in `folder`, from one run to the next."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
         words = [program("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
         words += [f"-{name}.port={port}" for name, port in ports.items()]
         words += [f"-{name}.port.grpc={free_port()}" for name in ports]
         words += [f"-admin.port={free_port()}", f"-admin.port.grpc={free_port()}"]
         words += [f"-bucket={BUCKET}", "-webdav=false", "-admin.ui=false"]
-        self._words = [*words, "-s3.port.iceberg=0", "-s3.port.lance=0"]
-        self.url = f"http://127.0.0.1:{ports['s3']}"
+        words += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+        super().__init__(folder, words, f"http://127.0.0.1:{ports['s3']}", s3_variables())
 
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        """Run the server; yield its URL, and kill it at the end."""
-        environ = os.environ | s3_variables()
-        with running(self._words, self._folder / "log", env=environ) as log:
-            wait_for(lambda: takes_objects(self.url), START_SECONDS, log.read_text)
-            yield self.url
+    def is_up(self) -> bool:
+        """Whether the bucket is there by now."""
+        return takes_objects(self.url)
+
+
+class Azurite(Server):
+    """An Azure that keeps objects in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        node = shutil.which("node", path=f"{node_folder()}{os.pathsep}{os.environ['PATH']}")
+        if not AZURITE.exists() or node is None:
+            missing("azurite", "Azurite is not installed: make .venv/stamps/azurite")
+        assert node is not None
+        port = free_port()
+        words = [node, str(AZURITE), "--blobPort", str(port), "--skipApiVersionCheck", "--silent"]
+        words += ["--inMemoryPersistence", "--disableTelemetry"]
+        super().__init__(folder, words, f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}")
+
+    def is_up(self) -> bool:
+        """Make the container as soon as the server answers."""
+        return status_of(self.url) > 0 and make_container(self.url) == 201
 
 
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
     """Start a SeaweedFS; yield its URL."""
     with SeaweedFS(folder).running() as url:
-        yield url
-
-
-@contextmanager
-def azurite(folder: Path) -> Iterator[str]:
-    """Start an Azurite; yield the URL of its account."""
-    node = shutil.which("node", path=f"{node_folder()}{os.pathsep}{os.environ['PATH']}")
-    if not AZURITE.exists() or node is None:
-        missing("azurite", "Azurite is not installed: make .venv/stamps/azurite")
-    port = free_port()
-    words = [node, str(AZURITE), "--blobPort", str(port), "--skipApiVersionCheck", "--silent"]
-    words += ["--inMemoryPersistence", "--disableTelemetry"]
-    url = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-    with running(words, folder / "log") as log:
-        wait_for(lambda: status_of(url) > 0, START_SECONDS, log.read_text)
-        assert make_container(url) == 201
         yield url
 
 

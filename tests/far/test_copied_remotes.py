@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
 from jupyter_gpuckpt.daemon import remote_keys
@@ -32,8 +34,8 @@ def test_a_remote_goes_on_in_another_bucket(seaweedfs, tmp_path, monkeypatch):
     for name, value in servers.s3_variables().items():
         monkeypatch.setenv(name, value)
     first, second = tmp_path / "first", tmp_path / "second"
-    old = servers.s3_remote(seaweedfs, "old-place")
-    new = msgspec.structs.replace(old, url=f"{old.url.removesuffix('old-place')}new-place")
+    old = servers.s3_remote(seaweedfs, f"p{secrets.token_hex(6)}")
+    new = msgspec.structs.replace(old, url=f"{old.url}-new")
     joined = join(first, old)
     content = chunks(7)
     with LocalStore(first / "store") as store:
