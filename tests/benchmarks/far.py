@@ -63,6 +63,8 @@ _AT_A_TIME = 8
 #: A far store has so many index objects at most.
 _INDEXES = indexes.MAX_INDEXES
 _CHUNKS_PER_PACK = pack_refs.PACK_BYTES // CHUNK_BYTES
+#: The size at which the server begins another volume: a write waits about a second for a new one, and by default it has 1 GB.
+_VOLUME_MB = 8000
 _SECRET = Secret(HolderKind.FILE, b"b" * 32)
 _SESSION = "session"
 
@@ -71,7 +73,10 @@ def run() -> Iterator[Row]:
     """Each kind of data, then each size."""
     with scratch() as place, mock.patch.dict(os.environ, servers.s3_variables()):
         (place / "weed").mkdir()
-        with servers.seaweedfs(place / "weed") as url:
+        server = servers.SeaweedFS(place / "weed")
+        server.words.append(f"-master.volumeSizeLimitMB={_VOLUME_MB}")
+        with server.running() as url:
+            _plain(url).put("first", os.urandom(CHUNK_BYTES))  # the first volume
             size = scaled(0.25, max_gb=1, memory=3, disk=12)
             for kind in ("random", "compressible"):
                 yield from _transfers(url, place / kind, kind, int(size * GB))
@@ -131,7 +136,7 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     place.mkdir()
     stored = _make_store(place / "made", kind, size // CHUNK_BYTES)
     seconds = defaultdict[str, list[float]](list)
-    plain = S3Store(servers.BUCKET, endpoint=url, client_options={"allow_http": True})
+    plain = _plain(url)
     with LocalStore(place / "made") as store:
         for number in range(ROUNDS):
             remote = _Remote(url, f"{kind}-{number}", place / f"remote-{number}")
@@ -173,6 +178,11 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     yield Row("    obstore's own get of these packs into files", seconds["get into files"])
     yield Row("    ratio", ratios(seconds["fetch"], seconds["get into files"]), "x", BUDGET)
     yield Row("    obstore's own get of these packs into memory", seconds["get"])
+
+
+def _plain(url: str) -> S3Store:
+    """Return obstore's own object for the server."""
+    return S3Store(servers.BUCKET, endpoint=url, client_options={"allow_http": True})
 
 
 def _get_into_file(plain: S3Store, folder: Path, key: str) -> None:
