@@ -9,6 +9,7 @@ import re
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from jupyter_gpuckpt.errors import (
     StoreUnavailable,
 )
 from jupyter_gpuckpt.store.codecs import digest_of
-from jupyter_gpuckpt.store.far import epochs, far_manifests, indexes, keyring
+from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes, keyring
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.store.far.fetch import GAP_BYTES, RUN_BYTES
 from jupyter_gpuckpt.store.far.journal import Journal, unfinished
@@ -291,6 +292,37 @@ def test_an_upload_can_be_cancelled_and_goes_on(machine):
     assert progress
     stopping.retries.stop.clear()
     assert a.upload("s1").snapshot.snapshot_id == "s1"
+
+
+def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
+    a = machine()
+    a.save("s1", *chunks(1, 120))
+    made, sending, most = [], set(), []
+    ninth_is_made = threading.Event()
+    build, create = far_packs.build, a.bucket.create
+
+    def making(*arguments):
+        made.append(build(*arguments))
+        if len(made) > 8:
+            ninth_is_made.set()
+        return made[-1]
+
+    def sent(name, data):
+        if name.startswith("packs/"):
+            sending.add(name)
+            most.append(len(sending))
+            assert ninth_is_made.wait(60)
+        done = create(name, data)
+        sending.discard(name)
+        return done
+
+    monkeypatch.setattr(far_packs, "build", making)
+    a.bucket.create = sent
+    assert a.upload("s1").sent.packs == len(made) > 9
+    assert max(most) == 8
+    b = machine("b")
+    b.fetch("s1")
+    b.store.verify("s1")
 
 
 def test_no_more_is_sent_per_second_than_is_allowed(machine):
