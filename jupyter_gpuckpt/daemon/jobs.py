@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +19,7 @@ from .records import KernelRecord
 from .recovered import as_before
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a success: the next state, changed fields of the record, and the client's result."""
 
     state: KernelState
@@ -29,8 +27,7 @@ class Outcome:
     result: Result
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A description of an operation, which `verbs.py` carries out.
 
     `state`: the kernel's while it runs; `entering`: fields of the record that change before it; `work` runs in a thread and may
@@ -41,7 +38,7 @@ class Job:
     kind: OperationKind
     state: KernelState
     work: Callable[[RunningOperation], Outcome]
-    entering: dict[str, Any] = field(default_factory=dict)
+    entering: dict[str, Any] = {}
     retention: RetentionPolicy | None = None
     #: Whether no user requested it; then it is refused where it would disturb a user's work.
     is_automatic: bool = False

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,8 +42,7 @@ _Result = TypeVar("_Result")
 SuspendedAt = Callable[[], Awaitable[Collection[str]]]
 
 
-@dataclass
-class _Current:
+class _Current(msgspec.Struct):
     """The running upload, or the one that is being given up."""
 
     snapshot_id: str

@@ -11,8 +11,9 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ..host import processes
 from ..model import LINK_REMAP, SCRATCH, CapturedFile
@@ -32,12 +33,11 @@ _KINDS = {
 }
 
 
-@dataclass
-class Capture:
+class Capture(msgspec.Struct):
     """The captured files: their records, and for every stream the path where its bytes can be read."""
 
-    files: list[CapturedFile] = field(default_factory=list)
-    sources: dict[str, Path] = field(default_factory=dict)
+    files: list[CapturedFile] = []
+    sources: dict[str, Path] = {}
 
 
 def capture(

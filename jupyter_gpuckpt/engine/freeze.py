@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
@@ -54,8 +55,7 @@ logger = logging.getLogger(__name__)
 FilesTaken = Callable[[Mapping[str, Sequence[Path]], Mapping[str, LaneCopy]], None]
 
 
-@dataclass
-class Frozen:
+class Frozen(msgspec.Struct):
     """A tree as it was at one moment; all of it can be read until the `frozen` block ends."""
 
     images: Path
@@ -68,17 +68,17 @@ class Frozen:
     #: How many bytes of GPU memory are to be stored.
     gpu_bytes: int
     #: TCP connections with both ends in the tree, the bytes in their queues, and connections that cannot be kept.
-    connections: list[TcpConnection] = field(default_factory=list)
+    connections: list[TcpConnection] = []
     connections_queues: bytes = b""
-    connections_lost: list[LostConnection] = field(default_factory=list)
+    connections_lost: list[LostConnection] = []
     #: Former names of deleted files, by their names in the images.
-    gone: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, str] = {}
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
-    copies: dict[str, Path] = field(default_factory=dict)
+    copies: dict[str, Path] = {}
     frozen_seconds: float = 0.0
-    _switches: dict[int, dict[int, int]] = field(default_factory=dict)
+    _switches: dict[int, dict[int, int]] = {}
     _gpu_copying: Future[None] | None = None
-    _kept: ExitStack = field(default_factory=ExitStack)
+    _kept: ExitStack = msgspec.field(default_factory=ExitStack)
     _beside: ThreadPoolExecutor | None = None
 
     def release_memory(self) -> None:

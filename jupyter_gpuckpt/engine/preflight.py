@@ -9,7 +9,8 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
@@ -28,8 +29,7 @@ _TTY_INDEX = re.compile(r"^tty-index:\s*(\d+)$", re.MULTILINE)
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "user", "uts")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A plan for freezing a tree. Sizes are in bytes."""
 
     method: str  # skeleton | plain

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 INIT = Path(__file__).parent / "tree" / "gpuckpt-init"
 CRIU_PRELOAD = Path(__file__).parent / "criu" / "criu-preload.so"
 
 
-@dataclass(frozen=True)
-class EngineSettings:
+class EngineSettings(msgspec.Struct, frozen=True):
     """Paths, limits and deadlines of the engine.
 
     `spill_dir` holds CRIU's images if the skeleton dump cannot run; it must be on a real disk and the same path inside

@@ -20,7 +20,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ class CommandFailed(Exception):  # noqa: N818 - an event of the host layer, not 
         return "took too long and was killed" if self.timed_out else ending(self.returncode)
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """The result of a program: all of its stdout, the end of its stderr, and how long it took."""
 
     returncode: int

@@ -15,8 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
@@ -56,7 +57,9 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
     step = "namespaces"
     try:
         with _scratch(directory) as scratch, _subjects() as trees:
-            settings = replace(settings, spill_dir=scratch / "spill", stall_seconds=_STALL_SECONDS)
+            settings = msgspec.structs.replace(
+                settings, spill_dir=scratch / "spill", stall_seconds=_STALL_SECONDS
+            )
             spec = _spec(scratch)
             tree = launch.launch(spec, settings, scratch / "exit-1")
             trees.append(tree)

@@ -12,10 +12,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import thaw
 from jupyter_gpuckpt.engine.criu import images as criu_images

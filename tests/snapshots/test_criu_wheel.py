@@ -8,10 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.conftest import missing
 from tests.programs import COUNTER

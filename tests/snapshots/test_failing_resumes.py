@@ -8,10 +8,10 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import restore_watch
 from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine.criu import options as criu_options
 from jupyter_gpuckpt.engine.tree import launch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine.criu import hidden_pages
 from jupyter_gpuckpt.engine.criu import images as criu_images

@@ -6,11 +6,11 @@ import os
 import shutil
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import kept_files
 from jupyter_gpuckpt.engine.tree import launch

@@ -6,10 +6,10 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.errors import FreezeFailed
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import preflight
 from jupyter_gpuckpt.engine.settings import EngineSettings

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine.criu import cache as criu_cache
 from jupyter_gpuckpt.engine.criu import images as criu_images

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -40,14 +39,13 @@ class NoAnswerError(Exception):
         self.timed_out, self.wait_seconds = timed_out, wait_seconds
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An answer. `ahead_seconds`: the service's wall clock minus this machine's; 0 if the answer has no date."""
 
     status: int
     body: bytes
     ahead_seconds: float = 0.0
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
     def deadline(self, epoch_seconds: float) -> float:
         """Convert a time of the service's wall clock to the clock of `reclaim_records.now`; a time before the boot becomes 0."""

@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ...errors import ThawFailed
 from ...host import processes
@@ -30,8 +31,7 @@ _FD_FILE, _FD_NUMBER = 1, 4
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 
 
-@dataclass(frozen=True)
-class _Lock:
+class _Lock(msgspec.Struct, frozen=True):
     """A lock on a file. `kinds`: of Linux's list, with which it conflicts; `end`: the last byte, None for the end of the file."""
 
     path: str

@@ -12,10 +12,11 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+import msgspec
 
 from ...errors import ObjectCorrupt
 
@@ -201,8 +202,7 @@ def numbers(message: bytes) -> dict[int, int]:
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """A run of pages of one process: `address` and `length` in bytes."""
 
     address: int
@@ -229,8 +229,7 @@ def pages_id(images: Path, nspid: int) -> int:
     return numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
 
 
-@dataclass(frozen=True, slots=True)
-class ImageProcess:
+class ImageProcess(msgspec.Struct, frozen=True):
     """A process in the images."""
 
     pid: int
@@ -291,8 +290,7 @@ def _comm(path: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class RegularFile:
+class RegularFile(msgspec.Struct, frozen=True):
     """A regular file that the tree has open or mapped. `length` None: CRIU does not check it. `mode`: as st_mode."""
 
     file_id: int

@@ -11,8 +11,9 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ...errors import ThawFailed
 from ...host import ended_connections
@@ -32,20 +33,19 @@ _MAX_PORT = 65535
 _PORT_TRIES = 10
 
 
-@dataclass
-class Moved:
+class Moved(msgspec.Struct):
     """The changed ports and addresses of the tree's sockets, old to new, without the ports that the caller had named."""
 
-    ports: dict[int, int] = field(default_factory=dict)
+    ports: dict[int, int] = {}
     #: By family and address.
-    addresses: dict[tuple[int, str], str] = field(default_factory=dict)
+    addresses: dict[tuple[int, str], str] = {}
     #: The destinations of connected UDP sockets, to which no route leads, by family, address and port.
-    unreachable: set[tuple[int, str, int]] = field(default_factory=set)
+    unreachable: set[tuple[int, str, int]] = set()
     #: Of the changes, those that clients of the tree's servers must know.
-    server_ports: dict[int, int] = field(default_factory=dict)
-    server_addresses: dict[str, str] = field(default_factory=dict)
+    server_ports: dict[int, int] = {}
+    server_addresses: dict[str, str] = {}
     #: Sockets that reserve the new ports until the tree has them.
-    held: list[HeldPorts] = field(default_factory=list)
+    held: list[HeldPorts] = []
 
     def address(self, family: int, address: str) -> str:
         """Return the address that replaces another one: the same, unless this machine does not have it."""
@@ -57,8 +57,7 @@ class Moved:
             ports.release()
 
 
-@dataclass(frozen=True)
-class _Bound:
+class _Bound(msgspec.Struct, frozen=True):
     """The address and port that a TCP or UDP socket of the tree is bound to. `remote`: of a connected UDP socket, else None."""
 
     kind: int

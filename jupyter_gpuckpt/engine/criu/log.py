@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 #: Errors that are harmless where the process lacks CAP_SYS_RESOURCE; they are in every log of a container.
 _HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
@@ -167,8 +168,7 @@ _TABLE: list[tuple[str, str, str]] = [
 ]
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True):
     """A diagnosis of a log: a cause and a hint for users, and the lines on which they are based."""
 
     cause: str

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
 
 from .images import (
     PAGE,
@@ -37,8 +38,7 @@ _IS_GUARD = 1 << 16
 _IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(msgspec.Struct, frozen=True):
     """A memory area of a process, with mmap's protection and flags. `is_special`: made by Linux itself, for instance its vdso."""
 
     start: int

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
 
 from ...model import Manifest, Stream
 from ..criu import images as criu_images
@@ -32,8 +33,7 @@ _MAX_ADDED_AREAS = 10_000
 AddressRange = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A run of pages of a process, at `offset` of its stream and at `address` of its memory, all in bytes."""
 
     offset: int

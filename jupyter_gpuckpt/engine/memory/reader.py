@@ -9,7 +9,6 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,8 +39,7 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
     return areas
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A run of `length` bytes at `offset` of the sequence. It lies at `address` of the process, or already in `copy`.
 
     `pid`: the process that has it, if it is not the sequence's process.
