@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +90,8 @@ class ResumeTimes:
             kept = list(self._measured.of(gpu=bool(sizes.gpu_bytes)))
         if not kept:
             return None
+        import statistics  # noqa: PLC0415 - slow to import, and a daemon that never resumed anything does not need it
+
         constant = statistics.median(one.seconds - one.reading_seconds for one in kept)
         # The rate is computed from the sums, so that large resumes count more: small ones say little about it.
         raw_bytes = sum(one.raw_bytes for one in kept)

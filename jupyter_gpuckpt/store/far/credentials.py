@@ -6,7 +6,6 @@ every few minutes, so that a rotated key is used without a restart.
 
 from __future__ import annotations
 
-import configparser
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import configparser
+
     from obstore.store import S3Credential
 
 _READ_AGAIN_AFTER = timedelta(minutes=5)
@@ -59,6 +60,8 @@ class AwsFile:
         }
 
     def _section(self) -> configparser.SectionProxy | None:
+        import configparser  # noqa: PLC0415 - slow to import, and only remotes need it
+
         parser = configparser.ConfigParser(interpolation=None)
         try:
             with self._path.open(encoding="utf-8") as file:
