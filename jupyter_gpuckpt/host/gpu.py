@@ -6,6 +6,7 @@ raises. NVML does not create a CUDA context, so it uses no GPU memory.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 #: The first driver that lets programs checkpoint other processes (CUDA 12.8).
 MINIMUM_DRIVER = 570
+#: NVML, which comes with the driver.
+LIBRARY = "libnvidia-ml.so.1"
 #: The version of cuda-bindings that is needed.
 CHECKPOINT_FUNCTIONS = tuple(
     f"cuCheckpointProcess{name}"
@@ -47,7 +50,9 @@ class _Library:
         with self._lock:
             if self._module is None and time.monotonic() - self._failed_at >= RETRY_SECONDS:
                 try:
-                    import pynvml  # noqa: PLC0415 - absent or slow where there is no GPU
+                    # Most machines without a GPU lack it, and need not import a large module.
+                    ctypes.CDLL(LIBRARY)
+                    import pynvml  # noqa: PLC0415
 
                     pynvml.nvmlInit()
                 except Exception as error:  # a broken driver counts as none

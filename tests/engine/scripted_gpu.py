@@ -135,6 +135,7 @@ def put_in(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver, nvml: Script
     bindings.driver = driver
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(gpu, "LIBRARY", "libc.so.6")  # any that is there
     # What was found before is forgotten.
     monkeypatch.setattr(cuda, "_found", [])
     monkeypatch.setattr(gpu, "_library", gpu._Library())
