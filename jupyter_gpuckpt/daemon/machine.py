@@ -114,10 +114,6 @@ class Machine:
 
         threading.Thread(target=initialize, name="warm-up", daemon=True).start()
 
-    def prepare(self) -> None:
-        """Import what saves and resumes need, so that it is of the same version as this daemon and an operation need not wait."""
-        from . import use_cases  # noqa: F401, PLC0415 - late: see there
-
     def expect(self, raw_bytes: int) -> None:
         """Prepare for a save or resume of this size: a large one would wait for its worker processes; never raises."""
         worker_processes.warm_up(raw_bytes, self.worker_threads)

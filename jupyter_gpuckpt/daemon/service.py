@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -51,6 +52,20 @@ _FIRST_REQUEST_SECONDS = 10.0
 _ANSWER_SECONDS, _PAUSE_SECONDS = 10.0, 0.02
 
 _log = logging.getLogger(__name__)
+
+
+def _import_use_cases() -> None:
+    """Import what saves and resumes need, so that it is of this daemon's version and they do not wait for it; never raises."""
+    # As at the start, for the same reason (`__main__.py`).
+    gc.disable()
+    try:
+        from . import use_cases  # noqa: F401, PLC0415 - late: see there
+    except Exception:  # kernels run on, and an operation that needs it says so
+        _log.exception("a part of this package cannot be imported")
+    else:
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 class Daemon:
@@ -162,6 +177,7 @@ class Daemon:
         self._left = asyncio.Event()
         self._touched = time.monotonic()
         self._requested = False
+        self._has_use_cases = False
 
     @property
     def needed(self) -> bool:
@@ -286,8 +302,9 @@ class Daemon:
             await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
-            if self.needed or self.streams:
-                await asyncio.to_thread(self.machine.prepare)
+            if not self._has_use_cases and (self.needed or self.streams):
+                self._has_use_cases = True
+                await asyncio.to_thread(_import_use_cases)
             await self.uploads.look()
             if self._is_in_use():
                 self._touched = time.monotonic()
