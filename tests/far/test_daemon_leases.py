@@ -29,10 +29,9 @@ from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.far.leases import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.far.sessions import FarSession, Sessions
+from tests.conftest import PATIENCE
 from tests.far.joined import join
 from tests.far.test_fetching import CONTENT, Here, saved
-
-LONG = 20.0
 
 
 class There(Here):
@@ -105,7 +104,7 @@ class There(Here):
         return LeaseFile(remote_keys.state_dir(self.data_dir, "share")).of("k1").session_id
 
 
-async def until(condition, seconds=LONG):
+async def until(condition, seconds=PATIENCE):
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -383,7 +382,7 @@ def test_a_resume_that_comes_during_a_release_asks_for_the_lease_anew(two, monke
 
         def slow(self, *arguments):
             begun.set()
-            assert go_on.wait(LONG)
+            assert go_on.wait(PATIENCE)
             release(self, *arguments)
 
         monkeypatch.setattr(Leases, "release", slow)
