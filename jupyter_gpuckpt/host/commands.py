@@ -20,8 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-import msgspec
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class CommandFailed(Exception):  # noqa: N818 - an event of the host layer, not 
         return "took too long and was killed" if self.timed_out else ending(self.returncode)
 
 
-class Completed(msgspec.Struct, frozen=True):
+class Completed(NamedTuple):
     """The result of a program: all of its stdout, the end of its stderr, and how long it took."""
 
     returncode: int
