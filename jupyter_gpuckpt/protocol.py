@@ -42,6 +42,11 @@ class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
 @cache
 def package_version() -> str:
     """Return the version of the running code, even after an upgrade; clients and daemons of different versions refuse each other."""
+    return installed_version()
+
+
+def installed_version() -> str:
+    """Return the version that programs find which begin now."""
     try:
         return metadata.version("jupyter_gpuckpt")
     except metadata.PackageNotFoundError:  # runs from a source tree

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -15,10 +14,11 @@ from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 
 from ..daemon_settings import Settings
+from ..errors import GpuCkptError
 from ..place import Place
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
 from ..snapshot_records import SnapshotChange
-from . import lifetime, taken_over
+from . import late_imports, lifetime, taken_over
 from .endings import Endings
 from .far_collecting import FarCollecting
 from .far_sessions import FarSessions
@@ -52,20 +52,6 @@ _FIRST_REQUEST_SECONDS = 10.0
 _ANSWER_SECONDS, _PAUSE_SECONDS = 10.0, 0.02
 
 _log = logging.getLogger(__name__)
-
-
-def _import_use_cases() -> None:
-    """Import what saves and resumes need, so that it is of this daemon's version and they do not wait for it; never raises."""
-    # As at the start, for the same reason (`__main__.py`).
-    gc.disable()
-    try:
-        from . import use_cases  # noqa: F401, PLC0415 - late: see there
-    except Exception:  # kernels run on, and an operation that needs it says so
-        _log.exception("a part of this package cannot be imported")
-    else:
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 class Daemon:
@@ -177,7 +163,7 @@ class Daemon:
         self._left = asyncio.Event()
         self._touched = time.monotonic()
         self._requested = False
-        self._has_use_cases = False
+        self._looked_for_imports = False
 
     @property
     def needed(self) -> bool:
@@ -247,7 +233,10 @@ class Daemon:
         self, server: HTTPServer, listener: socket.socket, ready: Callable[[], None]
     ) -> None:
         """Recover the kernels that the last daemon left, then answer requests until the daemon is no longer needed."""
-        await self.kernels.recover(await asyncio.to_thread(self.records.mine))
+        found = await asyncio.to_thread(self.records.mine)
+        if found:
+            await asyncio.to_thread(late_imports.load)
+        await self.kernels.recover(found)
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()
@@ -288,6 +277,13 @@ class Daemon:
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
 
+    async def _import_early(self) -> None:
+        """Import what a launch needs, which then need not wait for it; a launch reports a failure."""
+        try:
+            await asyncio.to_thread(late_imports.load)
+        except GpuCkptError as error:
+            _log.error("%s %s", error, error.hint)
+
     async def _until_answered(self) -> None:
         """Wait until the requests that arrived before the listener was closed are answered, but not for long."""
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -302,9 +298,9 @@ class Daemon:
             await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
-            if not self._has_use_cases and (self.needed or self.streams):
-                self._has_use_cases = True
-                await asyncio.to_thread(_import_use_cases)
+            if not self._looked_for_imports and self._is_in_use():
+                self._looked_for_imports = True
+                await self._import_early()
             await self.uploads.look()
             if self._is_in_use():
                 self._touched = time.monotonic()

@@ -81,9 +81,9 @@ class Transfers:
         """Store the snapshots of an incoming archive. Raises ArchiveInvalid, SnapshotExists, StoreError."""
 
         def work() -> list[SnapshotInfo]:
-            from . import use_cases  # noqa: PLC0415 - late: see there
-
             try:
+                from . import use_cases  # noqa: PLC0415 - late: see there
+
                 return use_cases.imports.import_archive(self._machine.store, inflow.take)
             finally:
                 inflow.close()

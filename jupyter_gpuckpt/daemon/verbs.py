@@ -34,7 +34,7 @@ from ..model import LaunchSpec
 from ..place import Place
 from ..protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..states import GPU_AWAY, Answer, KernelState, Verb, answer
-from . import jobs, launch_checks
+from . import jobs, late_imports, launch_checks
 from .jobs import Job
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
@@ -82,6 +82,7 @@ class Verbs:
         """
         await asyncio.to_thread(launch_checks.check, spec)
         await asyncio.to_thread(self._machine.require_engine)
+        await asyncio.to_thread(late_imports.load)
         former = self._kernels.find(spec.kernel_id)
         if former and (former.doomed or former.state is not KernelState.LOST):
             raise KernelStateConflict(

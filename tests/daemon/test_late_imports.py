@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jupyter_gpuckpt import calls
-from tests.conftest import wait_for
+from jupyter_gpuckpt.errors import ToolMissing
 
 #: Writes each module that the process imports, and whether any of its threads freezes a tree at that moment.
 WITNESS = """
@@ -16,7 +16,7 @@ def freezes(frame):
     while frame is not None:
         code = frame.f_code
         # The module itself is imported before.
-        if code.co_filename.endswith("/engine/freeze.py") and code.co_name != "<module>":
+        if code.co_filename.endswith(("/engine/freeze.py", "/engine/park.py")) and code.co_name != "<module>":
             return True
         frame = frame.f_back
     return False
@@ -63,5 +63,33 @@ def test_a_first_save_imports_nothing_while_the_kernel_stands_still(imported, cl
     assert [name for name, frozen in found if frozen == "True"] == []
 
 
-def test_a_daemon_with_a_kernel_is_soon_ready_for_an_upgrade_of_the_package(imported, kernel):
-    wait_for(lambda: ["jupyter_gpuckpt.snapshots.save", "False"] in imported())
+def test_no_kernel_runs_without_what_saves_need(imported, kernel):
+    assert ["jupyter_gpuckpt.snapshots.save", "False"] in imported()
+
+
+@pytest.fixture
+def half_installed(short_dir, monkeypatch):
+    """Let the daemon find a NumPy that cannot be imported."""
+    (short_dir / "broken").mkdir()
+    (short_dir / "broken/numpy.py").write_text("raise ImportError('half installed')")
+    monkeypatch.setenv("PYTHONPATH", str(short_dir / "broken"))
+
+
+def test_without_what_saves_need_no_kernel_is_started(half_installed, client, owner, spec):
+    with pytest.raises(ToolMissing, match="cannot be imported: half installed"):
+        client.send(calls.launch(owner.owner_id, spec()))
+    assert client.send(calls.kernels()) == []
+
+
+def test_after_an_upgrade_nothing_of_the_new_version_is_imported():
+    code = """
+import jupyter_gpuckpt.daemon.app
+from jupyter_gpuckpt import protocol
+protocol.package_version()
+protocol.metadata.version = lambda name: "99"
+from jupyter_gpuckpt.daemon import late_imports
+late_imports.load()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert "DaemonUnavailable: jupyter_gpuckpt was upgraded from" in done.stderr
+    assert "to 99 while this gpuckptd ran without kernels." in done.stderr
