@@ -194,11 +194,9 @@ $(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(
 # would compile all of them.
 $(STAMPS)/azurite: | $(STAMPS)/test
 	$(call say,installing Azurite into $(VENV))
-	@mkdir -p $(VENV)/azurite; \
-	$(run_node) node $(node)/lib/node_modules/npm/bin/npm-cli.js install \
-		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0 & azurite=$$!; \
-	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --quiet --collect-only >/dev/null 2>&1; \
-	wait $$azurite
+	@env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --quiet --collect-only >/dev/null 2>&1 & \
+	mkdir -p $(VENV)/azurite && $(run_node) node $(node)/lib/node_modules/npm/bin/npm-cli.js install \
+		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0 && wait
 	@touch $@
 
 # What the front end is built and tested with; jlpm comes with JupyterLab.

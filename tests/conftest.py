@@ -75,13 +75,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, and mix the others: those of a folder wait, or compute, at the same time.
 
     The order is the same in every run. In root's run of the suite, what an ordinary user runs in it is a slow test for root: all
-    tests of daemons, servers and commands are root's.
+    tests of daemons, servers and commands are root's. The user's run does not know which tests `-k` chooses.
     """
-    if os.geteuid() == 0 and any(item.path == THE_USERS for item in items):
+    has_users = any(item.path == THE_USERS for item in items)
+    if os.geteuid() == 0 and has_users and not config.option.keyword:
         for item in ordinary_user.in_a_part(items):
             item.add_marker(pytest.mark.slow)
 

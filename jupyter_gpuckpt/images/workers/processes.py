@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 #: Below this number of processes, or of bytes, threads do the work.
 _MIN_PROCESSES = 2
 _MIN_BYTES = 512 << 20
-#: From so many bytes, times processes, on processes are worth it in any case: the more threads there are, the longer they wait for the GIL.
+#: With many threads fewer bytes suffice, because threads wait for the GIL: so many in any case, and so many times the number of threads.
+_MIN_BYTES_WITH_MANY = 128 << 20
 _MIN_BYTES_TIMES_PROCESSES = 2 << 30
 #: A process that forks should have no other threads; numpy's library starts some by default.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -30,6 +31,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 def worth_it(raw_bytes: int, threads: int) -> bool:
     """Return whether processes are faster than threads at reading or writing this many bytes."""
     if threads < _MIN_PROCESSES:
+        return False
+    if raw_bytes < _MIN_BYTES_WITH_MANY:
         return False
     return raw_bytes >= _MIN_BYTES or raw_bytes * threads >= _MIN_BYTES_TIMES_PROCESSES
 
