@@ -32,9 +32,8 @@ def worth_it(raw_bytes: int, threads: int) -> bool:
     """Return whether processes are faster than threads at reading or writing this many bytes."""
     if threads < _MIN_PROCESSES:
         return False
-    if raw_bytes < _MIN_BYTES_WITH_MANY:
-        return False
-    return raw_bytes >= _MIN_BYTES or raw_bytes * threads >= _MIN_BYTES_TIMES_PROCESSES
+    enough = max(_MIN_BYTES_WITH_MANY, _MIN_BYTES_TIMES_PROCESSES // threads)
+    return raw_bytes >= min(_MIN_BYTES, enough)
 
 
 class _ForkServer:
