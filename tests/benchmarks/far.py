@@ -65,6 +65,8 @@ _INDEXES = indexes.MAX_INDEXES
 _CHUNKS_PER_PACK = pack_refs.PACK_BYTES // CHUNK_BYTES
 #: The size at which the server begins another volume: a write waits about a second for a new one, and by default it has 1 GB.
 _VOLUME_MB = 8000
+#: The most volumes; by default as many as fit on the disk if all were full, which are too few of this size.
+_VOLUMES = 50
 _SECRET = Secret(HolderKind.FILE, b"b" * 32)
 _SESSION = "session"
 
@@ -74,7 +76,7 @@ def run() -> Iterator[Row]:
     with scratch() as place, mock.patch.dict(os.environ, servers.s3_variables()):
         (place / "weed").mkdir()
         server = servers.SeaweedFS(place / "weed")
-        server.words.append(f"-master.volumeSizeLimitMB={_VOLUME_MB}")
+        server.words += [f"-master.volumeSizeLimitMB={_VOLUME_MB}", f"-volume.max={_VOLUMES}"]
         with server.running() as url:
             _plain(url).put("first", os.urandom(CHUNK_BYTES))  # the first volume
             size = scaled(0.25, max_gb=1, memory=3, disk=12)
