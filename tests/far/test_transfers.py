@@ -18,6 +18,7 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from jupyter_gpuckpt.errors import (
+    AccessDenied,
     ConfigurationError,
     FarObjectInvalid,
     FarObjectMissing,
@@ -323,6 +324,32 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
     b = machine("b")
     b.fetch("s1")
     b.store.verify("s1")
+
+
+def test_after_a_pack_that_cannot_be_sent_no_other_one_is_begun(machine):
+    a = machine()
+    a.save("s1", *chunks(1, 120))
+    begun, all_begun, has_failed = [], threading.Event(), threading.Event()
+    create = a.bucket.create
+
+    def failing(name, data):
+        if not name.startswith("packs/"):
+            return create(name, data)
+        begun.append(name)
+        if len(begun) == 8:
+            all_begun.set()
+        assert all_begun.wait(60)
+        if name == begun[3]:
+            has_failed.set()
+            raise AccessDenied("No right to write.")
+        assert has_failed.wait(60)
+        time.sleep(0.2)  # those that wait for their turn could begin now
+        raise StoreUnavailable("The remote does not answer.")
+
+    a.bucket.create = failing
+    with pytest.raises((AccessDenied, StoreUnavailable)):
+        a.upload("s1")
+    assert len(begun) == 8
 
 
 def test_no_more_is_sent_per_second_than_is_allowed(machine):

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -224,6 +224,10 @@ class Uploader:
         return next((one for one in session.listed if one.snapshot_id == snapshot_id), None)
 
 
+class _GivenUpError(Exception):
+    """A pack that is not sent because another one could not be."""
+
+
 class _Run:
     """One attempt to upload one snapshot."""
 
@@ -244,6 +248,8 @@ class _Run:
         #: Few threads at a time make packs: more hinder each other, because a part of the work on each chunk holds the GIL.
         self._making = threading.Semaphore(_makers())
         self._sending = threading.Semaphore(_WRITERS)
+        #: Set when a pack has failed: those that wait are given up, because each would try for as long in vain.
+        self._failed = threading.Event()
         #: Memory for the packs, reused because fresh memory would take longer than the encryption.
         self._scratch = ThreadScratch()
         #: What this attempt has sent so far.
@@ -319,8 +325,9 @@ class _Run:
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
             for one in unfinished:
                 one.cancel()
-        # Raise the first error in the order of packs. Canceled packs come after it or did not begin.
+        # Raise the first error in the order of packs. Packs that were given up have none of their own.
         failed = [one for one in running if not one.cancelled() and one.exception()]
+        failed.sort(key=lambda one: isinstance(one.exception(), _GivenUpError))
         return [one.result() for one in failed or running]
 
     def _groups(self, digests: Collection[bytes]) -> list[list[Entry]]:
@@ -336,9 +343,9 @@ class _Run:
         return groups
 
     def _send_pack(self, chunks: Sequence[Entry]) -> PackRef:
-        with self._making:
+        with self._turn(self._making):
             pack = far_packs.build(self._seal, chunks, self._read, self._scratch.memory)
-        with self._sending:
+        with self._turn(self._sending):
             self._far.pace.wait(pack.ref.length, self._bucket.retries)
             if not self._bucket.create(pack.ref.name, pack.data):
                 raise StoreUnavailable(
@@ -351,6 +358,18 @@ class _Run:
             self._done += sum(chunk.stored_length for chunk in chunks)
             self._progress(self._done, self._total)
         return pack.ref
+
+    @contextmanager
+    def _turn(self, places: threading.Semaphore) -> Iterator[None]:
+        """Wait for a place. Raises _GivenUpError if a pack has failed; an error is noted before the place is free again."""
+        with places:
+            if self._failed.is_set():
+                raise _GivenUpError
+            try:
+                yield
+            except BaseException:
+                self._failed.set()
+                raise
 
     def _read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return a chunk as it is stored here, after comparing it with its digest, so that no damaged chunk is uploaded."""
