@@ -22,8 +22,10 @@ def ask(call: RemoteCall) -> RemoteAnswer:
         return decoding.from_json(done.stdout, RemoteAnswer)
     except (OSError, subprocess.CalledProcessError, msgspec.DecodeError) as error:
         errors = getattr(error, "stderr", None) or b""
+        status = getattr(error, "returncode", None)
+        why = type(error).__name__ if status is None else f"their program ended with {status}"
         raise DaemonUnavailable(
-            f"Remotes cannot be used: {type(error).__name__}.",
+            f"Remotes cannot be used: {why}.",
             hint=programs.REINSTALL,
             details=errors.decode(errors="replace").strip(),
         ) from error

@@ -5,6 +5,7 @@ python -m jupyter_gpuckpt.daemon.remotes      reads a RemoteCall as JSON, prints
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -202,3 +203,6 @@ def _view(remote: Remote) -> RemoteView:
 if __name__ == "__main__":
     found = answer(decoding.from_json(sys.stdin.buffer.read(), RemoteCall))
     sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.flush()
+    # As the daemon (`__main__.py`): what the remote's library still does in its threads must not change the end of a complete answer.
+    os._exit(0)

@@ -266,8 +266,10 @@ def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatc
     monkeypatch.setenv("JUPYTER_GPUCKPT_DATA_DIR", str(tmp_path / "one"))
 
     def said(*words, status=0):
-        assert app.main(["remote", "keep", "share", *words]) == status
-        return capsys.readouterr()
+        found = app.main(["remote", "keep", "share", *words])
+        told = capsys.readouterr()
+        assert found == status, told.err
+        return told
 
     assert said().out == "Remote share keeps all snapshots.\n"
     shown = said("--keep-last", "1", "--manual-too", "--dry-run").out.splitlines()
