@@ -156,6 +156,7 @@ def test_a_kernel_that_is_not_under_the_engine_says_why_it_cannot_be_saved(open_
     notebook.run_cell(0, "1")
 
 
+@pytest.mark.slow  # another test does the main job by the keyboard in every run
 def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expect):
     notebook = open_notebook("ways.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
     page = notebook.page

@@ -42,6 +42,7 @@ def joined(env, *words, phrase=""):
     return json.loads(done.stdout)["recovery_phrase"]
 
 
+@pytest.mark.slow  # tests/server and tests/browser move kernels in every run
 def test_a_kernel_moves_to_another_machine(
     kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir, library
 ):

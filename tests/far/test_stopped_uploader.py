@@ -24,7 +24,9 @@ FIRST, SECOND = chunks(1, 12), chunks(2, 24)
 FEWEST_WRITES = 5
 
 
-@pytest.mark.parametrize("remote", ["files", "seaweedfs"], indirect=True)
+@pytest.mark.parametrize(
+    "remote", [pytest.param("files", marks=pytest.mark.slow), "seaweedfs"], indirect=True
+)
 def test_an_uploader_that_was_stopped_over_three_epochs_lists_only_what_is_there(
     remote, tmp_path, monkeypatch
 ):

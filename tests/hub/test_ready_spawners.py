@@ -440,7 +440,11 @@ def test_the_stop_of_a_job_waits_for_its_end(monkeypatch):
 # A class of the hub's own is derived from ours, so that the check of one is that of the other.
 @pytest.mark.parametrize(
     "chosen",
-    ['"gpuckpt-docker"', pytest.param("GpuCkptDockerSpawner", marks=pytest.mark.slow), "Mine"],
+    [
+        '"gpuckpt-docker"',
+        pytest.param("GpuCkptDockerSpawner", marks=pytest.mark.slow),
+        pytest.param("Mine", marks=pytest.mark.slow),
+    ],
 )
 def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, chosen):
     said = refusal_at_start(

@@ -86,9 +86,9 @@ def test_bash_cells_and_shell_lines_run(with_kernel):
 @pytest.mark.parametrize(
     "start",
     [
-        "import os; os.system('{command} &')",
+        pytest.param("import os; os.system('{command} &')", marks=pytest.mark.slow),
         "!nohup {command} > /dev/null 2>&1 & sleep 0.3",
-        "%%bash --bg\n{command}",
+        pytest.param("%%bash --bg\n{command}", marks=pytest.mark.slow),
         "import subprocess; server = subprocess.Popen('{command}'.split())",
     ],
     ids=["os.system", "shell-line", "bash-bg", "popen"],
@@ -130,9 +130,13 @@ def test_input_asks_the_client(with_kernel):
     ("code", "expected"),
     [
         ("import os; os._exit(7)", 7),
-        ("import os; os._exit(0)", 0),
+        pytest.param("import os; os._exit(0)", 0, marks=pytest.mark.slow),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        pytest.param(
+            "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+            -signal.SIGTERM,
+            marks=pytest.mark.slow,
+        ),
         ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import threading
 
@@ -85,6 +86,12 @@ class LoginManager:
             os.close(descriptor)
 
 
+def listens(path):
+    """Whether a unix socket accepts connections."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def bus(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp(
@@ -98,7 +105,7 @@ def bus(tmp_path_factory, monkeypatch):
         [program, f"--config-file={folder}/bus.conf", "--nofork"], stdin=subprocess.DEVNULL
     )
     address = f"unix:path={folder}/bus"
-    eventually((folder / "bus").exists)
+    eventually(lambda: listens(folder / "bus"))
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
     monkeypatch.setattr(logind, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(logind, "MAX_PAUSE_SECONDS", 0.05)

@@ -96,7 +96,7 @@ def chunk_fields(chunk):
 
 
 @pytest.mark.parametrize("pages", [1, 3, 100])
-@pytest.mark.parametrize("place", [0, 1, 5000, 10239])
+@pytest.mark.parametrize("place", [0, 5000, pytest.param(1, marks=pytest.mark.slow), 10239])
 def test_inserted_pages_cost_little_more_than_themselves(store, place, pages):
     packed(store, random_bytes())
     inserted = os.urandom(pages * PAGE)

@@ -42,7 +42,12 @@ def ports():
 
 
 def of(ports, listed):
-    return {one for one in listed if int(one.local.rpartition(":")[2], 16) in ports}
+    """Return the sockets between these ports. Other programs may use one of them in connections of their own."""
+
+    def port(address):
+        return int(address.rpartition(":")[2], 16)
+
+    return {one for one in listed if port(one.local) in ports and port(one.remote) in {0, *ports}}
 
 
 def test_sock_diag_and_the_files_list_the_same(ports):
