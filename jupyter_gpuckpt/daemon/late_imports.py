@@ -10,18 +10,18 @@ from ..errors import ToolMissing
 
 def load() -> None:
     """Import what saves and resumes need. Raises ToolMissing if that fails, DaemonUnavailable after an upgrade of the package."""
-    if f"{__package__}.use_cases" in sys.modules:
-        return
-    # As at the start, for the same reason (`__main__.py`).
-    gc.disable()
+    is_new = f"{__package__}.use_cases" not in sys.modules
+    if is_new:  # as at the start, for the same reason (`__main__.py`)
+        gc.disable()
     try:
+        # Where another thread is importing it, this waits for the end.
         from . import use_cases  # noqa: F401, PLC0415 - late: see there
     except ImportError as error:
         raise ToolMissing(
             f"What kernels are saved with cannot be imported: {error}",
             hint="Install jupyter_gpuckpt and what it needs again. Kernels are started when that works.",
         ) from error
-    else:
-        gc.freeze()
     finally:
         gc.enable()
+    if is_new:
+        gc.freeze()
