@@ -46,7 +46,7 @@ def package_version() -> str:
 
 
 def installed_version() -> str:
-    """Return the version that programs find which begin now."""
+    """Return the version that is installed now: that of programs that start from now on."""
     try:
         return metadata.version("jupyter_gpuckpt")
     except metadata.PackageNotFoundError:  # runs from a source tree

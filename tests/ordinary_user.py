@@ -1,4 +1,4 @@
-"""Which tests run a second time, as an ordinary user, where root runs the suite (tests/test_ordinary_user.py)."""
+"""The tests that an ordinary user runs in root's run of the suite (tests/test_ordinary_user.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.as_user import ROOT
+
 #: What takes long, and the same way for every user.
 SLOW = ("cycles_leave", "rewritten", "pools", "dask", "does_not_end")
 #: Tests that are slow ones for the user.

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from tests.as_user import ROOT
 from tests.daemon.test_crashes_at_every_step import MOMENTS, STEPS
-from tests.ordinary_user import CRASHES, ONE_OF_EACH, OTHER_WAYS, PARTS, RARE, ROOT, SLOW, THE_SAME
+from tests.ordinary_user import CRASHES, ONE_OF_EACH, OTHER_WAYS, PARTS, RARE, SLOW, THE_SAME
 
 
 def test_every_file_of_snapshots_is_in_a_part():

@@ -233,7 +233,7 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
 
 @contextmanager
 def _telling_a_loss(tree: Tree) -> Iterator[None]:
-    """Say of an error of a save that the kernel has ended, if it has: each step fails then, with reasons of its own."""
+    """Raise KernelLost in place of a save's error if the kernel has ended: each step fails then, for a reason of its own."""
     try:
         yield
     except CheckpointError as error:

@@ -218,7 +218,7 @@ def read_payload(path: Path, entry: Entry) -> memoryview:
 
 
 def payload_in(path: Path, records: memoryview, start: int, entry: Entry) -> memoryview:
-    """Return the payload of `entry`, whose record begins at `start` of `records`, which were read from a pack. Raises ObjectCorrupt."""
+    """Return the payload of `entry` from bytes of a pack; its record begins at `start` of `records`. Raises ObjectCorrupt."""
     payload = records[start + RECORD_BYTES : start + RECORD_BYTES + entry.stored_length]
     header = records[start : start + RECORD_BYTES]
     if len(payload) != entry.stored_length or header != record_header(entry):

@@ -44,6 +44,7 @@ from tests.engine.scripted_gpu import (
     run,
     store,
 )
+from tests.parameters import some_slow
 
 __all__ = ["devices", "executable", "run", "store"]
 
@@ -314,12 +315,6 @@ def test_a_kernel_with_an_older_library_gets_one_file(gpu, monkeypatch):
     saved = gpu.program.save(stop=True)
     resumed(gpu, saved, gpu.driver.memory())
     check_running(gpu)
-
-
-def some_slow(every, quick):
-    """Return all of these as parameters; those that are not `quick` are slow."""
-    marks = {False: [pytest.mark.slow], True: []}
-    return [pytest.param(*one, marks=marks[one in quick]) for one in every]
 
 
 #: Where the memory is matters to the steps during which it is away.

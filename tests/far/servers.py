@@ -52,7 +52,7 @@ class Server(ABC):
 
     @abstractmethod
     def is_up(self) -> bool:
-        """Whether objects can be written by now."""
+        """Return whether objects can be written by now."""
 
     def wait_until_up(self) -> None:
         """Wait until objects can be written."""
@@ -80,7 +80,7 @@ class SeaweedFS(Server):
         super().__init__(folder, words, f"http://127.0.0.1:{ports['s3']}", s3_variables())
 
     def is_up(self) -> bool:
-        """Whether the bucket is there by now."""
+        """Return whether the bucket is there by now."""
         return takes_objects(self.url)
 
 
@@ -98,7 +98,7 @@ class Azurite(Server):
         super().__init__(folder, words, f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}")
 
     def is_up(self) -> bool:
-        """Make the container as soon as the server answers."""
+        """Make the container as soon as the server answers; return whether it was made."""
         return status_of(self.url) > 0 and make_container(self.url) == 201
 
 

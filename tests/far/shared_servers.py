@@ -42,7 +42,7 @@ def _url_of(kind: type[servers.SeaweedFS | servers.Azurite], config: pytest.Conf
 
 
 def _run(config: pytest.Config) -> tuple[int, Path]:
-    """Return the process that began this run, and the run's temporary folder."""
+    """Return the id of the process that began this run, and the run's temporary folder."""
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     folder = factory.getbasetemp()
     if hasattr(config, "workerinput"):

@@ -42,7 +42,7 @@ class Daemon:
 
 
 class Uploading:
-    """A source with chunks from 1 byte to more than a run has, in one pack."""
+    """A source of one pack, whose chunks have from 1 byte to more than is read at a time."""
 
     def __init__(self, folder):
         self.machine = Machine(memory_bucket(), folder)

@@ -13,6 +13,7 @@ from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.model import SCRATCH
 from tests import uids
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.users.owned import SECRET
 from tests.users.user import Refused, User
 
@@ -147,13 +148,7 @@ SQUATS = {
 }
 
 
-def some_slow(*quick):
-    """Return all ways as parameters; those that are not `quick` are slow."""
-    marks = {False: [pytest.mark.slow], True: []}
-    return [pytest.param(way, marks=marks[way in quick]) for way in SQUATS]
-
-
-@pytest.mark.parametrize("way", some_slow("a folder", "a link to nowhere"))
+@pytest.mark.parametrize("way", some_slow(SQUATS, {"a folder", "a link to nowhere"}))
 def test_a_taken_name_in_tmp_costs_nothing(bob, way):
     uid = uids.first() + 20
     taken = Path(f"/tmp/gpuckpt-{uid}")
@@ -288,7 +283,9 @@ def test_a_link_in_the_place_of_an_export_leads_nowhere(alice, bob, short_dir):
     assert refusal.value.kind == "PermissionError"
 
 
-@pytest.mark.parametrize("way", some_slow("a file", "a link to a folder of the attacker's"))
+@pytest.mark.parametrize(
+    "way", some_slow(SQUATS, {"a file", "a link to a folder of the attacker's"})
+)
 def test_a_taken_name_in_shared_memory_costs_nothing(bob, way):
     """It is where the scratch of kernels is mounted."""
     path = "/dev/shm/.gpuckpt-attack" if Path(SCRATCH).exists() else SCRATCH

@@ -85,7 +85,7 @@ def names_in_use() -> set[str]:
 
 
 def _new_names(entries: list[bytes]) -> dict[bytes, bytes]:
-    """Return new names for abstract names that are in use, by the old ones. Raises ThawFailed for one that a program chose."""
+    """Map abstract names that are in use to new names. Raises ThawFailed for a name that a program chose."""
     names: dict[bytes, bytes] = {}
     for entry in entries:
         for unix in criu_images.inner(entry, _UNIX):

@@ -12,7 +12,7 @@ from .lane_orders import NoRoomError
 
 
 def from_system(pid: int, error: Exception) -> FreezeFailed:
-    """Return the error for one of the connection with a process or its init, or of what they answer."""
+    """Return the error that fits a failed connection with a process or its init, or a failed answer of theirs."""
     if isinstance(error, NoRoomError):
         return no_room(pid, str(error))
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -32,7 +32,7 @@ def failed(pid: int, details: str) -> FreezeFailed:
 
 
 def no_memory(pid: int, details: str) -> FreezeFailed:
-    """Return the error for GPU memory for whose copy there is no room in RAM."""
+    """Return the error for a copy of GPU memory that does not fit into RAM."""
     return FreezeFailed(
         "There is no room in memory for a copy of the kernel's GPU memory.",
         hint="Free memory, or end other kernels, and try again.",
@@ -41,7 +41,7 @@ def no_memory(pid: int, details: str) -> FreezeFailed:
 
 
 def no_room(pid: int, details: str) -> FreezeFailed:
-    """Return the error for memory that the GPU has no room for when it is to be given back."""
+    """Return the error for memory that does not fit on the GPU when it is given back."""
     return FreezeFailed(
         "The GPU has no room for the kernel's memory: another program has taken it.",
         hint="The kernel's data are safe. Free GPU memory (nvidia-smi shows who holds it), then try again.",

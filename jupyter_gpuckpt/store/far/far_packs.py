@@ -79,6 +79,11 @@ class FarChunk(NamedTuple):
     raw_length: int
 
 
+def workers(least: int, most: int) -> int:
+    """Return how many threads make or check packs at a time; other processors are for the endpoint's connections and the kernels."""
+    return max(least, min(most, len(os.sched_getaffinity(0)) // 4))
+
+
 def new_name() -> str:
     """Return a random name for a new pack: it reveals nothing about the content."""
     return f"{FOLDER}/{os.urandom(16).hex()}"
@@ -138,7 +143,7 @@ def build_of(seal: Seal, chunks: Iterable[FarChunk], memory: Scratch) -> FarPack
 
 
 def _nonces() -> Iterator[bytes]:
-    """Yield random nonces without end."""
+    """Yield random nonces, as many as are asked for."""
     while True:
         drawn = os.urandom(_NONCES * NONCE_BYTES)
         for start in range(0, len(drawn), NONCE_BYTES):
@@ -181,7 +186,7 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
 
 
 def bounds(rows: Rows) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the offsets in the pack of the beginnings and the ends of chunks' records."""
+    """Return the offsets at which the records of chunks begin and end in the pack."""
     starts = rows["offset"].astype(np.uint64)
     return starts, starts + rows["stored_length"] + np.uint64(_OVERHEAD)
 

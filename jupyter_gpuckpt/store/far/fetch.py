@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -187,7 +186,7 @@ class _Fetching:
         self._total, self._progress = total, progress
         self._done, self._lock = 0, threading.Lock()
         #: More threads that check chunks hinder each other, because a part of the work on each chunk holds the GIL.
-        self._checking = threading.Semaphore(_checkers())
+        self._checking = threading.Semaphore(far_packs.workers(2, _MAX_CHECKERS))
         self._decrypted = ThreadScratch()
 
     def run(self, runs: Sequence[_Run]) -> None:
@@ -226,8 +225,3 @@ class _Fetching:
         if not intact:
             raise invalid(name, f"chunk {digest.hex()[:16]} does not match its digest")
         return Record(digest, chunk.payload, chunk.raw_length, chunk.codec)
-
-
-def _checkers() -> int:
-    """Return how many threads check chunks at a time; the rest of the processors is for the endpoint's connections and the kernels."""
-    return max(2, min(_MAX_CHECKERS, len(os.sched_getaffinity(0)) // 4))

@@ -10,7 +10,6 @@ from its journal, with the epoch that was current when it began.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -246,8 +245,11 @@ class _Run:
         self._progress, self._lock = progress, threading.Lock()
         self._done = self._total = 0
         #: Few threads at a time make packs: more hinder each other, because a part of the work on each chunk holds the GIL.
-        self._making = threading.Semaphore(_makers())
+        makers = far_packs.workers(1, _MAX_MAKERS)
+        self._making = threading.Semaphore(makers)
         self._sending = threading.Semaphore(_WRITERS)
+        #: More than are sent at a time, so that the next packs are ready when others have been sent.
+        self._threads = _WRITERS + makers
         #: Set when a pack has failed: those that wait are given up, because each would try for as long in vain.
         self._failed = threading.Event()
         #: Memory for the packs, reused because fresh memory would take longer than the encryption.
@@ -319,8 +321,7 @@ class _Run:
     def _send(self, digests: Collection[bytes]) -> list[PackRef]:
         groups = self._groups(digests)
         self._done, self._total = 0, sum(one.stored_length for group in groups for one in group)
-        # There are more threads than are sent at a time, so that the next packs are ready when others have been sent.
-        with ThreadPoolExecutor(_WRITERS + _makers(), "upload") as pool:
+        with ThreadPoolExecutor(self._threads, "upload") as pool:
             running = [pool.submit(self._send_pack, group) for group in groups]
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
             for one in unfinished:
@@ -392,8 +393,3 @@ class _Run:
         self._journal.add_manifest(name, session_id)
         made = FarManifest(snapshot_id, content, list(packs), session_id)
         return name, far_manifests.write(self._bucket, self._seal, name, made)
-
-
-def _makers() -> int:
-    """Return how many packs are made at a time; the rest of the processors is for the endpoint's connections and the kernels."""
-    return max(1, min(_MAX_MAKERS, len(os.sched_getaffinity(0)) // 4))
