@@ -244,7 +244,8 @@ class FarSessions:
         bucket, seal = found.opened.bucket, found.opened.keyring.seal
         try:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
-                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach)
+                checkers = use_cases.check_client.checkers
+                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach, checkers)
         except OperationCancelled:
             # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
             self._sweep()

@@ -298,15 +298,15 @@ def test_an_upload_can_be_cancelled_and_goes_on(machine):
 def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
     a = machine()
     a.save("s1", *chunks(1, 120))
-    made, sending, most = [], set(), []
+    made, sending, most = set(), set(), []
     ninth_is_made = threading.Event()
-    build, create = far_packs.build, a.bucket.create
+    fill, create = far_packs.NewPack.fill, a.bucket.create
 
-    def making(*arguments):
-        made.append(build(*arguments))
+    def making(pack, *arguments):
+        fill(pack, *arguments)
+        made.add(pack)
         if len(made) > 8:
             ninth_is_made.set()
-        return made[-1]
 
     def sent(name, data):
         if name.startswith("packs/"):
@@ -317,7 +317,7 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
         sending.discard(name)
         return done
 
-    monkeypatch.setattr(far_packs, "build", making)
+    monkeypatch.setattr(far_packs.NewPack, "fill", making)
     a.bucket.create = sent
     assert a.upload("s1").sent.packs == len(made) > 9
     assert max(most) == 8
