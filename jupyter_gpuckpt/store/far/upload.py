@@ -28,7 +28,7 @@ from ...snapshot_records import Traffic
 from .. import manifests
 from ..codecs import CodecError, digest_of_stored
 from ..packs import Entry
-from ..places import Location
+from ..places import Places
 from . import epochs, far_manifests, far_packs, indexes
 from .about import about, title_of
 from .buckets import Bucket
@@ -64,7 +64,7 @@ class Source(Protocol):
     def holding(self, digests: Collection[bytes]) -> AbstractContextManager[None]:
         """Keep these chunks in the store inside the context."""
 
-    def locate(self, digests: Collection[bytes]) -> Iterable[Location]:
+    def locate(self, digests: Collection[bytes]) -> Places:
         """Return the locations of chunks, in the order in which they lie on the disk."""
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
@@ -317,12 +317,12 @@ class _Run:
         """Divide chunks into far packs, in the order in which they lie on the disk; one far pack may join small local packs."""
         groups: list[list[Entry]] = []
         room = 0
-        for place in self._store.locate(digests):
+        for entry in self._store.locate(digests).entries():
             if room <= 0:
                 groups.append([])
                 room = self._far.pack_bytes
-            groups[-1].append(Entry(place.digest, place.offset, *place[3:]))
-            room -= place.stored_length
+            groups[-1].append(entry)
+            room -= entry.stored_length
         return groups
 
     def _read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
