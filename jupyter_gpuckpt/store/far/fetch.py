@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Self
@@ -57,14 +57,15 @@ def fetch(
             checkers(sum(ref.length for ref in refs)) as checking,
             _Fetching(bucket, writer, checking, progress) as fetching,
         ):
+            # If all of the packs fit on the disk, chunks are read while other packs are opened.
+            begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
             for pack in open_packs(bucket, seal, refs):
-                for run in _runs(pack, wanted):
-                    fetching.begin(run)
+                fetching.add(_runs(pack, wanted), begin=begins_early)
             if wanted:
                 raise invalid(
                     snapshot.manifest, f"{len(wanted)} of its chunks are in none of its packs"
                 )
-            if fetching.total > store.free_bytes():
+            if not begins_early and fetching.total > store.free_bytes():
                 raise StoreFull(
                     f"The snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
                     hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
@@ -156,7 +157,7 @@ def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
 
 
 class _Fetching:
-    """One fetch: it reads runs, several at a time, and appends their chunks to the local store once that is allowed."""
+    """One fetch: it reads runs, several at a time, and appends their chunks to the local store."""
 
     def __init__(
         self,
@@ -168,43 +169,49 @@ class _Fetching:
         self._bucket, self._writer, self._checkers = bucket, writer, checkers
         self._progress, self._lock = progress, threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS, "fetch")
+        self._waiting: list[Run] = []
         self._running: list[Future[None]] = []
-        self._done = self.total = 0
-        self._may_store = threading.Event()
-        self._is_over = False
+        self._is_total_known = False
+        self._done = 0
+        #: The stored bytes of all chunks that were added.
+        self.total = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        self._may_store.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, run: Run) -> None:
-        """Read a run as soon as a thread is free."""
-        self.total += payload_bytes(run.rows)
-        self._running.append(self._pool.submit(self._fetch_run, run))
+    def add(self, runs: Iterable[Run], *, begin: bool) -> None:
+        """Add runs, and begin with them at once, or in `run`."""
+        for run in runs:
+            self.total += payload_bytes(run.rows)
+            self._waiting.append(run)
+        if begin:
+            self._begin()
 
     def run(self) -> None:
-        """Store all runs. Raises the first error."""
+        """Read and store all runs. Raises the first error."""
         self._progress(0, self.total)
-        self._may_store.set()
+        self._is_total_known = True
+        self._begin()
         wait(self._running, return_when=FIRST_EXCEPTION)
         self._pool.shutdown(cancel_futures=True)
         for one in self._running:
             if not one.cancelled():
                 one.result()
 
+    def _begin(self) -> None:
+        self._running += [self._pool.submit(self._fetch_run, run) for run in self._waiting]
+        self._waiting.clear()
+
     def _fetch_run(self, run: Run) -> None:
         data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
         if len(data) != run.end - run.start:
             raise invalid(run.pack.ref.name, "it is truncated")
         with self._checkers.checked(run, data) as records:
-            self._may_store.wait()
-            if self._is_over:
-                return
             self._writer.append_all(records)
         with self._lock:
             self._done += payload_bytes(run.rows)
-            self._progress(self._done, self.total)
+            if self._is_total_known:
+                self._progress(self._done, self.total)
