@@ -192,8 +192,9 @@ class _Fetching:
 
     def run(self) -> None:
         """Read and store all runs. Raises the first error."""
-        self._progress(0, self.total)
-        self._is_total_known = True
+        with self._lock:
+            self._is_total_known = True
+            self._progress(self._done, self.total)
         self._begin()
         wait(self._running, return_when=FIRST_EXCEPTION)
         self._pool.shutdown(cancel_futures=True)
