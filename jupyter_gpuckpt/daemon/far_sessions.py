@@ -296,6 +296,8 @@ class FarSessions:
         manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
+        # A fetch uses the processes of a resume, and is followed by one.
+        self._machine.expect(manifest.info.sizes.raw_bytes)
         arrival = self._machine.check_arrival(manifest)
         local_snapshots = self._local_snapshots()
         estimate = FetchEstimate(

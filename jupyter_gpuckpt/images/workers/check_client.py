@@ -120,7 +120,7 @@ class CheckingProcesses:
     """A group of workers for one fetch. Until the first is ready, and when all are lost, threads of this process check."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._count = self.elsewhere = count
         self._by_threads = CheckingThreads()
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import mmap
 import socket
+from contextlib import suppress
 
 import numpy as np
 
-from ...errors import record_of
+from ...errors import ToolMissing, record_of
 from ...store.codecs import DIGEST_BYTES
 from ...store.far.checking import OpenPack, Run, check
 from ...store.far.far_packs import ROW
 from ...store.far.pack_refs import PackRef
+from ...store.far.sealing import KEY_BYTES, cipher
 from .check_client import HALF_BYTES, Checked, CheckRun
 from .messages import receive, receive_descriptors, send
+
+
+def prepare() -> None:
+    """Import the cipher, once for all forks. Without it nothing is ever fetched."""
+    with suppress(ToolMissing):
+        cipher(bytes(KEY_BYTES))
 
 
 def serve(connection: socket.socket) -> None:

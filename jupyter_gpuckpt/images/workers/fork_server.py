@@ -16,6 +16,7 @@ from .unpack_client import UnpackTask
 
 def main() -> None:
     """Fork one worker per socket received on stdin; exit at EOF."""
+    check_worker.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=0) as asking:

@@ -53,6 +53,9 @@ class Run(NamedTuple):
 class Checkers(Protocol):
     """Whoever checks the chunks of a fetch. Thread-safe."""
 
+    #: How many runs other processes can check while this one reads: as many threads more wait for them.
+    elsewhere: int
+
     def __enter__(self) -> Self:
         """Return this object."""
 
@@ -68,6 +71,8 @@ class Checkers(Protocol):
 
 class CheckingThreads:
     """The threads that read check chunks, a few at a time: a part of the work on each chunk holds the GIL."""
+
+    elsewhere = 0
 
     def __init__(self) -> None:
         self._turns = threading.Semaphore(far_packs.workers(2, _MAX_CHECKERS))

@@ -51,15 +51,16 @@ def fetch(
     digests = manifests.references(manifest)
     with store.writer() as writer:
         known = writer.known(digests)
-        wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
-        refs = far.packs if wanted else []
+        refs = [] if known.keys() >= digests else far.packs
         with (
             checkers(sum(ref.length for ref in refs)) as checking,
             _Fetching(bucket, writer, checking, progress) as fetching,
         ):
             # If all of the packs fit on the disk, chunks are read while other packs are opened.
             begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
-            for pack in open_packs(bucket, seal, refs):
+            packs = open_packs(bucket, seal, refs)
+            wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
+            for pack in packs:
                 fetching.add(_runs(pack, wanted), begin=begins_early)
             if wanted:
                 raise invalid(
@@ -120,7 +121,10 @@ def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: M
 
 
 def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> Iterator[OpenPack]:
-    """Read the rows of packs, several at a time. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+    """Begin to read the rows of packs, several at a time; yield the packs in their order.
+
+    The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
+    """
 
     def look(ref: PackRef) -> OpenPack:
         header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
@@ -128,8 +132,14 @@ def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> Iterator[
         rows = far_packs.rows_of(seal, ref, header, end)
         return OpenPack(ref, seal.secret_of(ref.name, header), rows)
 
-    with ThreadPoolExecutor(_READERS, "look") as pool:
-        yield from pool.map(look, refs)
+    pool = ThreadPoolExecutor(_READERS, "look")
+    found = pool.map(look, refs)
+
+    def each() -> Iterator[OpenPack]:
+        with pool:
+            yield from found
+
+    return each()
 
 
 def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
@@ -168,7 +178,8 @@ class _Fetching:
     ) -> None:
         self._bucket, self._writer, self._checkers = bucket, writer, checkers
         self._progress, self._lock = progress, threading.Lock()
-        self._pool = ThreadPoolExecutor(_READERS, "fetch")
+        self._pool = ThreadPoolExecutor(_READERS + checkers.elsewhere, "fetch")
+        self._reading = threading.Semaphore(_READERS)
         self._waiting: list[Run] = []
         self._running: list[Future[None]] = []
         self._is_total_known = False
@@ -207,7 +218,8 @@ class _Fetching:
         self._waiting.clear()
 
     def _fetch_run(self, run: Run) -> None:
-        data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
+        with self._reading:
+            data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
         if len(data) != run.end - run.start:
             raise invalid(run.pack.ref.name, "it is truncated")
         with self._checkers.checked(run, data) as records:
