@@ -229,7 +229,7 @@ def test_few_processors_or_bytes_are_for_threads(monkeypatch):
     assert isinstance(chosen(16, 64 << 20), CheckingThreads)
     assert isinstance(chosen(16, 2 << 30), CheckingProcesses)
     # So much memory is shared with them at most.
-    assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 128 << 20
+    assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 144 << 20
 
 
 def test_a_text_about_a_pack_contains_no_key(both):

@@ -31,7 +31,7 @@ from .processes import fork
 logger = logging.getLogger(__name__)
 
 #: The most workers, and how many processors there are for each: others are for the connections, the writes and the kernels.
-_MAX_WORKERS, _PROCESSORS = 6, 2
+_MAX_WORKERS, _PROCESSORS = 8, 2
 #: With fewer workers, or fewer bytes of packs, threads are as fast.
 _MIN_WORKERS = 4
 _MIN_BYTES = 512 << 20
@@ -166,7 +166,7 @@ class CheckingProcesses:
     def _start(self) -> None:
         started: list[_Worker] = []
         try:
-            while len(started) < self._count:
+            while len(started) < self._count and not self._is_over:
                 started.append(_Worker())
         except (commands.CommandFailed, OSError) as error:
             logger.warning("Threads check a fetch, because a process cannot be started: %s", error)
@@ -174,7 +174,8 @@ class CheckingProcesses:
             try:
                 worker.wait()
             except OSError as error:
-                logger.warning("A process that checks a fetch has not started: %s", error)
+                if not self._is_over:
+                    logger.warning("A process that checks a fetch has not started: %s", error)
                 worker.close()
                 continue
             with self._lock:
