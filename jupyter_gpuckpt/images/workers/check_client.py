@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _MAX_WORKERS, _PROCESSORS = 8, 2
 #: With fewer workers, or fewer bytes of packs, threads are as fast.
 _MIN_WORKERS = 4
-_MIN_BYTES = 512 << 20
+_MIN_BYTES = 1 << 30
 #: The length of each of the two halves of the shared memory. Longer runs are checked by threads.
 HALF_BYTES = RUN_BYTES + (1 << 20)
 
