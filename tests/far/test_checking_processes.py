@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,18 +126,18 @@ def test_a_chunk_that_is_not_what_its_digest_says_is_refused(tmp_path, codec, mo
 
 @pytest.mark.parametrize("count", [1, WORKERS])
 def test_what_one_had_that_is_killed_is_checked_again(both, checked, monkeypatch, caplog, count):
-    left = iter(range(count))
-    send = check_client.send
+    send, one_at_a_time, killed = check_client.send, threading.Lock(), []
 
     def kill_first(connection, message):
-        if next(left, None) is not None:
-            [pid] = [pid for pid in working() if pid not in killed][:1]
-            os.kill(pid, signal.SIGSTOP)  # so that it cannot have answered before
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-        send(connection, message)
+        with one_at_a_time:
+            chosen = [] if killed else working()[:count]
+            for pid in chosen:
+                os.kill(pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
+            send(connection, message)
+            for pid in chosen:
+                os.kill(pid, signal.SIGKILL)
+            killed.extend(chosen)
 
-    killed = []
     monkeypatch.setattr(check_client, "send", kill_first)
     assert fetched(both[1]) == CONTENT
     assert len(killed) == count
