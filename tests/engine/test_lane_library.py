@@ -259,15 +259,6 @@ def test_a_child_that_is_forked_while_a_thread_allocates_waits_for_nobody(run):
     assert said(process) == ["2"]
 
 
-def test_with_several_gpus_all_memory_is_the_drivers(run, monkeypatch):
-    monkeypatch.setenv("SEVERAL_GPUS", "1")
-    process = run("""
-        memory = allocate(5 * MB)
-        print(count("handles"), count("plain"), free(memory), count("plain"))
-    """)
-    assert said(process) == ["0", "1", "0", "0"]
-
-
 def test_memory_that_the_driver_cannot_share_is_the_drivers(run, monkeypatch, short_dir):
     monkeypatch.setenv("DRIVER_CANNOT", "share")
     check_all_is_the_drivers(run, short_dir)

@@ -226,10 +226,11 @@ def test_room_that_is_promised_to_another_process_is_not_counted_twice(
 
     def empty(self, pid, lock_seconds, used, until):
         if pid == gpu.program.tree.kernel_pid:
-            self._uncopied[0] = {other}
-            self._handed_over[0] = [lane_orders.Allocation(0, 2 * MEMORY, 0, 0, 1)]
+            self._uncopied.add(0)
+            self._handed_bytes[0] = {other: 2 * MEMORY}
             original(self, pid, lock_seconds, used, until)
-            del self._uncopied[0], self._handed_over[0]
+            self._uncopied.remove(0)
+            del self._handed_bytes[0]
             copied.append(bool(self.files))
 
     monkeypatch.setattr(lanes.Lanes, "empty", empty)
@@ -533,8 +534,8 @@ def test_a_save_that_fails_in_checkpoint_leaves_no_file_of_the_lane(gpu, monkeyp
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(gpu, monkeypatch):
-    def late(self, length):
-        request = lane_orders._REQUEST.pack(lane_orders.Order.RESERVE, 0, 0, 0, length)
+    def late(self, device, length):
+        request = lane_orders._REQUEST.pack(lane_orders.Order.RESERVE, device, 0, 0, length)
         lane_orders.send(self._peer, request)
         raise TimeoutError("timed out")
 

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from .lane_orders import (
     RefusedError,
     close,
     receive,
+    runs_of_handed,
     send,
 )
 from .lane_room import parts_at_once
@@ -154,11 +155,16 @@ class Lane:
         with self._connected() as library:
             return library.listed()
 
-    def hand_over(self, rest: int) -> None:
-        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU.
+    def devices(self) -> dict[int, str]:
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not say it."""
+        with self._connected() as library:
+            return library.devices()
 
-        `rest`: bytes of GPU memory that the process uses in addition to the lane's. init reserves that amount, if it is free, because
-        Checkpoint frees it and Restore needs it.
+    def hand_over(self, rest: Mapping[int, int]) -> None:
+        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPUs.
+
+        `rest`: bytes of memory that the process uses in addition to the lane's, by its numbers of the GPUs. init reserves them, if they
+        are free, because Checkpoint frees them and Restore needs them.
         """
         self.drop_handed_over()
         with self._connected() as library:
@@ -176,27 +182,26 @@ class Lane:
                     raise lane_errors.no_descriptors(self._pid, why)
             library.order(Order.UNMAP)
 
-    def _reserve(self, library: Library, length: int) -> None:
+    def _reserve(self, library: Library, rest: Mapping[int, int]) -> None:
         self.drop_reserved()
-        if not length:
-            return
-        try:
-            descriptors = library.reserved(length)
-        except RefusedError as error:
-            logger.info("no room is reserved for process %d: %s", self._pid, error)
-            return
-        try:
-            self._hold(b"k", descriptors=descriptors, owner=self._owner | _RESERVED)
-        finally:
-            close(descriptors)
+        for device, length in rest.items():
+            try:
+                descriptors = library.reserved(device, length)
+            except RefusedError as error:
+                logger.info("no room on a GPU is reserved for process %d: %s", self._pid, error)
+                continue
+            try:
+                self._hold(b"k", descriptors=descriptors, owner=self._owner | _RESERVED)
+            finally:
+                close(descriptors)
 
     @property
-    def reserved(self) -> bool:
-        """Whether init holds room on the GPU for the process."""
-        return self._hold(b"l", owner=self._owner | _RESERVED)[0] > 0
+    def reserved(self) -> int:
+        """On how many GPUs init holds room for the process."""
+        return self._hold(b"l", owner=self._owner | _RESERVED)[0]
 
     def drop_reserved(self) -> None:
-        """Let init free the room that it holds for what Checkpoint takes from the GPU; call it before Restore."""
+        """Let init free the room that it holds for what Checkpoint takes from the GPUs; call it before Restore."""
         self._hold(b"d", owner=self._owner | _RESERVED)
 
     def max_files(self) -> int:
@@ -314,7 +319,7 @@ class Lane:
                 for path in file.paths:
                     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
                     descriptors.append(os.open(self._tree.inside(path), flags))
-                for first, count, offset in _runs_of_handed(listed):
+                for first, count, offset in runs_of_handed(listed):
                     library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
             finally:
                 close(descriptors)
@@ -323,7 +328,7 @@ class Lane:
         self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool
     ) -> None:
         """Give the parts back that are handed over, some at a time. `frees`: let init close the descriptors of all parts before them."""
-        for begin, number, _ in _runs_of_handed(listed):
+        for begin, number, _ in runs_of_handed(listed):
             for first in range(begin, begin + number, at_once):
                 if frees:
                     self._hold(b"f", first)
@@ -373,14 +378,3 @@ class Lane:
 
     def _failed(self, details: str) -> CheckpointError:
         return lane_errors.failed(self._pid, details)
-
-
-def _runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
-    """Yield the neighbors that are handed over: the number of the first, how many, and where they begin in a file of all."""
-    number = offset = 0
-    for is_handed, group in itertools.groupby(listed, lambda one: bool(one.handed)):
-        members = list(group)
-        if is_handed:
-            yield number, len(members), offset
-        number += len(members)
-        offset += sum(one.bytes for one in members)

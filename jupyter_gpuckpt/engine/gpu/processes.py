@@ -223,16 +223,14 @@ class GpuProcesses:
         return self._to_restore(pid) if taken else {}
 
     def _to_restore(self, pid: int) -> dict[str, int]:
-        """Return the bytes that Restore takes on each GPU, without the handed-over memory, which is still there."""
-        needs, handed = self._needs.get(pid, {}), self.lanes.handed_bytes(pid)
-        return {uuid: max(0, size - handed) for uuid, size in needs.items()} if handed else needs
+        return self.lanes.to_restore(pid, self._needs.get(pid, {}))
 
     def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
         needs, here = self._needs_now(pid), gpu.gpus()
         allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
-        return place(
-            needs, here, here, free, allowed=None if allowed is None else {*allowed, *needs}
-        )
+        allowed = None if allowed is None else {*allowed, *needs}
+        stays = self.lanes.has_given(pid)
+        return place(needs, here, here, free, allowed=allowed, stays=stays)
 
     def _wait(self, pid: int, patience: float) -> Placement:
         """Wait for room on the GPUs and return the placement. Raises FreezeFailed after `patience` seconds."""
