@@ -52,7 +52,7 @@ def libraries(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("libraries")
     gcc = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
     driver = folder / "libcuda.so.1"
-    options = [f"-Wl,-soname,{driver.name}", "-o", driver]
+    options = [f"-Wl,-Bsymbolic,-soname,{driver.name}", "-o", driver]
     subprocess.run([*gcc, *options, HERE / "driver.c"], check=True)
     subprocess.run([*gcc, "-o", folder / "direct.so", HERE / "direct.c", driver], check=True)
     return folder
@@ -268,7 +268,7 @@ def test_with_a_driver_that_lacks_a_function_all_memory_is_the_drivers(
     run, libraries, tmp_path, monkeypatch, short_dir
 ):
     old = tmp_path / "libcuda.so.1"
-    options = ["-O2", "-shared", "-fPIC", "-DOLD", f"-Wl,-soname,{old.name}", "-o", old]
+    options = ["-O2", "-shared", "-fPIC", "-DOLD", f"-Wl,-Bsymbolic,-soname,{old.name}", "-o", old]
     subprocess.run(["gcc", *options, HERE / "driver.c"], check=True)
     check_all_is_the_drivers(run, short_dir, libraries=tmp_path)
 
