@@ -292,10 +292,7 @@ def test_ranges_of_two_gpus_are_read_before_and_after_the_hand_over(held):
         *(Range(3, 0, 7 << 16), Range(7, 5, 9 << 20)),
     ]
     length = sum(one.bytes for one in ranges)
-    expected = b"".join(
-        bytes([one.part + 1 + held.turns]) * one.bytes
-        for one in ranges
-    )
+    expected = b"".join(bytes([one.part + 1 + held.turns]) * one.bytes for one in ranges)
     with held.behind_the_gate() as parts, ExitStack() as stack:
         memory = held.order("descriptors", 0)
         stack.callback(lane_orders.close, memory)

@@ -57,7 +57,14 @@ MEMORY = (5 << 20) + (16 << 20) + (2 << 20)
 def driver_library(tmp_path_factory) -> Path:
     built = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = Path(__file__).parent / "lane/driver.c"
-    options = ["-O3", "-Wall", "-Werror", "-shared", "-fPIC", f"-Wl,-Bsymbolic,-soname,{built.name}"]
+    options = [
+        "-O3",
+        "-Wall",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-Bsymbolic,-soname,{built.name}",
+    ]
     subprocess.run(["gcc", *options, "-o", built, source], check=True)
     return built
 

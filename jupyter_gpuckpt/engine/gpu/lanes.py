@@ -211,4 +211,8 @@ def _rest(
 ) -> dict[int, int]:
     """Return for how many bytes room is held on each GPU, by the process's number of it; none where it is not certain which it is."""
     rest = without(used, memory)
-    return {number: rest[uuid] for number, uuid in where.items() if 0 < rest.get(uuid, 0) <= _MAX_RESERVED_BYTES}
+    return {
+        number: rest[uuid]
+        for number, uuid in where.items()
+        if 0 < rest.get(uuid, 0) <= _MAX_RESERVED_BYTES
+    }
