@@ -102,6 +102,86 @@ print(on(2, allocate, 3 * MB), count("handles"), count("mapped"), count("reserve
     assert said(process) == ["-2", "3", "3", "3"]
 
 
+#: Copies and fills as programs make them, with a buffer of the CPU.
+COPIES = """
+words = ctypes.c_size_t
+copy = function("cuMemcpy", number, number, words)
+copy_later = function("cuMemcpyAsync", number, number, words, ctypes.c_void_p)
+copy_in = function("cuMemcpyHtoD_v2", number, ctypes.c_void_p, words)
+copy_out = function("cuMemcpyDtoH_v2", ctypes.c_void_p, number, words)
+fill = function("cuMemsetD8_v2", number, ctypes.c_ubyte, words)
+copy_rows = function("cuMemcpy2D_v2", ctypes.c_void_p)
+by_contexts = driver.driver_copied_by_contexts
+one, two, small = allocate(4 * MB), on(2, allocate, 4 * MB), on(2, allocate, 1000)
+buffer = ctypes.create_string_buffer(4 * MB)
+"""
+
+
+def test_copies_between_gpus_name_the_contexts_so_that_they_need_no_access(begin):
+    process = begin(
+        COPIES
+        + """
+add(one, 4 * MB, 5)
+print(copy(two, one, 4 * MB), on(2, bytes_at, two, 4 * MB) == 5 | 5 << 8, by_contexts(), reached(0, 1))
+on(2, add, two, 4 * MB, 1)
+print(on(2, copy_later, one, two, 4 * MB, None), bytes_at(one, 4 * MB) == 6 | 6 << 8, by_contexts(), reached(1, 0))
+print(copy_later(one + MB, two + MB, MB, 0x101), copy(small, one, 1000), by_contexts())
+print(copy(one, one + MB, MB), copy_later(two, two + MB, MB, None) and on(2, copy_later, two, two + MB, MB, None), by_contexts())
+print(reached(0, 1), reached(1, 0), copy_later(one, two, MB, 8))
+"""
+    )
+    assert said(process) == ["0", "True", "1", "0"]
+    assert said(process) == ["0", "True", "2", "0"]
+    assert said(process) == ["0", "0", "4"]
+    assert said(process) == ["0", "0", "4"]
+    assert said(process) == ["1", "0", "400"]
+
+
+def test_other_copies_and_fills_of_memory_on_the_other_gpu_give_access_to_it(begin):
+    process = begin(
+        COPIES
+        + """
+print(fill(two, 9, 4 * MB), on(2, bytes_at, two, 4 * MB) == 9 | 9 << 8, reached(0, 1), reached(1, 0))
+print(copy_out(buffer, two, 4 * MB), buffer.raw == bytes([9]) * 4 * MB, on(2, copy_in, one, buffer, 4 * MB), bytes_at(one, 4 * MB) == 9 | 9 << 8)
+print(on(2, reach, one, 4 * MB), reached(1, 0), on(2, reach, allocate(2 * MB), 2 * MB), enable(2, 0), disable(2), reached(0, 1))
+print(copy_in(1, buffer, MB) if 0 else fill(two, 9, 0), on(2, free, one), free(two), count("handles"))
+"""
+    )
+    assert said(process) == ["0", "True", "1", "0"]
+    assert said(process) == ["0", "True", "0", "True"]
+    assert said(process) == ["0", "1", "0", "0", "0", "1"]
+    assert said(process) == ["0", "0", "0", "1"]
+
+
+def test_copies_without_access_that_cannot_be_given_fail_as_they_did(begin):
+    process = begin(
+        COPIES
+        + """
+driver.driver_refuse_access(1)
+print(fill(two, 9, 4 * MB), reached(0, 1), fill(two, 9, 4 * MB), reached(0, 1))
+"""
+    )
+    assert said(process) == ["1", "0", "0", "1"]
+
+
+def test_rows_are_copied_when_the_work_of_both_gpus_is_done(begin):
+    process = begin(
+        COPIES
+        + """
+add(one, 4 * MB, 5)
+class Rows(ctypes.Structure):
+    _fields_ = [
+        ("from_x", words), ("from_y", words), ("from_type", ctypes.c_int), ("from_host", number), ("start", number),
+        ("from_array", number), ("from_pitch", words), ("x", words), ("y", words), ("type", ctypes.c_int), ("host", number),
+        ("to", number), ("array", number), ("pitch", words), ("width", words), ("height", words),
+    ]
+rows = Rows(start=one, from_pitch=2 << 10, to=two, pitch=1 << 10, width=1 << 10, height=1 << 10)
+print(copy_rows(ctypes.byref(rows)), on(2, bytes_at, two, MB) == 5 | 5 << 8, [driver.driver_synchronized(n) > 1 for n in (1, 2)])
+"""
+    )
+    assert said(process) == ["0", "True", "[True,", "True]"]
+
+
 def test_memory_is_freed_from_the_other_gpu_when_the_work_on_its_own_is_done(begin):
     process = begin("""
 memory = on(2, allocate, 3 * MB)

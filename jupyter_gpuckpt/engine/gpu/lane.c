@@ -73,6 +73,7 @@ typedef struct {
 
 static part_t *parts; /* room for MAX_PARTS; pages are taken as they are used */
 static uint32_t part_count;
+static volatile uint64_t gpus_seen; /* on which the program has taken any memory, as bits */
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER, entries_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t entry_count = NAMED;
@@ -228,8 +229,9 @@ static result_t allocate(address_t *result, size_t bytes) {
     context_t context;
     address_t address;
     size_t whole = (bytes + PIECE - 1) / PIECE * PIECE;
-    if (!is_on || !result || bytes < PIECE || whole < bytes || may_share_by_handles() || driver.cuCtxGetDevice(&device) ||
-        device < 0 || device >= MAX_GPUS || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
+    if (driver.cuCtxGetDevice(&device) || device < 0 || device >= MAX_GPUS) return driver.cuMemAlloc_v2(result, bytes);
+    if (!(gpus_seen >> device & 1)) __atomic_or_fetch(&gpus_seen, 1UL << device, __ATOMIC_SEQ_CST);
+    if (!is_on || !result || bytes < PIECE || whole < bytes || may_share_by_handles() || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
         return driver.cuMemAlloc_v2(result, bytes);
     pthread_mutex_lock(&parts_lock);
     result_t error = add_parts(address, whole, device, context);
@@ -382,6 +384,37 @@ static result_t disable_peer(context_t peer) {
     return error;
 }
 
+/* ---- copies of memory that is on another GPU ---- */
+
+HIDDEN int uses_several_gpus(void) { return (gpus_seen & (gpus_seen - 1)) != 0; }
+
+HIDDEN context_t context_of(address_t address) {
+    pthread_mutex_lock(&parts_lock);
+    int64_t at = find(address);
+    context_t context = at < 0 ? NULL : parts[at].context;
+    pthread_mutex_unlock(&parts_lock);
+    return context;
+}
+
+HIDDEN int reach_all_memory(void) {
+    int from, found = 0;
+    if (!uses_several_gpus() || driver.cuCtxGetDevice(&from)) return 0;
+    pthread_mutex_lock(&parts_lock);
+    contexts_t contexts = contexts_for(parts, part_count);
+    for (int to = 0; to < MAX_GPUS; to++)
+        found |= contexts.of[to] && to != from && !has_access(from, to) && !add_peer(NULL, NULL, from, to, set_access);
+    pthread_mutex_unlock(&parts_lock);
+    return found;
+}
+
+HIDDEN void synchronize_all(void) {
+    pthread_mutex_lock(&parts_lock);
+    contexts_t contexts = contexts_for(parts, part_count);
+    pthread_mutex_unlock(&parts_lock);
+    for (int device = 0; device < MAX_GPUS; device++)
+        if (contexts.of[device]) synchronize(contexts.of[device]);
+}
+
 /* ---- the functions that the program gets in place of the driver's ---- */
 
 static void *entry_of(void *function) {
@@ -427,7 +460,7 @@ static void *replaced(void *function) {
     if (function == (void *)driver.cuDevicePrimaryCtxReset_v2) return (void *)reset_primary;
     if (function == (void *)driver.cuCtxEnablePeerAccess) return (void *)enable_peer;
     if (function == (void *)driver.cuCtxDisablePeerAccess) return (void *)disable_peer;
-    return function;
+    return copy_in_place_of(function);
 }
 
 /* Return whether this is code of NCCL, which contains a CUDA runtime of its own: what it allocates by cudaMalloc, it shares with other
@@ -465,6 +498,7 @@ static void find_driver(void) {
 #define FIND(name, arguments) driver.name = (result_t(*) arguments)lane_real_dlsym(library, #name);
 #define IS_THERE(name, arguments) &&driver.name
     DRIVER(FIND)
+    find_copies(library, lane_real_dlsym);
     if (1 DRIVER(IS_THERE) && dl_iterate_phdr(note_driver, NULL) && driver_begin) is_on = 1;
 }
 
@@ -950,6 +984,7 @@ static void forked(void) {
     lane_closed = 0;
     lane_inside = 0;
     part_count = 0;
+    gpus_seen = 0;
     forget_peers();
     /* Threads that owned them do not exist here. */
     parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -36,6 +36,7 @@ enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, NO_ACCESS = 0, READ_WRITE =
     X(cuCtxDisablePeerAccess, (context_t))                                                                                     \
     X(cuDevicePrimaryCtxReset_v2, (int))                                                                                       \
     X(cuDeviceGetAttribute, (int *, int, int))                                                                                 \
+    X(cuPointerGetAttributes, (unsigned, int *, void **, address_t))                                                           \
     X(cuDeviceGetCount, (int *))                                                                                               \
     X(cuDeviceGetUuid, (void *, int))                                                                                          \
     X(cuMemAddressReserve, (address_t *, size_t, size_t, address_t, unsigned long long))                                       \
@@ -93,6 +94,9 @@ typedef result_t set_access_t(int from, int to, int flags);
 /* Note that one context has access to another's memory; the first of a pair of GPUs sets it. After an error nothing has changed. */
 result_t add_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
 
+/* Return whether a GPU has access to the memory of another one. */
+int has_access(int from, int to);
+
 /* Note that it has it no longer; the last of a pair of GPUs takes the access away. */
 void remove_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
 
@@ -103,4 +107,16 @@ void remove_peers_of(context_t context, int device, set_access_t *set_access);
 uint32_t access_to(int device, access_t access[MAX_GPUS]);
 
 void forget_peers(void);
+
+/* Copies of memory that is on another GPU than the current one (lane_elsewhere.c): find the driver's functions, and return the function
+ * that a program gets in place of one of them; of other functions that function itself. */
+void find_copies(void *library, void *(*find)(void *, const char *));
+void *copy_in_place_of(void *function);
+
+/* What lane.c knows of the memory: whether the process has used several GPUs, a context of memory of the lane (NULL: it is not the
+ * lane's), and whether the current GPU has got access to memory to which it had none before. */
+int uses_several_gpus(void);
+context_t context_of(address_t address);
+int reach_all_memory(void);
+void synchronize_all(void);
 #endif

@@ -12,7 +12,7 @@ typedef struct { context_t from, to; int from_device, to_device; } pair_t;
 static pair_t pairs[MAX_PAIRS];
 static uint32_t pair_count;
 
-static int reaches(int from, int to) {
+int has_access(int from, int to) {
     for (uint32_t i = 0; i < pair_count; i++)
         if (pairs[i].from_device == from && pairs[i].to_device == to) return 1;
     return 0;
@@ -20,7 +20,7 @@ static int reaches(int from, int to) {
 
 result_t add_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access) {
     if (pair_count == MAX_PAIRS) return TOO_MANY_PEERS;
-    if (from_device != to_device && !reaches(from_device, to_device)) {
+    if (from_device != to_device && !has_access(from_device, to_device)) {
         result_t error = set_access(from_device, to_device, READ_WRITE);
         if (error) {
             set_access(from_device, to_device, NO_ACCESS);
@@ -34,7 +34,7 @@ result_t add_peer(context_t from, context_t to, int from_device, int to_device, 
 static void remove_at(uint32_t at, set_access_t *set_access) {
     pair_t pair = pairs[at];
     pairs[at] = pairs[--pair_count];
-    if (pair.from_device != pair.to_device && !reaches(pair.from_device, pair.to_device))
+    if (pair.from_device != pair.to_device && !has_access(pair.from_device, pair.to_device))
         set_access(pair.from_device, pair.to_device, NO_ACCESS);
 }
 

@@ -254,6 +254,54 @@ int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t bytes, void *stream) {
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, void *stream) {
     return !reached(current(), to, bytes) ? 700 : (memcpy((void *)to, from, bytes), used_by(stream));
 }
+/* Copies and fills by the program. Without access it is CUDA_ERROR_INVALID_VALUE, as measured for memory from cuMemCreate; plain memory is
+ * found by its address. Copies by contexts need no access of the current GPU. */
+static long copied_by_contexts;
+long driver_copied_by_contexts(void) { return copied_by_contexts; }
+static const range_t *range_of(u64 address) {
+    for (int i = 0; i < range_count; i++)
+        if (address - ranges[i].begin < ranges[i].bytes) return &ranges[i];
+    return NULL;
+}
+static int may_copy(u64 address, size_t bytes) {
+    const range_t *range = range_of(address);
+    return !range || range->access == PLAIN || reached(current(), address, bytes);
+}
+int cuMemcpy(u64 to, u64 from, size_t bytes) {
+    return may_copy(to, bytes) && may_copy(from, bytes) ? (memcpy((void *)to, (void *)from, bytes), 0) : 1;
+}
+int cuMemcpyDtoD_v2(u64 to, u64 from, size_t bytes) { return cuMemcpy(to, from, bytes); }
+int cuMemcpyHtoD_v2(u64 to, const void *from, size_t bytes) { return cuMemcpy(to, (u64)from, bytes); }
+int cuMemcpyDtoH_v2(void *to, u64 from, size_t bytes) { return cuMemcpy((u64)to, from, bytes); }
+int cuMemcpyAsync(u64 to, u64 from, size_t bytes, void *stream) { return stream && (u64)stream < 0x100 ? 400 : cuMemcpy(to, from, bytes); }
+int cuMemcpyPeer(u64 to, void *to_context, u64 from, void *from_context, size_t bytes) {
+    const range_t *one = range_of(to), *other = range_of(from);
+    if (!one || !other || one->device != device_of((u64)to_context) || other->device != device_of((u64)from_context)) return 1;
+    copied_by_contexts++;
+    return memcpy((void *)to, (void *)from, bytes), 0;
+}
+int cuMemcpyPeerAsync(u64 to, void *to_context, u64 from, void *from_context, size_t bytes, void *stream) {
+    return stream && (u64)stream < 0x100 ? 400 : cuMemcpyPeer(to, to_context, from, from_context, bytes);
+}
+int cuMemsetD8_v2(u64 to, unsigned char value, size_t count) { return may_copy(to, count) ? (memset((void *)to, value, count), 0) : 1; }
+typedef struct { size_t from_x, from_y; int from_type; void *from_host; u64 from, from_array; size_t from_pitch, x, y; int type; void *host; u64 to, array; size_t pitch, width, height; } rows_t;
+int cuMemcpy2D_v2(const rows_t *what) {
+    if (!may_copy(what->from, what->from_pitch * what->height) || !may_copy(what->to, what->pitch * what->height)) return 1;
+    for (size_t row = 0; row < what->height; row++)
+        memcpy((char *)what->to + row * what->pitch, (char *)what->from + row * what->from_pitch, what->width);
+    return 0;
+}
+int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, u64 address) {
+    const range_t *range = range_of(address);
+    for (unsigned i = 0; i < count; i++) {
+        if (attributes[i] == 1) *(u64 *)data[i] = range && range->access == PLAIN ? range->device + 1 : 0;
+        else if (attributes[i] == 2) *(int *)data[i] = range ? 2 : 0;
+        else if (attributes[i] == 8) *(unsigned *)data[i] = 0;
+        else if (attributes[i] == 9) *(int *)data[i] = range ? range->device : -2;
+        else return 1;
+    }
+    return 0;
+}
 int cuMemHostRegister_v2(void *begin, size_t bytes, unsigned flags) { return !begin || !bytes || flags != 1; }
 int cuMemHostUnregister(void *begin) { return !begin; }
 int cuStreamCreate(void **stream, unsigned flags) { return *stream = (void *)(0x100 + stack[depth]), flags != 1; }
@@ -353,6 +401,7 @@ void *driver_find(const char *name) {
     KNOWN(cuInit); KNOWN(cuMemAlloc_v2); KNOWN(cuMemFree_v2); KNOWN(cuLaunchKernel); KNOWN(cuCtxSynchronize);
     KNOWN(cuCtxDestroy_v2); KNOWN(cuGetProcAddress_v2); KNOWN(cuGetProcAddress); KNOWN(cuCtxGetCurrent); KNOWN(cuMemGetAddressRange_v2);
     KNOWN(cuCtxSetCurrent); KNOWN(cuCtxEnablePeerAccess); KNOWN(cuCtxDisablePeerAccess); KNOWN(cuDevicePrimaryCtxReset_v2);
-    KNOWN(cuIpcGetMemHandle);
+    KNOWN(cuIpcGetMemHandle); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
+    KNOWN(cuMemsetD8_v2); KNOWN(cuMemcpy2D_v2);
     return 0;
 }
