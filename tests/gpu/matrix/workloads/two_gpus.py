@@ -1,7 +1,7 @@
 """PyTorch on two GPUs. `peers`: tensors went from one to the other, so peer access is on. `nccl`: NCCL works between them.
 
-`copies`: the driver copies from one to the other without peer access. `cumem`: whether NCCL may take its memory by cuMemCreate. `uneven`: the
-tokens lie on the first GPU alone.
+`copies`: the driver copies from one to the other without peer access. `cumem`: whether NCCL may take its memory by cuMemCreate.
+`uneven`: the tokens lie on the first GPU alone.
 """
 
 import os
