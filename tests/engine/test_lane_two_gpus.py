@@ -1,4 +1,4 @@
-"""Saves, suspends and crashes of a process with memory of the lane on two GPUs, with and without peer access, while a thread uses all of it.
+"""Saves, suspends and crashes of a process with memory of the lane on two GPUs, with and without peer access, while a thread uses it.
 
 As in `test_lane_snapshots`: CRIU, init and the library are real, and the program aborts at the first wrong byte or where a GPU has lost
 its access to memory.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import threading
 from contextlib import nullcontext
 
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import lane_room, lanes
+from jupyter_gpuckpt.engine.gpu import cuda, lane_room, lanes
 from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Allocation
@@ -237,9 +238,18 @@ STEPS = ("close_gate", "hand_over", "copy_out", "free", "reopen", "copy_handed_o
 def test_the_next_daemon_gives_back_the_memory_of_both_gpus(gpu, monkeypatch, when, step):
     if step in ("copy_out", "free"):
         let_be_free(gpu, "none")
+    kill_in_a_save(gpu, lambda: die_at(monkeypatch, step, before=when == "before"))
+    recovery.recover(gpu.program.tree)
+    check_running(gpu)
+    save(gpu)
+    check_running(gpu)
+
+
+def kill_in_a_save(gpu, prepare):
+    """Let a process that saves die; `prepare` lets it."""
     child = os.fork()
     if not child:
-        die_at(monkeypatch, step, before=when == "before")
+        prepare()
         try:
             save(gpu)
         finally:
@@ -248,9 +258,28 @@ def test_the_next_daemon_gives_back_the_memory_of_both_gpus(gpu, monkeypatch, wh
     for pid in gpu.pids():
         gpu.driver.states[gpu.number(pid)] = state_of(gpu, pid)
         gpu.driver._taken[gpu.number(pid)] = {}
+
+
+def test_a_process_comes_back_where_init_holds_its_memory_also_for_another_daemon(gpu, monkeypatch):
+    """The GPU of the context is full when the next daemon looks, so that it waits; it does not use the other one."""
+    found, restored, checkpoint = [], cuda.bring_back, cuda.checkpoint
+
+    def dying(pid):
+        if pid != gpu.program.tree.kernel_pid:
+            threading.Event().wait()
+        checkpoint(pid)
+        os._exit(9)
+
+    kill_in_a_save(gpu, lambda: monkeypatch.setattr(cuda, "checkpoint", dying))
+    del gpu.nvml.used[ONE][gpu.program.tree.kernel_pid]
+    gpu.nvml.used[OTHER] = {}
+    gpu.nvml.others[ONE] = 10 * GB - (1 << 20)
+    monkeypatch.setattr(cuda, "bring_back", lambda *given: found.append(given) or restored(*given))
     recovery.recover(gpu.program.tree)
-    check_running(gpu)
-    save(gpu)
+    assert cuda.state(gpu.program.tree.kernel_pid) is cuda.ProcessState.CHECKPOINTED
+    assert not any(gpu_map for _, gpu_map in found)
+    gpu.nvml.others[ONE] = 0
+    recovery.recover(gpu.program.tree)
     check_running(gpu)
 
 

@@ -200,6 +200,11 @@ class Lane:
         """On how many GPUs init holds room for the process."""
         return self._hold(b"l", owner=self._owner | _RESERVED)[0]
 
+    @property
+    def is_held(self) -> bool:
+        """Whether init holds memory of the process."""
+        return self._hold(b"l")[0] > 0
+
     def drop_reserved(self) -> None:
         """Let init free the room that it holds for what Checkpoint takes from the GPUs; call it before Restore."""
         self._hold(b"d", owner=self._owner | _RESERVED)

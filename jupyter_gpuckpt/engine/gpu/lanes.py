@@ -134,7 +134,11 @@ class Lanes:
 
     def has_given(self, pid: int) -> bool:
         """Return whether init holds memory of a process, which therefore must come back on the GPUs that it had."""
-        return bool(self._handed_over.get(pid))
+        if self._handed_over.get(pid):
+            return True
+        with suppress(CheckpointError):
+            return pid in self.waiting and self.waiting[pid].is_held
+        return False
 
     def to_restore(self, pid: int, needs: Mapping[str, int]) -> dict[str, int]:
         """Return the bytes that Restore takes on each GPU: the needs without the handed-over memory, which is still there."""
