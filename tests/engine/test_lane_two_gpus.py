@@ -261,7 +261,7 @@ def kill_in_a_save(gpu, prepare):
 
 
 def test_a_process_comes_back_where_init_holds_its_memory_also_for_another_daemon(gpu, monkeypatch):
-    """The GPU of the context is full when the next daemon looks, so that it waits; it does not use the other one."""
+    """One of its GPUs has too little room when the next daemon looks, so that it waits."""
     found, restored, checkpoint = [], cuda.bring_back, cuda.checkpoint
 
     def dying(pid):
@@ -273,7 +273,8 @@ def test_a_process_comes_back_where_init_holds_its_memory_also_for_another_daemo
     kill_in_a_save(gpu, lambda: monkeypatch.setattr(cuda, "checkpoint", dying))
     del gpu.nvml.used[ONE][gpu.program.tree.kernel_pid]
     gpu.nvml.used[OTHER] = {}
-    gpu.nvml.others[ONE] = 10 * GB - (1 << 20)
+    # Swapped, its two needs would fit.
+    gpu.nvml.others[ONE] = 8 * GB + ON_OTHER - (1 << 20)
     monkeypatch.setattr(cuda, "bring_back", lambda *given: found.append(given) or restored(*given))
     recovery.recover(gpu.program.tree)
     assert cuda.state(gpu.program.tree.kernel_pid) is cuda.ProcessState.CHECKPOINTED
