@@ -28,8 +28,8 @@ from .criu import images as criu_images
 from .criu import log as criu_log
 from .criu import options as criu_options
 from .criu.post_restore import PostRestore
+from .gpu import lane_windows
 from .gpu import restore as gpu_restore
-from .gpu.lane import LANE_FILES
 from .gpu.staging import STAGING_MODE
 from .memory.filling import Filling, PageSink
 from .placing import Placing
@@ -50,6 +50,9 @@ class Content(Protocol):
 
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         """Look up the chunks of streams; return a function that does the rest of `to_file`."""
+
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
+        """Make a file of the bytes of a stream between two offsets."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
@@ -184,6 +187,7 @@ def thaw(
             allowed_gpus,
             progress,
             lanes_written=gpu.finish,
+            read=content.to_window if gpu.by_windows else None,
         )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
@@ -247,8 +251,12 @@ class _GpuFiles:
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(restore.manifest.stream(f"gpu{path}").length)
-                jobs = self._lanes if path.startswith(LANE_FILES) else self._drivers
+                jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
                 jobs.append((f"gpu{path}", target))
+        #: Whether the lanes' memory is written by the caller, window by window, instead.
+        self.by_windows = lane_windows.is_short_for(restore.manifest)
+        if self.by_windows:
+            self._lanes = []
         self._error: BaseException | None = None
         self._drivers_written, self._ended = threading.Event(), False
         #: Set it to let the lanes' files be written.

@@ -30,6 +30,7 @@ from .compression import Compressor
 from .segments import (
     LOOK_AHEAD,
     MIN_SEGMENT,
+    Kept,
     PartialSource,
     Segment,
     SharedSource,
@@ -46,7 +47,7 @@ from .working_memory import fitting
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["BytesSource", "FileSource", "Packed", "Source", "pack"]
+__all__ = ["BytesSource", "FileSource", "Packed", "Source", "join", "pack"]
 
 # Compressed bytes that a thread collects for one write.
 _WRITE_BYTES = 4 << 20
@@ -144,7 +145,7 @@ def pack(
     for segment in waiting:
         parts[segment.number].append(done[segment])
     streams = [
-        _join(source, sorted(found, key=lambda one: one.start))
+        join(source.name, source.length, sorted(found, key=lambda one: one.start))
         for source, found in zip(sources, parts, strict=True)
     ]
     return Packed(streams, raw_bytes, sum(segment.new_bytes for segment in done.values()))
@@ -288,13 +289,13 @@ def _kept(source: Source) -> list[_Done]:
     return [_Done(one.start, one.chunks, 0) for one in source.kept]
 
 
-def _join(source: Source, parts: list[_Done]) -> Stream:
-    """Return the stream of these parts, with neighboring chunks of zeros merged."""
+def join(name: str, length: int, parts: Sequence[_Done | Kept]) -> Stream:
+    """Return the stream of these parts, with neighboring chunks of zeros merged. Raises CheckpointError if one is missing."""
     chunks: list[Chunk] = []
     offset = zeros = 0
     for part in parts:
         if part.start != offset:
-            raise _changed(source.name)
+            raise _changed(name)
         for chunk in part.chunks:
             offset += chunk.length
             if not chunk.digest:
@@ -306,9 +307,9 @@ def _join(source: Source, parts: list[_Done]) -> Stream:
             chunks.append(chunk)
     if zeros:
         chunks.append(Chunk(b"", zeros))
-    if offset != source.length:
-        raise _changed(source.name)
-    return Stream(source.name, source.length, chunks)
+    if offset != length:
+        raise _changed(name)
+    return Stream(name, length, chunks)
 
 
 def _changed(name: str) -> CheckpointError:

@@ -16,8 +16,9 @@ from typing import Self
 from ..engine.gpu.lane_copies import LaneCopy
 from ..engine.settings import EngineSettings
 from ..images.composing import Predecessor
-from ..images.pack import BytesSource, FileSource, Packed, pack
-from ..images.partial import PartialFileSource
+from ..images.pack import BytesSource, FileSource, Packed, join, pack
+from ..images.partial import Layout, PartialFileSource, Ranges, around
+from ..images.segments import Kept
 from ..progress import Progress
 from ..store.local import LocalStore
 from . import gpu_tables
@@ -96,6 +97,9 @@ class GpuPacking:
             predecessor=predecessor,
         )
         self._parts: list[_Part] = []
+        #: What `store_window` has stored, by the names of the streams: the ranges with their chunks, and the new bytes.
+        self._windows: dict[str, list[Kept]] = {}
+        self._new_bytes = 0
         self._copies: dict[str, LaneCopy] = {}
         self._held = ExitStack()
 
@@ -105,8 +109,59 @@ class GpuPacking:
         `copies`: what must be stored of those of the lane. Another call adds further files.
         """
         self._copies |= copies
-        if sources := [self._source(stream, paths) for stream, paths in files.items()]:
+        sources = [
+            self._source(stream, paths)
+            for stream, paths in files.items()
+            if stream not in copies or not copies[stream].is_stored
+        ]
+        if sources:
             self._parts.append(_Part(sources, self._pack))
+
+    def store_window(
+        self,
+        progress: Progress,
+        stream: str,
+        paths: Sequence[Path],
+        length: int,
+        ranges: Ranges,
+    ) -> None:
+        """Store the ranges of a lane's memory of `length` bytes, which files hold one after the other.
+
+        On return they are durable. `progress`: the operation's, in another stage. Raises what `pack` raises.
+        """
+        source = PartialFileSource(
+            stream,
+            *paths,
+            length=length,
+            ranges=ranges,
+            kept=around(ranges, length),
+            chunk_pages=_LANE_CHUNK_PAGES,
+        )
+        # The progress of packing begins with the bytes that are not read.
+        first = ranges[0][0] - (length - sum(end - begin for begin, end in ranges))
+        packed = self._pack(
+            [source],
+            progress=Progress(
+                lambda record: progress.reach(max(0, first + record.done_bytes), length)
+            ),
+        )
+        layout = Layout(packed.streams[0], missing=())
+        found = self._windows.setdefault(stream, [])
+        for begin, end in ranges:
+            found += layout.inside(begin, end, 0)
+        self._new_bytes += packed.new_bytes
+
+    def _of_windows(self) -> Packed:
+        """Return the streams that `store_window` has stored, with the chunks that are the same as in the earlier snapshot."""
+        streams = []
+        for name, found in self._windows.items():
+            copy, length = self._copies[name], max(one.end for one in found)
+            kept: Sequence[Kept] = []
+            if copy.ranges is not None and copy.table is not None and self._earlier is not None:
+                kept, length = self._earlier.usable(name).kept, copy.table.bytes
+            parts = sorted([*kept, *found], key=lambda one: one.start)
+            streams.append(join(name, length, parts))
+        return Packed(streams, sum(one.length for one in streams), self._new_bytes)
 
     def _source(self, stream: str, paths: Sequence[Path]) -> FileSource:
         copy = self._copies.get(stream)
@@ -131,7 +186,8 @@ class GpuPacking:
 
     def finish(self, progress: Progress) -> Packed:
         """Wait until all files that were begun are durable, as `_Part.finish` does."""
-        packed = Packed.of_nothing()
+        packed = self._of_windows()
+        progress.advance(packed.raw_bytes)
         for part in self._parts:
             packed = packed.and_also(part.finish(progress))
         return packed

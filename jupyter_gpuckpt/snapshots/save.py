@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
+from ..engine.gpu import lane_windows
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tcp import record as tcp_record
@@ -93,6 +94,8 @@ def save(
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
+        if stop and not options.parked:
+            gpu_bytes = max(0, gpu_bytes - lane_windows.spared_in_suspend(tree))
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
@@ -114,6 +117,7 @@ def save(
             options,
             gpu_files_taken=gpu_packing.begin,
             earlier_gpu=earlier_gpu,
+            store_window=partial(gpu_packing.store_window, progress),
             progress=progress,
         ) as state,
     ):

@@ -125,7 +125,8 @@ def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
     gpu.driver.come_back(memory)
     destroy, begun, ended = launch.Namespaces.destroy, [], []
 
-    def unreadable(self):
+    def unreadable(self, *, fill):
+        assert fill is None
         begun.append(self._pid)
         raise FreezeFailed("a chunk is damaged", hint="")
 

@@ -20,6 +20,7 @@ from .lane import Lane
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
 from .lane_room import fits_twice, free_room
+from .lane_windows import StoreWindow
 from .staging import StagingFile
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,16 @@ class Lanes:
     """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
 
     `earlier`: what the store has of their memory already. Without it everything is copied, and nothing is said of its digests.
+    `store_window`: stores memory of a suspended tree where RAM is short for a copy of it.
     """
 
-    def __init__(self, tree: Tree, earlier: EarlierMemory | None = None) -> None:
-        self._tree, self._earlier = tree, earlier
+    def __init__(
+        self,
+        tree: Tree,
+        earlier: EarlierMemory | None = None,
+        store_window: StoreWindow | None = None,
+    ) -> None:
+        self._tree, self._earlier, self._store_window = tree, earlier, store_window
         #: Lanes whose gates are closed, by pid.
         self.waiting: dict[int, Lane] = {}
         #: The files with the memory that was copied out of each lane, by pid.
@@ -89,7 +96,8 @@ class Lanes:
             self._hand_over(pid, lane, allocations, used)
         elif allocations:
             stays = until is not Until.UNPARKED and room > _SPARE_BYTES
-            self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
+            store = self._store_window if until is Until.ENDED else None
+            self._copy(pid, lane, allocations, all_of_it=not stays, store=store)
             if stays:
                 self._hand_over(pid, lane, allocations, used)
             else:
@@ -164,7 +172,7 @@ class Lanes:
         for pid in list(self._uncopied):
             if allocations := self._handed_over[pid]:
                 lane = Lane(self._tree, pid)
-                self._copy(pid, lane, allocations, handed_over=True, all_of_it=False)
+                self._copy(pid, lane, allocations, handed_over=True)
                 lane.drop_handed_over()
             del self._uncopied[pid]
             del self._handed_over[pid]
@@ -183,9 +191,10 @@ class Lanes:
         lane: Lane,
         allocations: list[Allocation],
         *,
-        handed_over: bool,
-        all_of_it: bool,
+        handed_over: bool = False,
+        all_of_it: bool = False,
+        store: StoreWindow | None = None,
     ) -> None:
-        copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over)
+        copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over, store)
         file, self.copies[copying.stream] = copying.copy(all_of_it=all_of_it)
         self.files[pid] = [file]

@@ -25,6 +25,7 @@ from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
 from .digests import EarlierMemory
 from .lane import FILES, Lane
+from .lane_windows import StoreWindow
 from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
@@ -52,11 +53,15 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `earlier`: see `Lanes`.
+    `earlier`, `store_window`: see `Lanes`.
     """
 
     def __init__(
-        self, tree: Tree, progress: Progress, earlier: EarlierMemory | None = None
+        self,
+        tree: Tree,
+        progress: Progress,
+        earlier: EarlierMemory | None = None,
+        store_window: StoreWindow | None = None,
     ) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
@@ -69,7 +74,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree, earlier)
+        self.lanes = Lanes(tree, earlier, store_window)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
