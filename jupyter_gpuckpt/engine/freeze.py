@@ -133,7 +133,7 @@ def frozen(
     # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
     # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
-        gpu = GpuProcesses(tree, progress, earlier_gpu, store_window)
+        gpu = GpuProcesses(tree, progress, earlier_gpu, store_window, plan.ram_needs)
         rollback.callback(gpu.give_back)
         tree_cleanup.callback(gpu.drop_files)
         gpu.take(

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
+from .gpu import lane_windows
+from .gpu.lane_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
 from .tree import former_scratch, user_namespaces
 from .tree.launch import pids
@@ -37,12 +39,22 @@ class Plan(msgspec.Struct, frozen=True):
     private_bytes: int
     shared_bytes: int
     private_shm: bool
+    ram_needs: RamNeeds = NO_NEEDS
 
 
 def plan(
-    tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int
+    tree: Tree,
+    settings: EngineSettings,
+    *,
+    private_shm: bool,
+    stop: bool,
+    gpu_bytes: int,
+    by_windows: Callable[[], int] = lambda: 0,
 ) -> Plan:
-    """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
+    """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space.
+
+    `by_windows`: finds out how many of `gpu_bytes` can be stored window by window; it is called if RAM is short for all of them.
+    """
     members = pids(tree)
     _refuse_other_versions(tree)
     _refuse_sandboxes(tree, members)
@@ -59,10 +71,14 @@ def plan(
     # meanwhile and copies of all other processes' memory: only the kernel gets a ghost.
     kernel = by_process.get(tree.kernel_pid, 0)
     copies = 0 if stop else kernel // 8 + private - kernel
-    needed = gpu_bytes + shared + copies + settings.headroom_bytes
+    beside = shared + copies + settings.headroom_bytes
     if user_namespaces.has_own(tree.init_pid):
-        needed += deleted_files.shared_bytes(members)
+        beside += deleted_files.shared_bytes(members)
+    needs = RamNeeds(beside, gpu_bytes)
+    needed = needs.most_bytes
     available = processes.mem_available(tree.kernel_pid)
+    if needed > available:
+        needed -= min(gpu_bytes, lane_windows.spared([by_windows()]))
     if needed > available:
         raise FreezeFailed(
             f"There is not enough memory to save the kernel: about {needed // _MB} MB are needed, "
@@ -78,7 +94,14 @@ def plan(
                 f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
-    return Plan(method, _ghost_limit(members), private, shared, private_shm)
+    return Plan(
+        method,
+        _ghost_limit(members),
+        private,
+        shared,
+        private_shm,
+        ram_needs=needs,
+    )
 
 
 def _refuse_other_versions(tree: Tree) -> None:

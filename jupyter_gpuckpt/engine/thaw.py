@@ -174,7 +174,8 @@ def thaw(
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
-        gpu = cleanup.enter_context(_GpuFiles(restore))
+        by_windows = lane_windows.is_short_for(manifest, filling.shared_bytes)
+        gpu = cleanup.enter_context(_GpuFiles(restore, by_windows=by_windows))
         with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
@@ -187,7 +188,7 @@ def thaw(
             allowed_gpus,
             progress,
             lanes_written=gpu.finish,
-            read=content.to_window if gpu.by_windows else None,
+            read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
@@ -239,10 +240,11 @@ class _GpuFiles:
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
     and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
-    `finish_drivers` and `finish` return when the bytes are complete and verified.
+    `finish_drivers` and `finish` return when the bytes are complete and verified. `by_windows`: the caller writes the lanes', window
+    by window.
     """
 
-    def __init__(self, restore: _Restore) -> None:
+    def __init__(self, restore: _Restore, *, by_windows: bool) -> None:
         self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
         for process in restore.manifest.gpu:
             for path in process.staging:
@@ -253,9 +255,7 @@ class _GpuFiles:
                     file.truncate(restore.manifest.stream(f"gpu{path}").length)
                 jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
                 jobs.append((f"gpu{path}", target))
-        #: Whether the lanes' memory is written by the caller, window by window, instead.
-        self.by_windows = lane_windows.is_short_for(restore.manifest)
-        if self.by_windows:
+        if by_windows:
             self._lanes = []
         self._error: BaseException | None = None
         self._drivers_written, self._ended = threading.Event(), False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -96,8 +96,11 @@ def pack(
     progress: Progress,
     memory_bytes: int = 0,
     predecessor: Predecessor | None = None,
+    writer: PackWriter | None = None,
 ) -> Packed:
     """Store every source; on return all is durable, and stays in the store until a manifest that refers to it is published.
+
+    `writer`: writes the chunks in place of a writer of its own; then they are durable when the caller has finished that.
 
     Chunks of which few pages changed since the `predecessor` are composed of stored chunks (`composing.py`). Of a `PartialSource` only
     its ranges are read.
@@ -126,10 +129,14 @@ def pack(
     }
     waiting = segments(sources, length)
     done: dict[Segment, _Done] = {}
-    with store.writer() as writer, store.holding(predecessor.digests), ExitStack() as stack:
+    with (
+        nullcontext(writer) if writer else store.writer() as writing,
+        store.holding(predecessor.digests),
+        ExitStack() as stack,
+    ):
 
         def make_worker() -> Callable[[Segment], None]:
-            work_on = _Worker(sources, shares, length, store, writer, predecessor, stack).store
+            work_on = _Worker(sources, shares, length, store, writing, predecessor, stack).store
 
             def work(segment: Segment) -> None:
                 done[segment] = work_on(segment)
@@ -141,7 +148,8 @@ def pack(
         progress.advance(raw_bytes - to_read)
         if waiting:
             share_out(waiting, make_worker, min(threads, len(waiting)))
-        writer.finish()
+        if writer is None:
+            writing.finish()
     for segment in waiting:
         parts[segment.number].append(done[segment])
     streams = [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from ..engine.gpu.lane_copies import LaneCopy
@@ -21,6 +22,7 @@ from ..images.partial import Layout, PartialFileSource, Ranges, around
 from ..images.segments import Kept
 from ..progress import Progress
 from ..store.local import LocalStore
+from ..store.writer import PackWriter
 from . import gpu_tables
 from .gpu_tables import EarlierGpuMemory
 
@@ -97,6 +99,8 @@ class GpuPacking:
             predecessor=predecessor,
         )
         self._parts: list[_Part] = []
+        #: The writer of all windows: a failure after some of them releases the chunks of all.
+        self._writer: PackWriter | None = None
         #: What `store_window` has stored, by the names of the streams: the ranges with their chunks, and the new bytes.
         self._windows: dict[str, list[Kept]] = {}
         self._new_bytes = 0
@@ -127,8 +131,10 @@ class GpuPacking:
     ) -> None:
         """Store the ranges of a lane's memory of `length` bytes, which files hold one after the other.
 
-        On return they are durable. `progress`: the operation's, in another stage. Raises what `pack` raises.
+        They are durable when `finish` has returned. `progress`: the operation's, in another stage. Raises what `pack` raises.
         """
+        if self._writer is None:
+            self._writer = self._held.enter_context(self._store.writer())
         source = PartialFileSource(
             stream,
             *paths,
@@ -144,6 +150,7 @@ class GpuPacking:
             progress=Progress(
                 lambda record: progress.reach(max(0, first + record.done_bytes), length)
             ),
+            writer=self._writer,
         )
         layout = Layout(packed.streams[0], missing=())
         found = self._windows.setdefault(stream, [])
@@ -154,8 +161,11 @@ class GpuPacking:
     def _of_windows(self) -> Packed:
         """Return the streams that `store_window` has stored, with the chunks that are the same as in the earlier snapshot."""
         streams = []
-        for name, found in self._windows.items():
-            copy, length = self._copies[name], max(one.end for one in found)
+        for name, copy in self._copies.items():
+            if not copy.is_stored:
+                continue
+            found = self._windows.get(name, [])
+            length = max((one.end for one in found), default=0)
             kept: Sequence[Kept] = []
             if copy.ranges is not None and copy.table is not None and self._earlier is not None:
                 kept, length = self._earlier.usable(name).kept, copy.table.bytes
@@ -186,6 +196,8 @@ class GpuPacking:
 
     def finish(self, progress: Progress) -> Packed:
         """Wait until all files that were begun are durable, as `_Part.finish` does."""
+        if self._writer is not None:
+            self._writer.finish()
         packed = self._of_windows()
         progress.advance(packed.raw_bytes)
         for part in self._parts:
@@ -200,7 +212,14 @@ class GpuPacking:
             self._earlier.prepare()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        with self._held:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
             for part in self._parts:
                 part.end()
+        finally:
+            self._held.__exit__(kind, error, traceback)

@@ -24,7 +24,7 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
         needed -= sum(plan.shared_bytes for plan in _plans(manifest, store))
     if needed > free:
         # GPU memory that is filled window by window needs less.
-        needed -= lane_windows.spared_by_windows(lane_windows.lane_bytes(manifest))
+        needed -= lane_windows.spared(lane_windows.lane_bytes(manifest))
     if needed <= free:
         return ""
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."

@@ -94,9 +94,16 @@ def save(
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
-        if stop and not options.parked:
-            gpu_bytes = max(0, gpu_bytes - lane_windows.spared_in_suspend(tree))
-        chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
+        chosen = plan(
+            tree,
+            settings,
+            private_shm=spec.private_shm,
+            stop=stop,
+            gpu_bytes=gpu_bytes,
+            by_windows=lambda: (
+                lane_windows.usable_bytes(tree) if stop and not options.parked else 0
+            ),
+        )
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.

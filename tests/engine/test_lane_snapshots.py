@@ -183,7 +183,7 @@ def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypa
 def test_saves_succeed_near_the_limit_from_which_memory_is_copied_later(gpu, monkeypatch, room):
     """The room is that for the memory of one process and for the context, with or without what must stay free."""
     gpu.nvml.others[ONE] = 8 * GB - room
-    monkeypatch.setattr(lanes, "_SPARE_BYTES", 0)
+    monkeypatch.setattr(lane_room, "_BY_PARTS_BYTES", 0)
     gpu.program.save()
     check_running(gpu)
 

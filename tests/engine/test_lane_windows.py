@@ -8,15 +8,22 @@ import threading
 
 import pytest
 
-from jupyter_gpuckpt.engine import recovery
+from jupyter_gpuckpt.engine import preflight, recovery
 from jupyter_gpuckpt.engine.gpu import lane_copies, lane_windows, restore
-from jupyter_gpuckpt.engine.gpu.lane import Lane
-from jupyter_gpuckpt.errors import GpuCkptError, ObjectCorrupt, OperationCancelled, StoreFull
+from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.errors import (
+    FreezeFailed,
+    GpuCkptError,
+    ObjectCorrupt,
+    OperationCancelled,
+    StoreFull,
+)
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.pack import join
 from jupyter_gpuckpt.images.partial import around
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.progress import Progress
-from jupyter_gpuckpt.snapshots import gpu_packing, resume, room
+from jupyter_gpuckpt.snapshots import gpu_packing, resume, room, save
 from tests.engine.scripted_driver import Error
 from tests.engine.scripted_gpu import ONE, devices, executable, run, store
 from tests.engine.test_lane_snapshots import (
@@ -31,6 +38,7 @@ from tests.engine.test_lane_snapshots import (
     gpu,
     killed_in_a_save,
     lane_of,
+    lane_streams,
     let_be_free,
     memory_of,
     resumed,
@@ -147,6 +155,132 @@ def test_memory_that_must_leave_the_gpu_is_refused_where_ram_is_short(gpu, short
     check_running(gpu)
 
 
+#: What a plan takes for the shared memory of each process.
+SHARED = 1 << 20
+
+
+class Rule:
+    """The rule by which a suspend counts RAM. `chosen`: the plan, made where there was enough."""
+
+    def __init__(self, gpu, monkeypatch):
+        self._gpu, self._patch, self.asked = gpu, monkeypatch.setattr, []
+        self._patch(processes, "resident_bytes", lambda pid, kinds: SHARED)
+        self._patch(lane_windows, "WINDOW_BYTES", WINDOW)
+        self._patch(lane_windows, "_SPARE_BYTES", 2 * WINDOW)
+        self.chosen = self.planned(1 << 50)
+
+    def planned(self, available, by_windows=0, gpu_bytes=20 * WINDOW):
+        """Make a plan where so many bytes are available."""
+        self._patch(processes, "mem_available", lambda pid=None: available)
+        return preflight.plan(
+            self._gpu.program.tree,
+            self._gpu.program.engine,
+            private_shm=True,
+            stop=True,
+            gpu_bytes=gpu_bytes,
+            by_windows=lambda: self.asked.append(available) or by_windows,
+        )
+
+
+def test_a_plan_counts_windows_only_where_ram_is_short_and_they_can_be_used(gpu, monkeypatch):
+    rule = Rule(gpu, monkeypatch)
+    beside = rule.chosen.ram_needs.beside_bytes
+    members = len(launch.pids(gpu.program.tree))
+    assert beside == members * SHARED + gpu.program.engine.headroom_bytes
+    assert rule.chosen.ram_needs.gpu_bytes == 20 * WINDOW
+    # As much as for a whole copy is there.
+    rule.planned(beside + 20 * WINDOW)
+    assert not rule.asked
+    # Windows are not possible.
+    with pytest.raises(FreezeFailed, match="not enough memory"):
+        rule.planned(beside + 20 * WINDOW - 1)
+    assert rule.asked
+    # They are for all of it, of which one at a time and what packing takes must fit.
+    rule.planned(beside + 3 * WINDOW, by_windows=20 * WINDOW)
+    with pytest.raises(FreezeFailed, match="not enough memory"):
+        rule.planned(beside + 3 * WINDOW - 1, by_windows=20 * WINDOW)
+    # The rest of it goes the driver's way, or must leave its GPU.
+    rule.planned(beside + 13 * WINDOW, by_windows=10 * WINDOW)
+    with pytest.raises(FreezeFailed, match="not enough memory"):
+        rule.planned(beside + 13 * WINDOW - 1, by_windows=10 * WINDOW)
+    # Windows do not help memory that is not larger than what they take.
+    with pytest.raises(FreezeFailed, match="not enough memory"):
+        rule.planned(beside + 20 * WINDOW - 1, by_windows=3 * WINDOW)
+
+
+def test_windows_can_be_used_for_memory_that_the_gpu_has_room_to_give_back(gpu):
+    assert lane_windows.usable_bytes(gpu.program.tree) == MEMORY + (1 << 20)
+    gpu.nvml.others[ONE] = (10 << 30) - 3 * GB
+    assert lane_windows.usable_bytes(gpu.program.tree) == 0
+
+
+def counted(gpu, monkeypatch):
+    """Let suspends note their plans and windows; return both lists."""
+    plans, windows = [], []
+    original, store = save.plan, gpu_packing.GpuPacking.store_window
+
+    def planning(*given, **options):
+        plans.append(original(*given, **options))
+        return plans[-1]
+
+    def storing(self, *given):
+        windows.append(given)
+        store(self, *given)
+
+    monkeypatch.setattr(save, "plan", planning)
+    monkeypatch.setattr(gpu_packing.GpuPacking, "store_window", storing)
+    return plans, windows
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_copy_leaves_the_ram_that_the_suspend_needs_besides(gpu, monkeypatch, missing):
+    """All GPU memory needs RAM, also what is not the lane's, and so does what CRIU copies."""
+    plans, windows = counted(gpu, monkeypatch)
+    spare = lane_windows._SPARE_BYTES
+    monkeypatch.setattr(
+        lane_windows,
+        "mem_available",
+        lambda pid: plans[-1].ram_needs.most_bytes + spare - missing,
+    )
+    saved = gpu.program.save(stop=True)
+    assert plans[-1].ram_needs.gpu_bytes == 2 * GB
+    assert plans[-1].ram_needs.beside_bytes > gpu.program.engine.headroom_bytes
+    assert bool(windows) == bool(missing)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+@pytest.mark.parametrize("room", ["none", "windows"])
+def test_files_are_refused_that_would_take_the_ram_that_the_suspend_needs_besides(
+    gpu, short, monkeypatch, room
+):
+    plans, _ = counted(gpu, monkeypatch)
+    missing = [1]
+
+    def available(pid):
+        if room == "none":
+            return plans[-1].ram_needs.most_bytes - missing[0]
+        return WINDOW + plans[-1].ram_needs.beside_bytes - missing[0]
+
+    if room == "none":  # then all of the memory leaves the GPU
+        gpu.nvml.others[ONE] = (10 << 30) - 3 * GB
+        monkeypatch.setattr(lane_windows, "_SPARE_BYTES", 2 * GB)
+    monkeypatch.setattr(lane_copies, "mem_available", available)
+    with pytest.raises(GpuCkptError, match="no room in memory"):
+        gpu.program.save(stop=True)
+    check_running(gpu)
+    missing[0] = 0
+    saved = gpu.program.save(stop=True)
+    resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def test_what_is_copied_while_the_tasks_run_needs_ram_for_itself_only(gpu, monkeypatch):
+    monkeypatch.setattr(lane_copies, "mem_available", lambda pid: MEMORY + (1 << 20))
+    gpu.program.save()
+    check_running(gpu)
+
+
 def fail_in_window(monkeypatch, number, failing):
     """Let storing fail at a window of this number."""
     original, seen = gpu_packing.pack, []
@@ -166,23 +300,37 @@ def test_a_store_that_fails_at_a_window_costs_nothing(gpu, short, monkeypatch, n
     def failing():
         raise StoreFull("the disk is full", hint="")
 
+    store = gpu.program.store
+    monkeypatch.setattr(store, "_pack_bytes", 1 << 20)
     with monkeypatch.context() as patched:
         fail_in_window(patched, number, failing)
         with pytest.raises(StoreFull):
             gpu.program.save(stop=True)
     check_running(gpu)
+    # What the windows before it have stored does not fill the disk until a lease expires.
+    assert not store._leases._leases
+    assert not packs(store)
     saved = gpu.program.save(stop=True)
     resumed(gpu, saved, gpu.driver.memory())
     check_running(gpu)
 
 
 def test_a_suspend_that_is_cancelled_at_a_window_costs_nothing(gpu, short, monkeypatch):
-    progress = Progress()
+    progress, store = Progress(), gpu.program.store
     with monkeypatch.context() as patched:
         fail_in_window(patched, 1, progress.cancel)
         with pytest.raises(OperationCancelled):
             gpu.program.save(stop=True, progress=progress)
     check_running(gpu)
+    assert packs(store)
+    assert not store._leases._leases
+    store.sweep()
+    assert not packs(store)
+
+
+def packs(store):
+    """Return the files with chunks, complete or not."""
+    return [path for path in store._packs.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("step", ["Lock", "Checkpoint"])
@@ -190,6 +338,27 @@ def test_a_driver_that_refuses_after_the_windows_costs_nothing(gpu, short, step)
     gpu.fail(step, 0, Error.CUDA_ERROR_NOT_SUPPORTED)
     with pytest.raises(GpuCkptError):
         gpu.program.save(stop=True)
+    check_running(gpu)
+    assert not gpu.program.store._leases._leases
+
+
+def test_a_suspend_that_is_refused_when_all_is_stored_releases_it(gpu, short, monkeypatch):
+    def refused(*given):
+        raise FreezeFailed("a resume would fail", hint="")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "rehearse", refused)
+        with pytest.raises(FreezeFailed, match="a resume would fail"):
+            gpu.program.save(stop=True)
+    check_running(gpu)
+    left = {digest for lease in gpu.program.store._leases._leases for digest in lease.digests}
+    saved = gpu.program.save(stop=True)
+    [path] = lane_streams(saved)
+    lanes = {
+        part.digest for one in saved.manifest.stream(f"gpu{path}").chunks for part in one.stored()
+    }
+    assert not left & lanes
+    resumed(gpu, saved, gpu.driver.memory())
     check_running(gpu)
 
 
@@ -277,18 +446,18 @@ def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
 
 
 def test_what_is_needed_of_ram_counts_one_window(gpu, short, monkeypatch):
-    assert Lane(gpu.program.tree, gpu.program.tree.kernel_pid).allocated_bytes() == MEMORY + (
-        1 << 20
-    )
-    assert lane_windows.spared_in_suspend(gpu.program.tree) == MEMORY + (1 << 20) - WINDOW
     saved = gpu.program.save(stop=True)
     manifest, needed = saved.manifest, room.max_memory_bytes(saved.manifest)
-    for missing, is_short in (
-        (MEMORY + (1 << 20) - WINDOW, False),
-        (MEMORY + (2 << 20) - WINDOW, True),
-    ):
+    spare = MEMORY + (1 << 20) - WINDOW - lane_windows._SPARE_BYTES
+    assert spare > 0
+    for missing, is_short in ((spare, False), (spare + 1, True)):
         monkeypatch.setattr(room.processes, "mem_available", lambda free=needed - missing: free)
         assert bool(room.memory_shortage(manifest, gpu.program.store)) == is_short
+    # What forked processes share is counted once.
+    needed += lane_windows._SPARE_BYTES - (3 << 20)
+    for free, is_short in ((needed, False), (needed - 1, True)):
+        monkeypatch.setattr(lane_windows, "mem_available", lambda free=free: free)
+        assert lane_windows.is_short_for(manifest, 3 << 20) == is_short
 
 
 def test_windows_with_zeros_anywhere_are_joined_to_the_whole(store, engine, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, Unreliable
 from .lane import Lane
 from .lane_errors import no_memory
 from .lane_orders import Allocation, Range
-from .lane_windows import StoreWindow
+from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
 from .staging import StagingFile, striped
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LaneCopy(NamedTuple):
 class LaneCopying:
     """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's.
 
-    `store_window`: where RAM is short for the file, memory is stored by it, window by window.
+    `store_window`: where RAM is short for the file, memory is stored by it, window by window. `needs`: what else needs RAM.
     """
 
     tree: Tree
@@ -62,6 +62,7 @@ class LaneCopying:
     earlier: EarlierMemory | None
     handed_over: bool
     store_window: StoreWindow | None = None
+    needs: RamNeeds = NO_NEEDS
 
     @property
     def stream(self) -> str:
@@ -107,7 +108,8 @@ class LaneCopying:
 
     def _is_short(self, ranges: Ranges | None) -> bool:
         wanted = self._whole if ranges is None else ranges
-        return lane_windows.is_short(sum(end - begin for begin, end in wanted), self.pid)
+        length = sum(end - begin for begin, end in wanted)
+        return lane_windows.is_short(length, self.needs, self.pid)
 
     @property
     def _whole(self) -> Ranges:
@@ -117,10 +119,11 @@ class LaneCopying:
         self, store_window: StoreWindow, table: MemoryTable | None, ranges: Ranges | None
     ) -> tuple[StagingFile, LaneCopy]:
         """Store what the store lacks, window by window."""
+        beside = self.needs.beside_bytes
         if table is not None:
             samples = _samples(len(table.digests), ranges or [])
             wanted = [(at * PIECE, (at + 1) * PIECE) for at in samples]
-            with self._files(len(samples) * PIECE) as (_, descriptors):
+            with self._files(len(samples) * PIECE, beside) as (_, descriptors):
                 self._read(descriptors, wanted)
                 try:
                     _check(descriptors, 0, samples, table, consecutive=True)
@@ -128,7 +131,8 @@ class LaneCopying:
                     self._warn(error)
                     table = ranges = None
         for window in lane_windows.windows(self._whole if ranges is None else ranges):
-            with self._files(sum(end - begin for begin, end in window)) as (file, descriptors):
+            length = sum(end - begin for begin, end in window)
+            with self._files(length, beside) as (file, descriptors):
                 self._read(descriptors, window)
                 paths = [self.tree.inside(path) for path in file.paths]
                 store_window(self.stream, paths, self.length, window)
@@ -140,7 +144,7 @@ class LaneCopying:
         samples = _samples(len(table.digests), ranges)
         wanted = [*ranges, *((at * PIECE, (at + 1) * PIECE) for at in samples)]
         length = sum(end - begin for begin, end in wanted)
-        with self._files(length) as (file, descriptors):
+        with self._files(length, self.needs.least_bytes) as (file, descriptors):
             self._read(descriptors, wanted)
             _check(descriptors, length - len(samples) * PIECE, samples, table, consecutive=True)
         file = file._replace(length=self.length)
@@ -150,7 +154,7 @@ class LaneCopying:
         self, table: MemoryTable | None, ranges: Ranges | None
     ) -> tuple[StagingFile, LaneCopy]:
         length = self.length
-        with self._files(length) as (file, descriptors):
+        with self._files(length, self.needs.least_bytes) as (file, descriptors):
             self._read(descriptors, [(0, length)])
             if table is not None:
                 try:
@@ -162,12 +166,18 @@ class LaneCopying:
         return file, LaneCopy(ranges, is_whole=True, table=table)
 
     @contextmanager
-    def _files(self, length: int) -> Iterator[tuple[StagingFile, list[int]]]:
-        """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors. Raises FreezeFailed."""
+    def _files(self, length: int, beside: int) -> Iterator[tuple[StagingFile, list[int]]]:
+        """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors.
+
+        `beside`: how many bytes must be free besides. Raises FreezeFailed.
+        """
         self.lane.remove_file()
         # The files take memory only when they are written, where Linux may end the kernel for lack of it.
-        if length > (available := mem_available(self.pid)):
-            raise no_memory(self.pid, f"{length} bytes are needed, {available} are free")
+        if length + beside > (available := mem_available(self.pid)):
+            raise no_memory(
+                self.pid,
+                f"{length} bytes are needed, and {beside} for the rest; {available} are free",
+            )
         try:
             number = min(stripes.files_for(length), self.lane.max_files())
             file = StagingFile(self.lane.file_path, length, number)

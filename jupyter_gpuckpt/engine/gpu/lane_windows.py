@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...errors import CheckpointError
+from ...host import gpu
 from ...host.processes import mem_available
 from ...model import Manifest
 from ..tree.launch import pids
@@ -21,15 +22,44 @@ from ..tree.tree import Tree
 from .digests import Ranges
 from .lane import LANE_FILES, Lane
 from .lane_orders import Allocation, Library, Order
+from .lane_room import fits_by_parts, free_room
 
 #: The bytes of a window, of which there is one at a time. A part has as many at most (MAX_PART_BYTES in lane.h).
 WINDOW_BYTES = 1 << 30
-#: What else needs RAM meanwhile: buffers of packing, the page-locked ones, and other programs.
+#: What else needs RAM meanwhile: buffers of packing or unpacking, the page-locked ones, and other programs.
 _SPARE_BYTES = 2 << 30
 
 
+class RamNeeds(NamedTuple):
+    """The RAM that a freeze needs: for GPU memory, of lanes or not, as much as that has, and what it needs beside."""
+
+    beside_bytes: int = 0
+    gpu_bytes: int = 0
+
+    def beside(self, copied_bytes: int) -> RamNeeds:
+        """Return what is needed beside so many bytes of GPU memory, which are copied by now or next."""
+        return self._replace(gpu_bytes=max(0, self.gpu_bytes - copied_bytes))
+
+    @property
+    def most_bytes(self) -> int:
+        """Everything, if no windows are used."""
+        return self.beside_bytes + self.gpu_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Everything, if windows are used wherever they help."""
+        return self.most_bytes - spared([self.gpu_bytes])
+
+
+#: Where nothing is known of them, as for parking.
+NO_NEEDS = RamNeeds()
+
+
 class StoreWindow(Protocol):
-    """A function that stores ranges of a stream of `length` bytes durably; files hold the ranges, one after the other."""
+    """A function that stores ranges of a stream of `length` bytes; files hold the ranges, one after the other.
+
+    The files may be removed when it returns. The bytes are durable before the snapshot is published.
+    """
 
     def __call__(self, stream: str, paths: Sequence[Path], length: int, ranges: Ranges) -> None:
         """Store them. Raises what `pack` raises."""
@@ -41,15 +71,19 @@ ReadStream = Callable[[str, int, int, Path], None]
 _ReadWindow = Callable[[int, int, Path], None]
 
 
-def is_short(length: int, pid: int | None = None) -> bool:
-    """Return whether RAM is short for a copy of so many bytes."""
-    return length > WINDOW_BYTES and length + _SPARE_BYTES > mem_available(pid)
+def is_short(length: int, needs: RamNeeds, pid: int) -> bool:
+    """Return whether RAM is short for a copy of so many bytes of a process's memory, beside what else is needed."""
+    return length > 0 and length + needs.most_bytes + _SPARE_BYTES > mem_available(pid)
 
 
-def is_short_for(manifest: Manifest) -> bool:
-    """Return whether RAM is short for all memory of a snapshot, GPU memory included."""
+def is_short_for(manifest: Manifest, shared_bytes: int) -> bool:
+    """Return whether RAM is short for all memory of a snapshot.
+
+    `shared_bytes`: how much of it is in the streams of several processes and in memory only once.
+    """
     lengths = [one.length for one in manifest.streams if one.name.startswith(("pages/", "gpu"))]
-    return any(lane_bytes(manifest)) and is_short(sum(lengths))
+    needed = sum(lengths) - shared_bytes + _SPARE_BYTES
+    return any(lane_bytes(manifest)) and needed > mem_available()
 
 
 def lane_bytes(manifest: Manifest) -> list[int]:
@@ -63,18 +97,27 @@ def is_lanes(path: str) -> bool:
     return path.startswith(LANE_FILES)
 
 
-def spared_by_windows(lengths: Sequence[int]) -> int:
-    """Return how much less RAM than for whole copies is needed with windows, for memory of these lengths."""
-    return sum(max(0, length - WINDOW_BYTES) for length in lengths)
+def spared(lengths: Sequence[int]) -> int:
+    """Return how much less RAM than for whole copies is needed where one window at a time is there of each of these lengths.
+
+    What else is needed with windows is counted.
+    """
+    return max(0, sum(max(0, length - WINDOW_BYTES) for length in lengths) - _SPARE_BYTES)
 
 
-def spared_in_suspend(tree: Tree) -> int:
-    """Return how much less RAM than GPU memory a suspend of the tree needs."""
-    lengths = []
-    for lane in (Lane(tree, pid) for pid in pids(tree)):
+def usable_bytes(tree: Tree) -> int:
+    """Return how many bytes of the lanes' memory a suspend can store window by window, one window at a time.
+
+    It cannot where the GPU has no room to give the memory back: then all of it must be in RAM. An older library does not say how much
+    memory there is.
+    """
+    found = 0
+    for pid in pids(tree):
+        lane = Lane(tree, pid)
         with suppress(CheckpointError):
-            lengths.append(lane.allocated_bytes() if lane.is_there else 0)
-    return spared_by_windows(lengths)
+            if lane.is_there and fits_by_parts(free_room(pid, gpu.used_by(pid))):
+                found += lane.allocated_bytes()
+    return found
 
 
 def windows(ranges: Ranges) -> Iterator[Ranges]:

@@ -25,7 +25,7 @@ from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
 from .digests import EarlierMemory
 from .lane import FILES, Lane
-from .lane_windows import StoreWindow
+from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
 from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
@@ -53,7 +53,7 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `earlier`, `store_window`: see `Lanes`.
+    `earlier`, `store_window`, `needs`: see `Lanes`.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class GpuProcesses:
         progress: Progress,
         earlier: EarlierMemory | None = None,
         store_window: StoreWindow | None = None,
+        needs: RamNeeds = NO_NEEDS,
     ) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
@@ -74,7 +75,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree, earlier, store_window)
+        self.lanes = Lanes(tree, earlier, store_window, needs)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
@@ -132,6 +133,8 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
+                    # The copying may have taken minutes, in which a process can have begun to use CUDA.
+                    refusals.refuse_new_owner(pid)
                     release.release(pid)
         for pid in owners:
             refusals.refuse_leftovers(pid)

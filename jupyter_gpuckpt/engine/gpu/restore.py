@@ -123,22 +123,29 @@ def _killed_after_an_error(running: Iterable[ThreadsHeld]) -> Iterator[None]:
 
 
 class _Reading:
-    """A `ReadStream` that reports whether anything was read lately: as long as that is so, no lane waits for a held thread."""
+    """A `ReadStream` that reports whether anything was read lately: as long as that is so, no lane waits for a held thread.
+
+    Several lanes read at the same time.
+    """
 
     def __init__(self, read: ReadStream) -> None:
-        self._read, self._begun, self._ended, self._seen = read, 0, 0, 0
+        self._read, self._lock = read, threading.Lock()
+        self._begun = self._ended = self._seen = 0
 
     def __call__(self, stream: str, begin: int, end: int, target: Path) -> None:
-        self._begun += 1
+        with self._lock:
+            self._begun += 1
         try:
             self._read(stream, begin, end, target)
         finally:
-            self._ended += 1
+            with self._lock:
+                self._ended += 1
 
     def goes_on(self) -> bool:
         """Return whether something is being read, or was since the last call."""
-        before, self._seen = self._seen, self._ended
-        return self._begun > self._ended or self._ended > before
+        with self._lock:
+            before, self._seen = self._seen, self._ended
+            return self._begun > self._ended or self._ended > before
 
 
 def _by_windows(
