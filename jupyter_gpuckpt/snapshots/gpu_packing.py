@@ -205,11 +205,13 @@ class GpuPacking:
         return packed
 
     def __enter__(self) -> Self:
-        if self._predecessor is not None:
-            # Chunks of the predecessor that are to be used must not be removed before they are.
-            self._held.enter_context(self._store.holding(self._predecessor.digests))
-        if self._earlier is not None:
-            self._earlier.prepare()
+        with ExitStack() as held:
+            if self._predecessor is not None:
+                # Chunks of the predecessor that are to be used must not be removed before they are.
+                held.enter_context(self._store.holding(self._predecessor.digests))
+            if self._earlier is not None:
+                self._earlier.prepare()
+            self._held = held.pop_all()
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ import os
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -178,13 +178,14 @@ class LaneCopying:
                 self.pid,
                 f"{length} bytes are needed, and {beside} for the rest; {available} are free",
             )
-        try:
-            number = min(stripes.files_for(length), self.lane.max_files())
-            file = StagingFile(self.lane.file_path, length, number)
-            with striped(self.tree, self.pid, file) as descriptors:
-                yield file, descriptors
-        except OSError as error:
-            raise no_memory(self.pid, str(error)) from error
+        number = min(stripes.files_for(length), self.lane.max_files())
+        file = StagingFile(self.lane.file_path, length, number)
+        with ExitStack() as made:
+            try:
+                descriptors = made.enter_context(striped(self.tree, self.pid, file))
+            except OSError as error:
+                raise no_memory(self.pid, str(error)) from error
+            yield file, descriptors
 
     def _read(self, files: Sequence[int], wanted: Ranges) -> None:
         ranges = _by_part(self.allocations, wanted)
