@@ -34,7 +34,7 @@ from .criu.images import Extent
 from .gpu.digests import EarlierMemory
 from .gpu.lane_copies import LaneCopy
 from .gpu.lane_windows import StoreWindow
-from .gpu.lanes import Until
+from .gpu.lanes import Lanes, Until
 from .gpu.processes import GpuProcesses
 from .memory.ghost import Ghost
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
@@ -133,7 +133,7 @@ def frozen(
     # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
     # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
-        gpu = GpuProcesses(tree, progress, earlier_gpu, store_window, plan.ram_needs)
+        gpu = GpuProcesses(tree, progress, Lanes(tree, earlier_gpu, store_window, plan.ram_needs))
         rollback.callback(gpu.give_back)
         tree_cleanup.callback(gpu.drop_files)
         gpu.take(

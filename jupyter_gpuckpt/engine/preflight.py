@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import msgspec
@@ -43,18 +43,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(
-    tree: Tree,
-    settings: EngineSettings,
-    *,
-    private_shm: bool,
-    stop: bool,
-    gpu_bytes: int,
-    by_windows: Callable[[], int] = lambda: 0,
+    tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int
 ) -> Plan:
-    """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space.
-
-    `by_windows`: finds out how many of `gpu_bytes` can be stored window by window; it is called if RAM is short for all of them.
-    """
+    """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
     _refuse_other_versions(tree)
     _refuse_sandboxes(tree, members)
@@ -77,8 +68,8 @@ def plan(
     needs = RamNeeds(beside, gpu_bytes)
     needed = needs.most_bytes
     available = processes.mem_available(tree.kernel_pid)
-    if needed > available:
-        needed -= min(gpu_bytes, lane_windows.spared([by_windows()]))
+    if needed > available and stop:
+        needed -= min(gpu_bytes, lane_windows.spared([lane_windows.usable_bytes(tree)]))
     if needed > available:
         raise FreezeFailed(
             f"There is not enough memory to save the kernel: about {needed // _MB} MB are needed, "
@@ -94,14 +85,7 @@ def plan(
                 f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
-    return Plan(
-        method,
-        _ghost_limit(members),
-        private,
-        shared,
-        private_shm,
-        ram_needs=needs,
-    )
+    return Plan(method, _ghost_limit(members), private, shared, private_shm, needs)
 
 
 def _refuse_other_versions(tree: Tree) -> None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
-from ..engine.gpu import lane_windows
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tcp import record as tcp_record
@@ -94,16 +93,7 @@ def save(
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
-        chosen = plan(
-            tree,
-            settings,
-            private_shm=spec.private_shm,
-            stop=stop,
-            gpu_bytes=gpu_bytes,
-            by_windows=lambda: (
-                lane_windows.usable_bytes(tree) if stop and not options.parked else 0
-            ),
-        )
+        chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.

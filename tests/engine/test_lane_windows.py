@@ -171,13 +171,15 @@ class Rule:
     def planned(self, available, by_windows=0, gpu_bytes=20 * WINDOW):
         """Make a plan where so many bytes are available."""
         self._patch(processes, "mem_available", lambda pid=None: available)
+        self._patch(
+            lane_windows, "usable_bytes", lambda tree: self.asked.append(available) or by_windows
+        )
         return preflight.plan(
             self._gpu.program.tree,
             self._gpu.program.engine,
             private_shm=True,
             stop=True,
             gpu_bytes=gpu_bytes,
-            by_windows=lambda: self.asked.append(available) or by_windows,
         )
 
 
@@ -209,6 +211,9 @@ def test_a_plan_counts_windows_only_where_ram_is_short_and_they_can_be_used(gpu,
 
 def test_windows_can_be_used_for_memory_that_the_gpu_has_room_to_give_back(gpu):
     assert lane_windows.usable_bytes(gpu.program.tree) == MEMORY + (1 << 20)
+    gpu.park()
+    assert lane_windows.usable_bytes(gpu.program.tree) == 0
+    gpu.unpark()
     gpu.nvml.others[ONE] = (10 << 30) - 3 * GB
     assert lane_windows.usable_bytes(gpu.program.tree) == 0
 

@@ -108,14 +108,18 @@ def spared(lengths: Sequence[int]) -> int:
 def usable_bytes(tree: Tree) -> int:
     """Return how many bytes of the lanes' memory a suspend can store window by window, one window at a time.
 
-    It cannot where the GPU has no room to give the memory back: then all of it must be in RAM. An older library does not say how much
-    memory there is.
+    It cannot where the GPU has no room to give the memory back: then all of it must be in RAM, as that of a parked process is already.
+    An older library does not say how much memory there is.
     """
     found = 0
     for pid in pids(tree):
         lane = Lane(tree, pid)
         with suppress(CheckpointError):
-            if lane.is_there and fits_by_parts(free_room(pid, gpu.used_by(pid))):
+            if (
+                lane.is_there
+                and not lane.status().closed
+                and fits_by_parts(free_room(pid, gpu.used_by(pid)))
+            ):
                 found += lane.allocated_bytes()
     return found
 

@@ -23,9 +23,7 @@ from ..tree.launch import pids
 from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
-from .digests import EarlierMemory
 from .lane import FILES, Lane
-from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
 from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
@@ -53,17 +51,10 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `earlier`, `store_window`, `needs`: see `Lanes`.
+    `lanes`: the lanes of the tree, if there is something to say of their copying.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        progress: Progress,
-        earlier: EarlierMemory | None = None,
-        store_window: StoreWindow | None = None,
-        needs: RamNeeds = NO_NEEDS,
-    ) -> None:
+    def __init__(self, tree: Tree, progress: Progress, lanes: Lanes | None = None) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
@@ -75,7 +66,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree, earlier, store_window, needs)
+        self.lanes = lanes or Lanes(tree)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
