@@ -44,6 +44,7 @@ from tests.engine.test_lane_snapshots import (
     tables,
     with_still_memory,
 )
+from tests.parameters import some_slow
 
 __all__ = ["devices", "driver_library", "executable", "gpu", "run", "store", "with_still_memory"]
 
@@ -236,7 +237,7 @@ def counted(gpu, monkeypatch):
     return plans, windows
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", some_slow([0, 1], {1}))
 def test_a_copy_leaves_the_ram_that_the_suspend_needs_besides(gpu, monkeypatch, missing):
     """All GPU memory needs RAM, also what is not the lane's, and so does what CRIU copies."""
     plans, windows = counted(gpu, monkeypatch)
@@ -254,7 +255,7 @@ def test_a_copy_leaves_the_ram_that_the_suspend_needs_besides(gpu, monkeypatch, 
     check_running(gpu)
 
 
-@pytest.mark.parametrize("room", ["none", "windows"])
+@pytest.mark.parametrize("room", some_slow(["none", "windows"], {"windows"}))
 def test_files_are_refused_that_would_take_the_ram_that_the_suspend_needs_besides(
     gpu, short, monkeypatch, room
 ):
@@ -299,7 +300,7 @@ def fail_in_window(monkeypatch, number, failing):
     monkeypatch.setattr(gpu_packing, "pack", packing)
 
 
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", some_slow([0, 2], {2}))
 def test_a_store_that_fails_at_a_window_costs_nothing(gpu, short, monkeypatch, number):
     def failing():
         raise StoreFull("the disk is full", hint="")
@@ -406,7 +407,7 @@ def test_digests_that_are_wrong_let_all_windows_be_stored(with_still_memory, gpu
     check_running(gpu)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", some_slow([0, 1], {1}))
 def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
     gpu, short, monkeypatch, number
 ):
