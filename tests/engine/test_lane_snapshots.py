@@ -132,7 +132,8 @@ def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
     gpu.driver.come_back(memory)
     destroy, begun, ended = launch.Namespaces.destroy, [], []
 
-    def unreadable(self):
+    def unreadable(self, *, fill):
+        assert fill is None
         begun.append(self._pid)
         raise FreezeFailed("a chunk is damaged", hint="")
 
@@ -189,7 +190,7 @@ def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypa
 def test_saves_succeed_near_the_limit_from_which_memory_is_copied_later(gpu, monkeypatch, room):
     """The room is that for the memory of one process and for the context, with or without what must stay free."""
     gpu.nvml.others[ONE] = 8 * GB - room
-    monkeypatch.setattr(lanes, "_SPARE_BYTES", 0)
+    monkeypatch.setattr(lane_room, "_BY_PARTS_BYTES", 0)
     gpu.program.save()
     check_running(gpu)
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.engine.gpu import cuda, lane_room, lanes
+from jupyter_gpuckpt.engine.gpu import cuda, lane_room
 from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Allocation
@@ -109,7 +109,7 @@ def let_be_free(gpu, room):
 @pytest.fixture
 def small_spare(monkeypatch):
     """Let a GPU with half a GB have room for parts."""
-    monkeypatch.setattr(lanes, "_SPARE_BYTES", GB // 2)
+    monkeypatch.setattr(lane_room, "_BY_PARTS_BYTES", GB // 2)
 
 
 class Steps:

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +62,10 @@ _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 #: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
+
+
+#: Fills all memory by orders to the library; the path is that of a file that it may make for this.
+FillWindows = Callable[[Library, Path], None]
 
 
 class Status(NamedTuple):
@@ -149,6 +153,11 @@ class Lane:
         """Let threads enter the driver again. The library refuses this while memory is handed over."""
         with self._connected() as library:
             library.order(Order.OPEN)
+
+    def allocated_bytes(self) -> int:
+        """Return how many bytes of memory the library has allocated for the process, which may run; 0 if it does not say it."""
+        with self._connected() as library:
+            return library.allocated_bytes()
 
     def allocations(self) -> list[Allocation]:
         """Return the allocations of the process in the library; its gate must be closed."""
@@ -284,11 +293,12 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def reopen(self, *, keep: bool = False) -> None:
+    def reopen(self, *, keep: bool = False, fill: FillWindows | None = None) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
         This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. With `keep` the
-        memory stays in init for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
+        memory stays in init for `copy_handed_over`, unless the GPU has no room. `fill`: gives the memory of a resumed process back, in
+        place of `file`. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(Order.STATUS)
@@ -299,7 +309,10 @@ class Lane:
             except CheckpointError as error:  # it takes room, but the process must run on
                 logger.warning("%s (%s)", error, error.details)
             if handed:
-                self._give_back(library, keep=keep)
+                if fill is None:
+                    self._give_back(library, keep=keep)
+                else:
+                    fill(library, self._tree.inside(self.file_path))
             library.order(Order.OPEN)
 
     def _give_back(self, library: Library, *, keep: bool) -> None:

@@ -42,6 +42,7 @@ class Order(IntEnum):
     DIGEST_HANDED_OVER = 12
     RESERVE = 13
     FILES = 14
+    BYTES = 15
     DEVICES = 16
 
 
@@ -110,6 +111,10 @@ class Library:
         """Return in how many files the library can read and write memory."""
         result, count, _ = self.ask(Order.FILES)
         return count if result != -errno.ENOSYS else 1
+
+    def allocated_bytes(self) -> int:
+        """Return how many bytes of memory the library has allocated; an older library does not say it: 0."""
+        return self.ask(Order.BYTES)[2]
 
     def listed(self) -> list[Allocation]:
         """Return the library's table of allocations."""

@@ -17,6 +17,8 @@ from .placement import UNKNOWN, visible
 _MARGIN_BYTES = 1 << 30
 #: The bytes of the largest part: MAX_PART_BYTES in lane.h.
 _PART_BYTES = 1 << 30
+#: The room with which memory that init holds can be given back, part by part: two parts, and what other programs may take meanwhile.
+_BY_PARTS_BYTES = 3 << 30
 
 
 def free_room(pid: int, used: Collection[str]) -> int:
@@ -72,6 +74,11 @@ def rooms(pid: int, memory: Collection[str], used: Collection[str]) -> dict[str,
 def fits_twice(length: int, room: int) -> bool:
     """Return whether the GPU has room for a second copy of `length` bytes. `room`: its free bytes while they are there once."""
     return room > length + _MARGIN_BYTES
+
+
+def fits_by_parts(room: int) -> bool:
+    """Return whether the GPU has room to give memory back part by part. `room`: its free bytes while the memory is there once."""
+    return room > _BY_PARTS_BYTES
 
 
 def parts_at_once(pid: int) -> int:

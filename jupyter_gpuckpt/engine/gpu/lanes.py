@@ -19,15 +19,13 @@ from .digests import EarlierMemory
 from .lane import Lane
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
-from .lane_room import by_gpu, fits_twice, located, rooms, without
+from .lane_room import by_gpu, fits_by_parts, fits_twice, located, rooms, without
+from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
 from .placement import UNKNOWN
 from .staging import StagingFile
 
 logger = logging.getLogger(__name__)
 
-#: The room on each GPU with which memory that init holds can be given back, part by part: two parts (MAX_PART_BYTES in lane.h), and what
-#: other programs may take meanwhile.
-_SPARE_BYTES = 3 << 30
 #: The most room that is held for what Checkpoint takes from a GPU: contexts, and not memory that went the driver's way.
 _MAX_RESERVED_BYTES = 2 << 30
 
@@ -44,10 +42,18 @@ class Lanes:
     """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
 
     `earlier`: what the store has of their memory already. Without it everything is copied, and nothing is said of its digests.
+    `store_window`: stores memory of a suspended tree where RAM is short for a copy of it. `needs`: the RAM that the freeze needs.
     """
 
-    def __init__(self, tree: Tree, earlier: EarlierMemory | None = None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        earlier: EarlierMemory | None = None,
+        store_window: StoreWindow | None = None,
+        needs: RamNeeds = NO_NEEDS,
+    ) -> None:
         self._tree, self._earlier = tree, earlier
+        self._store_window, self._needs = store_window, needs
         #: Lanes whose gates are closed, by pid.
         self.waiting: dict[int, Lane] = {}
         #: The files with the memory that was copied out of each lane, by pid.
@@ -94,8 +100,9 @@ class Lanes:
             self._uncopied.add(pid)
             self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
         elif allocations:
-            stays = until is not Until.UNPARKED and min(room.values()) > _SPARE_BYTES
-            self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
+            stays = until is not Until.UNPARKED and fits_by_parts(min(room.values()))
+            store = self._store_window if until is Until.ENDED else None
+            self._copy(pid, lane, allocations, all_of_it=not stays, store=store)
             if stays:
                 self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
             else:
@@ -183,7 +190,7 @@ class Lanes:
         for pid in list(self._uncopied):
             if allocations := self._handed_over[pid]:
                 lane = Lane(self._tree, pid)
-                self._copy(pid, lane, allocations, handed_over=True, all_of_it=False)
+                self._copy(pid, lane, allocations, handed_over=True)
                 lane.drop_handed_over()
             self._uncopied.remove(pid)
             del self._handed_over[pid], self._handed_bytes[pid]
@@ -202,10 +209,15 @@ class Lanes:
         lane: Lane,
         allocations: list[Allocation],
         *,
-        handed_over: bool,
-        all_of_it: bool,
+        handed_over: bool = False,
+        all_of_it: bool = False,
+        store: StoreWindow | None = None,
     ) -> None:
-        copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over)
+        # What is copied after the tasks run again needs no RAM beside what the freeze has taken by then.
+        needs = NO_NEEDS if handed_over else self._needs.beside(sum(self._bytes.values()))
+        copying = LaneCopying(
+            self._tree, pid, lane, allocations, self._earlier, handed_over, store, needs
+        )
         file, self.copies[copying.stream] = copying.copy(all_of_it=all_of_it)
         self.files[pid] = [file]
 

@@ -23,7 +23,6 @@ from ..tree.launch import pids
 from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
-from .digests import EarlierMemory
 from .lane import FILES, Lane
 from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
@@ -52,12 +51,10 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `earlier`: see `Lanes`.
+    `lanes`: the lanes of the tree, if there is something to say of their copying.
     """
 
-    def __init__(
-        self, tree: Tree, progress: Progress, earlier: EarlierMemory | None = None
-    ) -> None:
+    def __init__(self, tree: Tree, progress: Progress, lanes: Lanes | None = None) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
@@ -69,7 +66,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree, earlier)
+        self.lanes = lanes or Lanes(tree)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
@@ -127,6 +124,8 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
+                    # The copying may have taken minutes, in which a process can have begun to use CUDA.
+                    refusals.refuse_new_owner(pid)
                     release.release(pid)
         for pid in owners:
             refusals.refuse_leftovers(pid)
