@@ -31,7 +31,10 @@ BINARIES = {
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
     GPU / "gpu-lane.so": (
-        [GPU / part for part in ("lane.c", "lane_copy.c", "lane_digest.c", "lane_gate.S")],
+        [
+            GPU / f"lane{part}"
+            for part in (".c", "_copy.c", "_digest.c", "_elsewhere.c", "_peers.c", "_gate.S")
+        ],
         [*_WITHOUT_LIBC, "-fvisibility=hidden"],
     ),
     TREE / "outside-signals.so": ([TREE / "outside_signals.c"], _WITHOUT_LIBC),

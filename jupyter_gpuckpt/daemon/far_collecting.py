@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ import msgspec
 
 from .. import decoding
 from ..errors import RemoteNotFound, StoreUnavailable
-from ..host import commands
+from ..host import commands, own_programs
 from ..images.workers.messages import receive, send
 from ..plurals import counted
 from ..remote_records import Remote
@@ -131,10 +129,11 @@ class FarCollecting:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                command = [sys.executable, "-P", "-m", f"{__package__}.far_collector"]
                 try:
                     # The process gets the whole environment, because it may contain credentials.
-                    self._process = commands.spawn(command, stdin=theirs.fileno(), env=os.environ)
+                    self._process = own_programs.spawn(
+                        f"{__package__}.far_collector", stdin=theirs.fileno()
+                    )
                 except commands.CommandFailed as error:
                     raise StoreUnavailable(
                         f"The collector could not be started: {error}"

@@ -7,9 +7,7 @@ is closed: when the upload is stopped, or when the daemon is killed. Its journal
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +24,7 @@ from ..errors import (
     error_from,
     record_of,
 )
-from ..host import commands
+from ..host import commands, own_programs
 from ..images.workers.messages import receive, send
 from ..model import SnapshotInfo
 from ..remote_records import Remote
@@ -233,11 +231,10 @@ class Sending:
 
     @contextmanager
     def _worker(self, theirs: socket.socket) -> Iterator[None]:
-        command = [sys.executable, "-P", "-m", f"{__package__}.upload_worker"]
         try:
             with theirs:
                 # The process gets the whole environment, because it may contain credentials.
-                process = commands.spawn(command, stdin=theirs.fileno(), env=os.environ)
+                process = own_programs.spawn(f"{__package__}.upload_worker", stdin=theirs.fileno())
         except commands.CommandFailed as error:
             raise StoreUnavailable(f"The upload could not be started: {error}") from error
         try:

@@ -33,7 +33,8 @@ from .criu.hidden_pages import Area
 from .criu.images import Extent
 from .gpu.digests import EarlierMemory
 from .gpu.lane_copies import LaneCopy
-from .gpu.lanes import Until
+from .gpu.lane_windows import StoreWindow
+from .gpu.lanes import Lanes, Until
 from .gpu.processes import GpuProcesses
 from .memory.ghost import Ghost
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
@@ -114,13 +115,14 @@ def frozen(
     *,
     gpu_files_taken: FilesTaken = lambda files, copies: None,
     earlier_gpu: EarlierMemory | None = None,
+    store_window: StoreWindow | None = None,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
     `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the lane; in a save that is
     after the tasks run on. If memory was handed over, another thread calls it again with the files of that. `earlier_gpu`: what the
-    store has of the lane's memory already.
+    store has of the lane's memory already. `store_window`: see `Lanes`.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -131,7 +133,7 @@ def frozen(
     # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
     # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
-        gpu = GpuProcesses(tree, progress, earlier_gpu)
+        gpu = GpuProcesses(tree, progress, Lanes(tree, earlier_gpu, store_window, plan.ram_needs))
         rollback.callback(gpu.give_back)
         tree_cleanup.callback(gpu.drop_files)
         gpu.take(

@@ -15,6 +15,8 @@ import msgspec
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
+from .gpu import lane_windows
+from .gpu.lane_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
 from .tree import former_scratch, user_namespaces
 from .tree.launch import pids
@@ -37,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     private_bytes: int
     shared_bytes: int
     private_shm: bool
+    ram_needs: RamNeeds = NO_NEEDS
 
 
 def plan(
@@ -59,10 +62,14 @@ def plan(
     # meanwhile and copies of all other processes' memory: only the kernel gets a ghost.
     kernel = by_process.get(tree.kernel_pid, 0)
     copies = 0 if stop else kernel // 8 + private - kernel
-    needed = gpu_bytes + shared + copies + settings.headroom_bytes
+    beside = shared + copies + settings.headroom_bytes
     if user_namespaces.has_own(tree.init_pid):
-        needed += deleted_files.shared_bytes(members)
+        beside += deleted_files.shared_bytes(members)
+    needs = RamNeeds(beside, gpu_bytes)
+    needed = needs.most_bytes
     available = processes.mem_available(tree.kernel_pid)
+    if needed > available and stop:
+        needed -= min(gpu_bytes, lane_windows.spared([lane_windows.usable_bytes(tree)]))
     if needed > available:
         raise FreezeFailed(
             f"There is not enough memory to save the kernel: about {needed // _MB} MB are needed, "
@@ -78,7 +85,7 @@ def plan(
                 f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
-    return Plan(method, _ghost_limit(members), private, shared, private_shm)
+    return Plan(method, _ghost_limit(members), private, shared, private_shm, needs)
 
 
 def _refuse_other_versions(tree: Tree) -> None:

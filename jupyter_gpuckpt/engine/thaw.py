@@ -28,8 +28,8 @@ from .criu import images as criu_images
 from .criu import log as criu_log
 from .criu import options as criu_options
 from .criu.post_restore import PostRestore
+from .gpu import lane_windows
 from .gpu import restore as gpu_restore
-from .gpu.lane import LANE_FILES
 from .gpu.staging import STAGING_MODE
 from .memory.filling import Filling, PageSink
 from .placing import Placing
@@ -50,6 +50,9 @@ class Content(Protocol):
 
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         """Look up the chunks of streams; return a function that does the rest of `to_file`."""
+
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
+        """Make a file of the bytes of a stream between two offsets."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
@@ -171,7 +174,8 @@ def thaw(
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
-        gpu = cleanup.enter_context(_GpuFiles(restore))
+        by_windows = lane_windows.is_short_for(manifest, filling.shared_bytes)
+        gpu = cleanup.enter_context(_GpuFiles(restore, by_windows=by_windows))
         with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
@@ -184,6 +188,7 @@ def thaw(
             allowed_gpus,
             progress,
             lanes_written=gpu.finish,
+            read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
@@ -235,10 +240,11 @@ class _GpuFiles:
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
     and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
-    `finish_drivers` and `finish` return when the bytes are complete and verified.
+    `finish_drivers` and `finish` return when the bytes are complete and verified. `by_windows`: the caller writes the lanes', window
+    by window.
     """
 
-    def __init__(self, restore: _Restore) -> None:
+    def __init__(self, restore: _Restore, *, by_windows: bool) -> None:
         self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
         for process in restore.manifest.gpu:
             for path in process.staging:
@@ -247,8 +253,10 @@ class _GpuFiles:
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(restore.manifest.stream(f"gpu{path}").length)
-                jobs = self._lanes if path.startswith(LANE_FILES) else self._drivers
+                jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
                 jobs.append((f"gpu{path}", target))
+        if by_windows:
+            self._lanes = []
         self._error: BaseException | None = None
         self._drivers_written, self._ended = threading.Event(), False
         #: Set it to let the lanes' files be written.

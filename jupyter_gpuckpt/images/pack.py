@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from .compression import Compressor
 from .segments import (
     LOOK_AHEAD,
     MIN_SEGMENT,
+    Kept,
     PartialSource,
     Segment,
     SharedSource,
@@ -46,7 +47,7 @@ from .working_memory import fitting
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["BytesSource", "FileSource", "Packed", "Source", "pack"]
+__all__ = ["BytesSource", "FileSource", "Packed", "Source", "join", "pack"]
 
 # Compressed bytes that a thread collects for one write.
 _WRITE_BYTES = 4 << 20
@@ -95,8 +96,11 @@ def pack(
     progress: Progress,
     memory_bytes: int = 0,
     predecessor: Predecessor | None = None,
+    writer: PackWriter | None = None,
 ) -> Packed:
     """Store every source; on return all is durable, and stays in the store until a manifest that refers to it is published.
+
+    `writer`: writes the chunks in place of a writer of its own; then they are durable when the caller has finished that.
 
     Chunks of which few pages changed since the `predecessor` are composed of stored chunks (`composing.py`). Of a `PartialSource` only
     its ranges are read.
@@ -125,10 +129,14 @@ def pack(
     }
     waiting = segments(sources, length)
     done: dict[Segment, _Done] = {}
-    with store.writer() as writer, store.holding(predecessor.digests), ExitStack() as stack:
+    with (
+        nullcontext(writer) if writer else store.writer() as writing,
+        store.holding(predecessor.digests),
+        ExitStack() as stack,
+    ):
 
         def make_worker() -> Callable[[Segment], None]:
-            work_on = _Worker(sources, shares, length, store, writer, predecessor, stack).store
+            work_on = _Worker(sources, shares, length, store, writing, predecessor, stack).store
 
             def work(segment: Segment) -> None:
                 done[segment] = work_on(segment)
@@ -140,11 +148,12 @@ def pack(
         progress.advance(raw_bytes - to_read)
         if waiting:
             share_out(waiting, make_worker, min(threads, len(waiting)))
-        writer.finish()
+        if writer is None:
+            writing.finish()
     for segment in waiting:
         parts[segment.number].append(done[segment])
     streams = [
-        _join(source, sorted(found, key=lambda one: one.start))
+        join(source.name, source.length, sorted(found, key=lambda one: one.start))
         for source, found in zip(sources, parts, strict=True)
     ]
     return Packed(streams, raw_bytes, sum(segment.new_bytes for segment in done.values()))
@@ -288,13 +297,13 @@ def _kept(source: Source) -> list[_Done]:
     return [_Done(one.start, one.chunks, 0) for one in source.kept]
 
 
-def _join(source: Source, parts: list[_Done]) -> Stream:
-    """Return the stream of these parts, with neighboring chunks of zeros merged."""
+def join(name: str, length: int, parts: Sequence[_Done | Kept]) -> Stream:
+    """Return the stream of these parts, with neighboring chunks of zeros merged. Raises CheckpointError if one is missing."""
     chunks: list[Chunk] = []
     offset = zeros = 0
     for part in parts:
         if part.start != offset:
-            raise _changed(source.name)
+            raise _changed(name)
         for chunk in part.chunks:
             offset += chunk.length
             if not chunk.digest:
@@ -306,9 +315,9 @@ def _join(source: Source, parts: list[_Done]) -> Stream:
             chunks.append(chunk)
     if zeros:
         chunks.append(Chunk(b"", zeros))
-    if offset != source.length:
-        raise _changed(source.name)
-    return Stream(source.name, source.length, chunks)
+    if offset != length:
+        raise _changed(name)
+    return Stream(name, length, chunks)
 
 
 def _changed(name: str) -> CheckpointError:

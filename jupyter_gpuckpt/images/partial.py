@@ -107,6 +107,17 @@ def usable(layout: Layout, origin: NDArray[np.int64], piece: int) -> Usable | No
     return Usable(kept, ranges)
 
 
+def around(ranges: Ranges, length: int) -> list[Kept]:
+    """Return zeros in place of what lies around the ranges of a stream, of which only these are to be stored now."""
+    ends = [0, *(end for _, end in ranges)]
+    begins = [*(begin for begin, _ in ranges), length]
+    return [
+        Kept(at, begin, [Chunk(b"", begin - at)])
+        for at, begin in zip(ends, begins, strict=True)
+        if begin > at
+    ]
+
+
 class _Shared(msgspec.Struct):
     """A `PartialFileSource` as it travels to another process."""
 

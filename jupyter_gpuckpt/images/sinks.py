@@ -8,6 +8,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -82,6 +83,30 @@ class FileSink:
             self._mapping[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
             return
         pwrite_all(self._descriptor, data, offset)
+
+
+class WindowSink:
+    """A sink that makes a file of the bytes of a stream between two offsets. Use it as a context manager."""
+
+    def __init__(self, target: Path, begin: int, end: int) -> None:
+        self._begin, self._end = begin, end
+        target.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(target, flags, 0o600)
+        os.ftruncate(self._descriptor, end - begin)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write what of `data` is between the offsets. Raises OSError."""
+        first, last = max(self._begin, offset), min(self._end, offset + len(data))
+        if first < last:
+            part = data[first - offset : last - offset]
+            pwrite_all(self._descriptor, part, first - self._begin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._descriptor)
 
 
 def shared_file(descriptor: int, data: bytes) -> FileSink:

@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from ..engine.gpu.lane_copies import LaneCopy
 from ..engine.settings import EngineSettings
 from ..images.composing import Predecessor
-from ..images.pack import BytesSource, FileSource, Packed, pack
-from ..images.partial import PartialFileSource
+from ..images.pack import BytesSource, FileSource, Packed, join, pack
+from ..images.partial import Layout, PartialFileSource, Ranges, around
+from ..images.segments import Kept
 from ..progress import Progress
 from ..store.local import LocalStore
+from ..store.writer import PackWriter
 from . import gpu_tables
 from .gpu_tables import EarlierGpuMemory
 
@@ -96,6 +99,11 @@ class GpuPacking:
             predecessor=predecessor,
         )
         self._parts: list[_Part] = []
+        #: The writer of all windows: a failure after some of them releases the chunks of all.
+        self._writer: PackWriter | None = None
+        #: What `store_window` has stored, by the names of the streams: the ranges with their chunks, and the new bytes.
+        self._windows: dict[str, list[Kept]] = {}
+        self._new_bytes = 0
         self._copies: dict[str, LaneCopy] = {}
         self._held = ExitStack()
 
@@ -105,8 +113,65 @@ class GpuPacking:
         `copies`: what must be stored of those of the lane. Another call adds further files.
         """
         self._copies |= copies
-        if sources := [self._source(stream, paths) for stream, paths in files.items()]:
+        sources = [
+            self._source(stream, paths)
+            for stream, paths in files.items()
+            if stream not in copies or not copies[stream].is_stored
+        ]
+        if sources:
             self._parts.append(_Part(sources, self._pack))
+
+    def store_window(
+        self,
+        progress: Progress,
+        stream: str,
+        paths: Sequence[Path],
+        length: int,
+        ranges: Ranges,
+    ) -> None:
+        """Store the ranges of a lane's memory of `length` bytes, which files hold one after the other.
+
+        They are durable when `finish` has returned. `progress`: the operation's, in another stage. Raises what `pack` raises.
+        """
+        if self._writer is None:
+            self._writer = self._held.enter_context(self._store.writer())
+        source = PartialFileSource(
+            stream,
+            *paths,
+            length=length,
+            ranges=ranges,
+            kept=around(ranges, length),
+            chunk_pages=_LANE_CHUNK_PAGES,
+        )
+        # The progress of packing begins with the bytes that are not read.
+        first = ranges[0][0] - (length - sum(end - begin for begin, end in ranges))
+        packed = self._pack(
+            [source],
+            progress=Progress(
+                lambda record: progress.reach(max(0, first + record.done_bytes), length)
+            ),
+            writer=self._writer,
+        )
+        layout = Layout(packed.streams[0], missing=())
+        found = self._windows.setdefault(stream, [])
+        for begin, end in ranges:
+            found += layout.inside(begin, end, 0)
+        self._new_bytes += packed.new_bytes
+
+    def _of_windows(self) -> Packed:
+        """Return the streams that `store_window` has stored, with the chunks that are the same as in the earlier snapshot."""
+        streams = []
+        for name, copy in self._copies.items():
+            if not copy.is_stored:
+                continue
+            found = self._windows.get(name, [])
+            length = max((one.end for one in found), default=0)
+            kept: Sequence[Kept] = []
+            if copy.ranges is not None and copy.table is not None and self._earlier is not None:
+                kept, length = self._earlier.usable(name).kept, copy.table.bytes
+            parts = sorted([*kept, *found], key=lambda one: one.start)
+            streams.append(join(name, length, parts))
+        return Packed(streams, sum(one.length for one in streams), self._new_bytes)
 
     def _source(self, stream: str, paths: Sequence[Path]) -> FileSource:
         copy = self._copies.get(stream)
@@ -131,20 +196,32 @@ class GpuPacking:
 
     def finish(self, progress: Progress) -> Packed:
         """Wait until all files that were begun are durable, as `_Part.finish` does."""
-        packed = Packed.of_nothing()
+        if self._writer is not None:
+            self._writer.finish()
+        packed = self._of_windows()
+        progress.advance(packed.raw_bytes)
         for part in self._parts:
             packed = packed.and_also(part.finish(progress))
         return packed
 
     def __enter__(self) -> Self:
-        if self._predecessor is not None:
-            # Chunks of the predecessor that are to be used must not be removed before they are.
-            self._held.enter_context(self._store.holding(self._predecessor.digests))
-        if self._earlier is not None:
-            self._earlier.prepare()
+        with ExitStack() as held:
+            if self._predecessor is not None:
+                # Chunks of the predecessor that are to be used must not be removed before they are.
+                held.enter_context(self._store.holding(self._predecessor.digests))
+            if self._earlier is not None:
+                self._earlier.prepare()
+            self._held = held.pop_all()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        with self._held:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
             for part in self._parts:
                 part.end()
+        finally:
+            self._held.__exit__(kind, error, traceback)

@@ -22,7 +22,7 @@ from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible, ThawDisturbed
 from ..host import fingerprint, gpu
 from ..host.file_digests import FileDigests
-from ..images.sinks import FileSink
+from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
@@ -222,6 +222,12 @@ class _StoredContent:
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
         return partial(self._unpacking(streams).run, self._progress)
+
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
+        found = part_of(self._manifest.stream(stream), [(begin, end)])
+        counted = Progress(lambda record: self._progress.advance(0))
+        with WindowSink(target, begin, end) as sink:
+            self._unpacking([(found, sink)]).run(counted)
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         parts: list[tuple[Stream, Sink]] = []

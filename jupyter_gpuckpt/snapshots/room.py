@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..engine.gpu import lane_windows
 from ..engine.memory import page_plan
 from ..engine.memory.page_plan import PagePlan
 from ..host import processes
@@ -21,6 +22,9 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
     if needed > free:
         # Memory that forked processes share is in the streams of all of them.
         needed -= sum(plan.shared_bytes for plan in _plans(manifest, store))
+    if needed > free:
+        # GPU memory that is filled window by window needs less.
+        needed -= lane_windows.spared(lane_windows.lane_bytes(manifest))
     if needed <= free:
         return ""
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."

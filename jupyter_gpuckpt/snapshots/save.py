@@ -114,6 +114,7 @@ def save(
             options,
             gpu_files_taken=gpu_packing.begin,
             earlier_gpu=earlier_gpu,
+            store_window=partial(gpu_packing.store_window, progress),
             progress=progress,
         ) as state,
     ):

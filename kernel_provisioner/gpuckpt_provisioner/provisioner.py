@@ -67,7 +67,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     gpu_lane = Bool(
         False,
         help="""Whether kernels load a library that allocates GPU memory of 2 MB and more in a form that can be handed to another
-        process. A save then stops a kernel for less than a second, whatever its GPU memory. Programs in such
+        process. A save then stops a kernel with one GPU for less than a second, whatever its GPU memory. Programs in such
         kernels cannot share GPU memory with other processes by CUDA IPC (`torch.multiprocessing` with tensors on the GPU). Default: whether
         the environment variable JUPYTER_GPUCKPT_GPU_LANE is 1.""",
     ).tag(config=True)

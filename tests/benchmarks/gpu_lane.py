@@ -8,15 +8,17 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.host import gpu
 from jupyter_gpuckpt.protocol import Operation, Result
 
+from . import written_again
 from .environment import daemon, kernel
 from .gpu_memory import CELL_SECONDS, FILL, require_right_answer, sizes
-from .measured import Row
+from .measured import Row, ratios
 from .room import GB
 
 #: What is saved again, parked and suspended; and what is only saved, to see that its size makes no difference. All of the latter is
@@ -24,6 +26,17 @@ from .room import GB
 SIZE_GB, LARGE_GB = 24.0, 60.0
 ALIKE = FILL.replace("part.random_(-(1 << 62), 1 << 62)", "part.fill_(12345)")
 SAVES, PARKS, SUSPENDS, TURNS = 3, 3, 2, 20
+#: Numbers as in a neural network, of which zstd compresses the exponents only, and four random bits in each byte, which it stores in
+#: half of the bytes. `FILL` is stored as it is.
+FLOATS, HALF = (
+    FILL.replace("part.random_(-(1 << 62), 1 << 62)", other)
+    for other in (
+        "part.view(torch.float32).normal_(std=0.02)",
+        "part.random_(-(1 << 62), 1 << 62).bitwise_and_(0x0F0F0F0F0F0F0F0F)",
+    )
+)
+#: How often a kernel without a snapshot is suspended.
+FIRST_SUSPENDS = 2
 #: Memory that nothing is done with, and how often the memory of one of two kernels fits beside it.
 UNUSED = 'import torch; x = torch.empty(size // 8, device="cuda", dtype=torch.int64); total = int'
 FITS_TIMES = 1.6
@@ -32,6 +45,8 @@ FITS_TIMES = 1.6
 BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9, 0.1, 1.5, 2.5, 2.5
 #: In percent of the memory, in times of what was changed, and in GB/s without the context's time.
 BUDGET_NEW, BUDGET_TENTH, BUDGET_PARK = 0.1, 1.2, 40.0
+#: In times of writing the same packs alone, and in seconds.
+BUDGET_FIRST_SUSPEND, BUDGET_RESUME_COMPRESSED = 1.15, 3.5
 _VARIABLE = "JUPYTER_GPUCKPT_GPU_LANE"
 #: Changes the first tenth of the memory.
 TENTH = "x[: len(x) // 10] += 1; torch.cuda.synchronize(); expected = total()"
@@ -52,6 +67,43 @@ def run() -> Iterator[Row]:
             if way == "lane":
                 yield from _large(client, still[0])
                 yield from _turns(client, size)
+        if way == "lane":
+            with _way(way):
+                yield from first_suspends(size)
+
+
+def first_suspends(size: float) -> Iterator[Row]:
+    """Suspend kernels without a snapshot, each into a store of its own, write their packs alone, and resume them."""
+    for kind, fill, rounds, budgets in (
+        ("stored raw", FILL, FIRST_SUSPENDS, (BUDGET_FIRST_SUSPEND, BUDGET_RESUME)),
+        ("float32, exponents by zstd", FLOATS, 1, (None, BUDGET_RESUME_COMPRESSED)),
+        ("all bytes by zstd", HALF, 1, (None, BUDGET_RESUME_COMPRESSED)),
+    ):
+        suspends, alone, resumes = list[Result](), list[float](), list[tuple[float, Result]]()
+        for _ in range(rounds):
+            with daemon() as client, _Kernel(client, size, fill) as found:
+                os.sync()  # nobody writes for somebody else
+                suspends.append(found.suspend())
+                packs = sorted(Path(os.environ["JUPYTER_GPUCKPT_DATA_DIR"]).rglob("*.pack"))
+                alone.append(written_again.seconds(packs))
+                resumes.append(found.resume())
+                for _ in range(SUSPENDS - 1):
+                    found.suspend()
+                    resumes.append(found.resume())
+        yield from _stages(f"lane: first suspend of {size:g} GB, {kind}", suspends)
+        share = [100 * one.sizes.new_bytes / (size * GB) for one in suspends]
+        yield Row("    new bytes, of the memory's", share, "%")
+        yield Row(
+            f"    its packs written alone, {written_again.WRITERS} at a time and synced", alone
+        )
+        times = ratios([one.seconds for one in suspends], alone)
+        yield Row("    times as long as that", times, "x", budgets[0])
+        yield Row(
+            f"lane: resume of {size:g} GB, {kind}, to the first right answer",
+            [seconds for seconds, _ in resumes],
+            budget=budgets[1],
+        )
+        yield from _stages("    its operation", [result for _, result in resumes])
 
 
 def _large(client: Client, smaller: float) -> Iterator[Row]:

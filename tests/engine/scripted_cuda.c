@@ -10,7 +10,8 @@
  * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
  * memory of the lane without a pause. SCRIPTED_STILL: so many bytes of the lane's memory, random ones, are only changed when the test
  * asks for it: it writes offset and length to FOLDER/change, which is removed when these bytes have been changed. All of it is
- * compared all the time.
+ * compared all the time. SCRIPTED_GPUS=2: the pieces of the lane's memory are on two GPUs in turn, and each is changed and compared by its own.
+ * SCRIPTED_PEERS: the GPUs have peer access, and it is done by both in turn.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -63,6 +64,8 @@ static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, u
 static const size_t pieces[] = {5 << 20, 16 << 20, 2 << 20};
 static volatile unsigned long rounds;
 static address at[3], still;
+static int (*make_current)(address), gpus = 1, are_peers;
+static const address contexts[] = {1, 2};
 static size_t still_bytes;
 
 static address launched(address memory, size_t bytes, address value)
@@ -72,6 +75,13 @@ static address launched(address memory, size_t bytes, address value)
 	if (launch((void *)1, 1, 2, 3, 4, 5, 6, 7, (void *)8, parameters, (void *)9))
 		abort();
 	return parameters[2];
+}
+
+/* Let the following launches be of a GPU that has access to a piece; `turn` chooses one of several. */
+static void choose(int piece, unsigned turn)
+{
+	if (gpus > 1 && make_current(contexts[(piece + (are_peers ? turn : 0)) % gpus]))
+		abort();
 }
 
 /* Compare the memory that nobody changes; change it if the test asks for it. */
@@ -110,10 +120,13 @@ static void *use_lane(void *unused)
 		long took;
 
 		clock_gettime(CLOCK_MONOTONIC, &begun);
+		choose(1, count);
 		if (still)
 			look_at_still();
 		for (int i = 0; i < 3; i++) {
 			address parameters[] = {at[i], pieces[i], 1};
+
+			choose(i, count);
 
 			if (launch((void *)1, 1, 2, 3, 4, 5, 6, 7, (void *)8, parameters, (void *)9))
 				abort();
@@ -143,11 +156,28 @@ static void open_lane(const char *path)
 	if (get("cuInit", &start, 12000, 0, &status) || get("cuMemAlloc", &allocate, 12000, 0, &status) ||
 	    get("cuLaunchKernel", &launch, 12000, 0, &status) || start(0))
 		exit(11);
-	for (int i = 0; i < 3; i++)
+	if (getenv("SCRIPTED_GPUS")) {
+		int (*enable)(address, unsigned);
+
+		gpus = 2;
+		are_peers = getenv("SCRIPTED_PEERS") != NULL;
+		if (get("cuCtxSetCurrent", &make_current, 12000, 0, &status) ||
+		    get("cuCtxEnablePeerAccess", &enable, 12000, 0, &status))
+			exit(11);
+		for (int i = 0; are_peers && i < 2; i++)
+			if (make_current(contexts[i]) || enable(contexts[!i], 0))
+				exit(14);
+	}
+	for (int i = 0; i < 3; i++) {
+		if (gpus > 1 && make_current(contexts[i % gpus]))
+			exit(14);
 		if (allocate(&at[i], pieces[i]))
 			exit(12);
+	}
 	if (getenv("SCRIPTED_STILL")) {
 		still_bytes = strtoul(getenv("SCRIPTED_STILL"), NULL, 10);
+		if (gpus > 1 && make_current(contexts[1]))
+			exit(14);
 		if (allocate(&still, still_bytes))
 			exit(12);
 		for (address i = 0, random = 1; i < still_bytes; i += 8) { /* xorshift: a byte of libc's random() takes ten times as long */

@@ -101,6 +101,33 @@ def test_one_that_cannot_be_taken_brings_the_others_back(scripted, which):
     scripted.check_running()
 
 
+def test_a_process_that_begins_to_use_cuda_meanwhile_keeps_its_devices(scripted, monkeypatch):
+    forked, driver = scripted.forked(), scripted.driver
+    begun, checkpoint, thread = (
+        set(),
+        driver.cuCheckpointProcessCheckpoint,
+        driver.cuCheckpointProcessGetRestoreThreadId,
+    )
+
+    def beginning(pid, arguments):
+        begun.add(forked)
+        return checkpoint(pid, arguments)
+
+    def thread_of(pid):
+        return (Error.CUDA_SUCCESS, pid) if pid in begun else thread(pid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "cuCheckpointProcessCheckpoint", beginning)
+        patched.setattr(driver, "cuCheckpointProcessGetRestoreThreadId", thread_of)
+        with pytest.raises(FreezeFailed, match="began to use the GPU"):
+            scripted.park()
+    assert cuda.holds_gpu(forked)
+    scripted.check_running()
+    scripted.park()
+    scripted.unpark()
+    scripted.check_running()
+
+
 @EACH
 def test_a_refusal_of_the_operating_system_is_tried_again_the_plain_way(scripted, which):
     number = scripted.fail("Checkpoint", which, Error.CUDA_ERROR_OPERATING_SYSTEM, once=True)

@@ -57,7 +57,14 @@ MEMORY = (5 << 20) + (16 << 20) + (2 << 20)
 def driver_library(tmp_path_factory) -> Path:
     built = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = Path(__file__).parent / "lane/driver.c"
-    options = ["-O3", "-Wall", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{built.name}"]
+    options = [
+        "-O3",
+        "-Wall",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-Bsymbolic,-soname,{built.name}",
+    ]
     subprocess.run(["gcc", *options, "-o", built, source], check=True)
     return built
 
@@ -125,7 +132,8 @@ def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
     gpu.driver.come_back(memory)
     destroy, begun, ended = launch.Namespaces.destroy, [], []
 
-    def unreadable(self):
+    def unreadable(self, *, fill):
+        assert fill is None
         begun.append(self._pid)
         raise FreezeFailed("a chunk is damaged", hint="")
 
@@ -182,7 +190,7 @@ def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypa
 def test_saves_succeed_near_the_limit_from_which_memory_is_copied_later(gpu, monkeypatch, room):
     """The room is that for the memory of one process and for the context, with or without what must stay free."""
     gpu.nvml.others[ONE] = 8 * GB - room
-    monkeypatch.setattr(lanes, "_SPARE_BYTES", 0)
+    monkeypatch.setattr(lane_room, "_BY_PARTS_BYTES", 0)
     gpu.program.save()
     check_running(gpu)
 
@@ -226,10 +234,11 @@ def test_room_that_is_promised_to_another_process_is_not_counted_twice(
 
     def empty(self, pid, lock_seconds, used, until):
         if pid == gpu.program.tree.kernel_pid:
-            self._uncopied[0] = {other}
-            self._handed_over[0] = [lane_orders.Allocation(0, 2 * MEMORY, 0, 0, 1)]
+            self._uncopied.add(0)
+            self._handed_bytes[0] = {other: 2 * MEMORY}
             original(self, pid, lock_seconds, used, until)
-            del self._uncopied[0], self._handed_over[0]
+            self._uncopied.remove(0)
+            del self._handed_bytes[0]
             copied.append(bool(self.files))
 
     monkeypatch.setattr(lanes.Lanes, "empty", empty)
@@ -533,8 +542,8 @@ def test_a_save_that_fails_in_checkpoint_leaves_no_file_of_the_lane(gpu, monkeyp
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(gpu, monkeypatch):
-    def late(self, length):
-        request = lane_orders._REQUEST.pack(lane_orders.Order.RESERVE, 0, 0, 0, length)
+    def late(self, device, length):
+        request = lane_orders._REQUEST.pack(lane_orders.Order.RESERVE, device, 0, 0, length)
         lane_orders.send(self._peer, request)
         raise TimeoutError("timed out")
 

@@ -97,6 +97,7 @@ class Program:
         stop: bool = False,
         progress: Progress | None = None,
         cause: Cause = Cause.MANUAL,
+        peer_access_off: bool = False,
     ) -> Saved:
         """Save, or suspend."""
         return save(
@@ -104,7 +105,7 @@ class Program:
             self.spec,
             self.store,
             self.engine,
-            SaveOptions(stop=stop, name="program", cause=cause),
+            SaveOptions(stop=stop, name="program", cause=cause, peer_access_off=peer_access_off),
             progress=progress or Progress(),
         )
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import preflight
+from jupyter_gpuckpt.engine.gpu import lane_windows
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible, KernelNotCheckpointable
@@ -74,7 +75,13 @@ def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
     # Of the worker with pages here and there it is not known before; together they have 800 MB.
     monkeypatch.setattr(processes, "mem_available", lambda pid=None: 600 * MB)
     told: list[ProgressRecord] = []
+    shared: list[int] = []
+    # Whether GPU memory is filled window by window is decided by what is not shared.
+    monkeypatch.setattr(
+        lane_windows, "is_short_for", lambda manifest, shared_bytes: shared.append(shared_bytes)
+    )
     program.resume(snapshot_id, progress=Progress(told.append, interval=0))
+    assert shared[0] > 400 * MB
     pages = [record for record in told if record.stage == Stage.PAGES]
     assert [record.done_bytes for record in pages] == sorted(record.done_bytes for record in pages)
     assert {record.total_bytes for record in pages} == {pages[-1].done_bytes}

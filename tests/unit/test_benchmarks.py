@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import cold_cache, machine, memory_kinds, reports, room, store
+from tests.benchmarks import cold_cache, machine, memory_kinds, reports, room, store, written_again
 from tests.benchmarks.measured import Row, ratios
 from tests.benchmarks.other_notebooks import NOTEBOOKS
 from tests.benchmarks.reports import Report
@@ -48,6 +49,27 @@ def test_a_file_that_is_no_report_is_refused(tmp_path):
     path.write_text('{"name": "other"}')
     with pytest.raises(msgspec.ValidationError):
         reports.read(path)
+
+
+def test_files_are_written_again_in_groups_that_fit_on_the_disk(tmp_path, monkeypatch):
+    files = [tmp_path / str(number) for number in range(5)]
+    for number, file in enumerate(files):
+        file.write_bytes(os.urandom((5 << 20) + number))
+    room_for_two = (11 << 20) + written_again._SPARE_BYTES
+    usage = shutil.disk_usage(tmp_path)._replace(free=room_for_two)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(os, "sync", lambda: None)  # that of other programs may take minutes
+    groups, write = [], written_again._write
+
+    def writing(source, target):
+        write(source, target)
+        groups.append(target.parent)
+        assert target.read_bytes() == source.read_bytes()
+
+    monkeypatch.setattr(written_again, "_write", writing)
+    assert written_again.seconds(files) > 0
+    assert sorted(groups.count(group) for group in set(groups)) == [1, 2, 2]
+    assert sorted(tmp_path.iterdir()) == files
 
 
 def test_a_budget_bounds_the_median_from_above_or_from_below():

@@ -11,6 +11,7 @@ import pytest
 from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory.reader import CopiedMemory, ProcessMemory
 from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
+from jupyter_gpuckpt.host import own_programs
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.images.workers import pack_client
@@ -163,8 +164,14 @@ def refused(data):
     return Refused()
 
 
-def test_where_they_cannot_be_started_threads_do_it(store, sources, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+@pytest.mark.parametrize("cause", ["no interpreter", "an upgrade of the package"])
+def test_where_they_cannot_be_started_threads_do_it(store, sources, monkeypatch, cause, caplog):
+    if cause == "no interpreter":
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    else:
+        monkeypatch.setattr(own_programs, "installed_version", lambda: "99")
     monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     packed = pack(sources, store, threads=THREADS, progress=Progress())
     assert {s.name: read_stream(s, store) for s in packed.streams} == content(sources)
+    assert worker_processes._fork_server.pid is None
+    assert ("to 99 meanwhile" in caplog.text) == (cause != "no interpreter")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, OperationCancelled
-from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.host import own_programs, processes
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
 from jupyter_gpuckpt.images.workers import processes as worker_processes
@@ -154,11 +154,19 @@ def test_one_that_makes_the_others_is_started_again_when_it_was_lost(store, stre
     assert worker_processes._fork_server.pid != before
 
 
-def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+@pytest.mark.parametrize("cause", ["no interpreter", "an upgrade of the package"])
+def test_where_they_cannot_be_started_threads_do_it(
+    store, streams, paths, monkeypatch, cause, caplog
+):
+    if cause == "no interpreter":
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    else:
+        monkeypatch.setattr(own_programs, "installed_version", lambda: "99")
     monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
     assert [path.read_bytes() for path in paths] == [mixed_bytes(), mixed_bytes()[MB:]]
+    assert worker_processes._fork_server.pid is None
+    assert ("to 99 meanwhile" in caplog.text) == (cause != "no interpreter")
 
 
 def test_few_bytes_or_threads_are_for_one_process(monkeypatch):

@@ -161,8 +161,14 @@ def _load_extension() -> None:
 
     def with_extension(self, *arguments, **keywords):
         # Tests replace the fixture jp_server_config, and some pass a configuration of their own.
+        # The suite waits for a culled kernel for a few seconds, and the notice to open pages is given a minute before.
         self.update_config(
-            Config({"ServerApp": {"jpserver_extensions": {"jupyter_gpuckpt": True}}})
+            Config(
+                {
+                    "ServerApp": {"jpserver_extensions": {"jupyter_gpuckpt": True}},
+                    "GpuCkptServer": {"idle_notice": 0},
+                }
+            )
         )
         initialize(self, *arguments, **keywords)
         # For a manager without asyncio the extension chooses the provisioner, and no more.

@@ -124,7 +124,7 @@ DEVIATIONS = (
         Change.CULLED_IS_SUSPENDED,
         "test_cull",
         frozenset({Variant.EXTENSION}),
-        "an idle kernel is suspended and stays in the list",
+        "an idle kernel is suspended, without a notice before, and stays in the list",
     ),
     Deviation(
         Change.STOCK_ENGINE,

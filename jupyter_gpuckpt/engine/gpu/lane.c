@@ -48,7 +48,7 @@ HIDDEN struct driver driver;
 /* ---- what lane_gate.S uses ---- */
 
 typedef void *dlsym_function(void *, const char *);
-extern unsigned char lane_entries[], lane_named_entries[];
+extern unsigned char lane_gate[], lane_entries[], lane_named_entries[]; /* in this order */
 #define NAME(function) #function,
 static const char *const names[] = {
 #include "lane_names.h"
@@ -73,6 +73,7 @@ typedef struct {
 
 static part_t *parts; /* room for MAX_PARTS; pages are taken as they are used */
 static uint32_t part_count;
+static volatile uint64_t gpus_seen; /* on which the program has taken any memory, as bits */
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER, entries_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t entry_count = NAMED;
@@ -137,30 +138,29 @@ static result_t close_gate(int limit_ms) {
 /* ---- allocation ---- */
 
 static properties_t properties_of(int device) {
-    static volatile int rdma[64]; /* 0: not asked yet, 1: no, 2: yes */
+    static volatile int rdma[MAX_GPUS]; /* 0: not asked yet, 1: no, 2: yes */
     properties_t made = {.type = PINNED, .handle_types = AS_DESCRIPTOR, .location = {ON_DEVICE, device}};
-    if (device >= 0 && device < 64) {
-        if (!rdma[device]) {
-            int found = 0;
-            driver.cuDeviceGetAttribute(&found, RDMA_SUPPORTED, device);
-            rdma[device] = found ? 2 : 1;
-        }
-        made.flags.rdma = rdma[device] == 2;
+    if (!rdma[device]) {
+        int found = 0;
+        driver.cuDeviceGetAttribute(&found, RDMA_SUPPORTED, device);
+        rdma[device] = found ? 2 : 1;
     }
+    made.flags.rdma = rdma[device] == 2;
     return made;
 }
 
-/* Create memory and map it at a reserved address. An error leaves nothing behind. */
+/* Create memory and map it at a reserved address, where its GPU and that GPU's peers have access. An error leaves nothing behind. */
 static result_t create_at(address_t address, size_t bytes, int device, handle_t *handle) {
     properties_t properties = properties_of(device);
-    access_t access = {{ON_DEVICE, device}, READ_WRITE};
+    access_t access[MAX_GPUS];
+    uint32_t count = access_to(device, access);
     result_t error = driver.cuMemCreate(handle, bytes, &properties, 0);
     if (error) return error;
     if ((error = driver.cuMemMap(address, bytes, 0, *handle, 0))) {
         driver.cuMemRelease(*handle);
         return error;
     }
-    if ((error = driver.cuMemSetAccess(address, bytes, &access, 1))) {
+    if ((error = driver.cuMemSetAccess(address, bytes, access, count))) {
         driver.cuMemUnmap(address, bytes);
         driver.cuMemRelease(*handle);
     }
@@ -212,12 +212,16 @@ static result_t add_parts(address_t address, size_t whole, int device, context_t
     return SUCCESS;
 }
 
-/* Peer access between GPUs would not reach memory from cuMemCreate, so programs that see several GPUs use the driver's cuMemAlloc. */
-static int sees_several_devices(void) {
-    static volatile int seen;
-    int found = 0;
-    if (!seen && driver.cuDeviceGetCount(&found) == SUCCESS) seen = found;
-    return seen > 1;
+/* Return whether programs of other processes may get memory by cuIpcGetMemHandle, which does not work on memory from cuMemCreate: NCCL
+ * does it on several GPUs if its variable says so, and then all memory is the driver's. Otherwise NCCL's own memory is (`given_to`). */
+static int may_share_by_handles(void) {
+    static volatile int found; /* 0: not asked yet, 1: no, 2: yes */
+    if (!found) {
+        const char *set = getenv("NCCL_CUMEM_ENABLE");
+        int devices = 0;
+        found = set && !strcmp(set, "0") && driver.cuDeviceGetCount(&devices) == SUCCESS && devices > 1 ? 2 : 1;
+    }
+    return found == 2;
 }
 
 static result_t allocate(address_t *result, size_t bytes) {
@@ -225,8 +229,9 @@ static result_t allocate(address_t *result, size_t bytes) {
     context_t context;
     address_t address;
     size_t whole = (bytes + PIECE - 1) / PIECE * PIECE;
-    if (!is_on || !result || bytes < PIECE || whole < bytes || sees_several_devices() || driver.cuCtxGetDevice(&device) ||
-        driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
+    if (driver.cuCtxGetDevice(&device) || device < 0 || device >= MAX_GPUS) return driver.cuMemAlloc_v2(result, bytes);
+    if (!(gpus_seen >> device & 1)) __atomic_or_fetch(&gpus_seen, 1UL << device, __ATOMIC_SEQ_CST);
+    if (!is_on || !result || bytes < PIECE || whole < bytes || may_share_by_handles() || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
         return driver.cuMemAlloc_v2(result, bytes);
     pthread_mutex_lock(&parts_lock);
     result_t error = add_parts(address, whole, device, context);
@@ -258,13 +263,25 @@ static void free_at(uint32_t first) {
     driver.cuMemAddressFree(address, whole);
 }
 
+/* Wait for all work of a context, which need not be the current one. */
+static result_t synchronize(context_t context) {
+    context_t popped;
+    result_t error = driver.cuCtxPushCurrent_v2(context);
+    if (error) return error;
+    error = driver.cuCtxSynchronize();
+    driver.cuCtxPopCurrent_v2(&popped);
+    return error;
+}
+
 static result_t release(address_t address) {
+    context_t context = NULL;
     pthread_mutex_lock(&parts_lock);
     int64_t at = address ? find(address) : -1;
     int is_ours = at >= 0 && parts[at].address == address;
+    if (is_ours) context = parts[at].context;
     pthread_mutex_unlock(&parts_lock);
     if (!is_ours) return driver.cuMemFree_v2(address);
-    result_t error = driver.cuCtxSynchronize(); /* like cuMemFree, which waits for work that uses the memory */
+    result_t error = synchronize(context); /* like cuMemFree, which waits for work that uses the memory */
     pthread_mutex_lock(&parts_lock);
     at = find(address);
     if (at >= 0 && parts[at].address == address) free_at(at);
@@ -281,27 +298,121 @@ static result_t get_range(address_t *begin, size_t *bytes, address_t address) {
     return at < 0 ? driver.cuMemGetAddressRange_v2(begin, bytes, address) : SUCCESS;
 }
 
+static result_t set_access(int from, int to, int flags);
+
 /* Free the memory of a context that ends: for the driver our memory does not belong to the context. */
 static void release_all_of(context_t context, int device) {
     pthread_mutex_lock(&parts_lock);
     for (uint32_t at = part_count; at--;)
         if (parts[at].whole_bytes && (context ? parts[at].context == context : parts[at].device == device)) free_at(at);
+    remove_peers_of(context, device, set_access);
     pthread_mutex_unlock(&parts_lock);
 }
 
+static result_t device_of(context_t context, int *device) {
+    context_t popped;
+    result_t error = driver.cuCtxPushCurrent_v2(context);
+    if (error) return error;
+    error = driver.cuCtxGetDevice(device);
+    driver.cuCtxPopCurrent_v2(&popped);
+    return error;
+}
+
 static result_t destroy_context(context_t context) {
-    if (context && driver.cuCtxPushCurrent_v2(context) == SUCCESS) {
-        driver.cuCtxSynchronize();
-        driver.cuCtxPopCurrent_v2(&context);
-        release_all_of(context, 0);
+    int device;
+    if (context && device_of(context, &device) == SUCCESS) {
+        synchronize(context);
+        release_all_of(context, device);
     }
     return driver.cuCtxDestroy_v2(context);
 }
 
+/* Find a context for each GPU that has parts. */
+static contexts_t contexts_for(const part_t *from, uint32_t count) {
+    contexts_t contexts = {0};
+    for (uint32_t at = count; at--;) contexts.of[from[at].device] = from[at].context;
+    return contexts;
+}
+
 static result_t reset_primary(int device) {
-    driver.cuCtxSynchronize();
+    pthread_mutex_lock(&parts_lock);
+    contexts_t contexts = contexts_for(parts, part_count);
+    pthread_mutex_unlock(&parts_lock);
+    if (device >= 0 && device < MAX_GPUS && contexts.of[device]) synchronize(contexts.of[device]);
     release_all_of(NULL, device);
     return driver.cuDevicePrimaryCtxReset_v2(device);
+}
+
+/* ---- peer access ---- */
+
+static result_t set_access(int from, int to, int flags) {
+    access_t access = {{ON_DEVICE, from}, flags};
+    result_t error = SUCCESS;
+    for (uint32_t at = 0; at < part_count && (!error || !flags); at++)
+        if (parts[at].device == to) error = driver.cuMemSetAccess(parts[at].address, parts[at].bytes, &access, 1);
+    return error;
+}
+
+/* Find the two contexts and their devices that an order about peer access is about. */
+static result_t sides(context_t peer, context_t *own, int *from, int *to) {
+    result_t error = driver.cuCtxGetCurrent(own);
+    if (!error) error = driver.cuCtxGetDevice(from);
+    return error ? error : device_of(peer, to);
+}
+
+/* The errors are the driver's own, but for a lack of what giving access needs; then nothing has changed. */
+static result_t enable_peer(context_t peer, unsigned flags) {
+    context_t own;
+    int from, to;
+    pthread_mutex_lock(&parts_lock);
+    result_t error = driver.cuCtxEnablePeerAccess(peer, flags);
+    if (!error) {
+        if (!(error = sides(peer, &own, &from, &to))) error = add_peer(own, peer, from, to, set_access);
+        if (error) driver.cuCtxDisablePeerAccess(peer);
+    }
+    pthread_mutex_unlock(&parts_lock);
+    return error;
+}
+
+static result_t disable_peer(context_t peer) {
+    context_t own;
+    int from, to;
+    pthread_mutex_lock(&parts_lock);
+    result_t error = driver.cuCtxDisablePeerAccess(peer);
+    if (!error && !sides(peer, &own, &from, &to)) remove_peer(own, peer, from, to, set_access);
+    pthread_mutex_unlock(&parts_lock);
+    return error;
+}
+
+/* ---- copies of memory that is on another GPU ---- */
+
+HIDDEN int uses_several_gpus(void) { return (gpus_seen & (gpus_seen - 1)) != 0; }
+
+HIDDEN context_t context_of(address_t address) {
+    pthread_mutex_lock(&parts_lock);
+    int64_t at = find(address);
+    context_t context = at < 0 ? NULL : parts[at].context;
+    pthread_mutex_unlock(&parts_lock);
+    return context;
+}
+
+HIDDEN int reach_all_memory(void) {
+    int from, found = 0;
+    if (!uses_several_gpus() || driver.cuCtxGetDevice(&from)) return 0;
+    pthread_mutex_lock(&parts_lock);
+    contexts_t contexts = contexts_for(parts, part_count);
+    for (int to = 0; to < MAX_GPUS; to++)
+        found |= contexts.of[to] && to != from && !has_access(from, to) && !add_peer(NULL, NULL, from, to, set_access);
+    pthread_mutex_unlock(&parts_lock);
+    return found;
+}
+
+HIDDEN void synchronize_all(void) {
+    pthread_mutex_lock(&parts_lock);
+    contexts_t contexts = contexts_for(parts, part_count);
+    pthread_mutex_unlock(&parts_lock);
+    for (int device = 0; device < MAX_GPUS; device++)
+        if (contexts.of[device]) synchronize(contexts.of[device]);
 }
 
 /* ---- the functions that the program gets in place of the driver's ---- */
@@ -317,17 +428,24 @@ static void *entry_of(void *function) {
     return result;
 }
 
-static void *gated(void *function);
+/* Return where a function of ours that the gate has called returns to, behind the gate. `frame`: the function's own. */
+static void *caller_of(void **frame) {
+    unsigned char *gate_at = frame[1];
+    void **gate_frame = frame[0];
+    return gate_at >= lane_gate && gate_at < lane_entries ? gate_frame[2] : NULL;
+}
+
+static void *given_to(void *caller, void *function);
 
 static result_t get_address_2(const char *name, void **function, int version, unsigned long long flags, int *status) {
     result_t error = driver.cuGetProcAddress_v2(name, function, version, flags, status);
-    if (!error && function && *function) *function = gated(*function);
+    if (!error && function && *function) *function = given_to(caller_of(__builtin_frame_address(0)), *function);
     return error;
 }
 
 static result_t get_address(const char *name, void **function, int version, unsigned long long flags) {
     result_t error = driver.cuGetProcAddress(name, function, version, flags);
-    if (!error && function && *function) *function = gated(*function);
+    if (!error && function && *function) *function = given_to(caller_of(__builtin_frame_address(0)), *function);
     return error;
 }
 
@@ -340,11 +458,23 @@ static void *replaced(void *function) {
     if (function == (void *)driver.cuMemGetAddressRange_v2) return (void *)get_range;
     if (function == (void *)driver.cuCtxDestroy_v2) return (void *)destroy_context;
     if (function == (void *)driver.cuDevicePrimaryCtxReset_v2) return (void *)reset_primary;
-    return function;
+    if (function == (void *)driver.cuCtxEnablePeerAccess) return (void *)enable_peer;
+    if (function == (void *)driver.cuCtxDisablePeerAccess) return (void *)disable_peer;
+    return copy_in_place_of(function);
 }
 
-static void *gated(void *function) {
+/* Return whether this is code of NCCL, which contains a CUDA runtime of its own: what it allocates by cudaMalloc, it shares with other
+ * processes by cuIpcGetMemHandle. */
+static int is_of_nccl(void *code) {
+    Dl_info found;
+    const char *name = code && dladdr(code, &found) && found.dli_fname ? strrchr(found.dli_fname, '/') : NULL;
+    return name && !strncmp(name, "/libnccl", 8);
+}
+
+/* Return what a program gets in place of a function of the driver: an entry of the gate. */
+static void *given_to(void *caller, void *function) {
     if ((uintptr_t)function < driver_begin || (uintptr_t)function >= driver_end) return function;
+    if (function == (void *)driver.cuMemAlloc_v2 && is_of_nccl(caller)) return entry_of(function);
     return entry_of(replaced(function));
 }
 
@@ -368,6 +498,7 @@ static void find_driver(void) {
 #define FIND(name, arguments) driver.name = (result_t(*) arguments)lane_real_dlsym(library, #name);
 #define IS_THERE(name, arguments) &&driver.name
     DRIVER(FIND)
+    find_copies(library, lane_real_dlsym);
     if (1 DRIVER(IS_THERE) && dl_iterate_phdr(note_driver, NULL) && driver_begin) is_on = 1;
 }
 
@@ -387,7 +518,7 @@ HIDDEN void *lane_dlsym(void *handle, const char *name) {
     look_for_driver();
     /* Our own names are found even if there is no driver. */
     if (is_named_entry(found) && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)) return NULL;
-    return is_on ? gated(found) : found;
+    return is_on ? given_to(__builtin_return_address(0), found) : found;
 }
 
 static result_t absent(void) { return NOT_INITIALIZED; }
@@ -403,7 +534,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, FILES };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, FILES, BYTES, DEVICES };
 /* `more`: the limit of CLOSE in milliseconds; for other orders the number of descriptors that come with the order. */
 typedef struct { uint32_t order, first, count, more; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
@@ -494,14 +625,14 @@ static int send_descriptors(int to, uint32_t first, uint32_t count) {
     return failed;
 }
 
-/* Send memory of this size that nobody uses: while its descriptor is open, other programs cannot take that room on the GPU. */
-static int send_room(int to, uint64_t bytes) {
+/* Send memory of this size on a GPU that nobody uses: while its descriptor is open, other programs cannot take that room. */
+static int send_room(int to, uint32_t device, uint64_t bytes) {
     context_t popped;
     handle_t handle;
     int descriptor;
-    reply_t reply = {.result = part_count ? SUCCESS : -EINVAL};
+    reply_t reply = {.result = part_count && device < MAX_GPUS ? SUCCESS : -EINVAL};
     if (!reply.result && !(reply.result = driver.cuCtxPushCurrent_v2(parts[0].context))) {
-        properties_t properties = properties_of(parts[0].device);
+        properties_t properties = properties_of(device);
         if (!(reply.result = driver.cuMemCreate(&handle, (bytes + PIECE - 1) / PIECE * PIECE, &properties, 0))) {
             reply.result = driver.cuMemExportToShareableHandle(&descriptor, handle, AS_DESCRIPTOR, 0);
             driver.cuMemRelease(handle);
@@ -549,36 +680,54 @@ static void drop_import(address_t spare, size_t bytes, handle_t handle) {
     driver.cuMemAddressFree(spare, bytes);
 }
 
-/* Copy the memory of these descriptors into new memory of this process, at the old addresses. After an error the rest stays handed over. */
+/* Give a part new memory and let the GPU begin to copy imported memory into it. An error leaves nothing behind. */
+static result_t begin_copy(part_t *part, context_t context, stream_t *stream, int descriptor, address_t *spare, handle_t *handle) {
+    context_t popped;
+    result_t error = driver.cuCtxPushCurrent_v2(context);
+    if (error) return error;
+    if (*stream || !(error = driver.cuStreamCreate(stream, NON_BLOCKING))) {
+        if (!(error = import(descriptor, part, spare, handle))) {
+            if (!(error = create_at(part->address, part->bytes, part->device, &part->handle)) &&
+                (error = driver.cuMemcpyDtoDAsync_v2(part->address, *spare, part->bytes, *stream)))
+                unmap(part);
+            if (error) drop_import(*spare, part->bytes, *handle);
+        }
+    }
+    driver.cuCtxPopCurrent_v2(&popped);
+    return error;
+}
+
+/* Let a call be made for the streams that there are, each in its context; return the first error. */
+static result_t with_streams(result_t (*call)(stream_t), const contexts_t *contexts, const stream_t *streams) {
+    result_t error = SUCCESS;
+    context_t popped;
+    for (int device = 0; device < MAX_GPUS; device++) {
+        if (!streams[device]) continue;
+        result_t pushed = driver.cuCtxPushCurrent_v2(contexts->of[device]), late = pushed ? pushed : call(streams[device]);
+        if (!pushed) driver.cuCtxPopCurrent_v2(&popped);
+        if (!error) error = late;
+    }
+    return error;
+}
+
+/* Copy the memory of these descriptors into new memory of this process, at the old addresses, on several GPUs at the same time. After an
+ * error the rest stays handed over. */
 static reply_t give_back(uint32_t first, const int *descriptors, uint32_t count) {
     reply_t reply = {0};
     address_t spare[BATCH];
     handle_t imported[BATCH];
+    stream_t streams[MAX_GPUS] = {0};
+    contexts_t contexts = contexts_for(parts, part_count);
     for (uint32_t begin = 0; begin < count && !reply.result;) {
         uint32_t end = begin;
-        context_t context = parts[first + begin].context, popped;
-        stream_t stream;
         size_t pending = 0;
-        if ((reply.result = driver.cuCtxPushCurrent_v2(context))) break;
-        if ((reply.result = driver.cuStreamCreate(&stream, NON_BLOCKING))) {
-            driver.cuCtxPopCurrent_v2(&popped);
-            break;
-        }
-        for (; end < count && pending < COPIED_AT_ONCE && parts[first + end].context == context; end++) {
+        for (; end < count && pending < COPIED_AT_ONCE; end++) {
             part_t *at = &parts[first + end];
-            if ((reply.result = import(descriptors[end], at, &spare[end], &imported[end]))) break;
-            reply.result = create_at(at->address, at->bytes, at->device, &at->handle);
-            if (!reply.result) {
-                reply.result = driver.cuMemcpyDtoDAsync_v2(at->address, spare[end], at->bytes, stream);
-                if (reply.result) unmap(at);
-            }
-            if (reply.result) {
-                drop_import(spare[end], at->bytes, imported[end]);
-                break;
-            }
+            reply.result = begin_copy(at, contexts.of[at->device], &streams[at->device], descriptors[end], &spare[end], &imported[end]);
+            if (reply.result) break;
             pending += at->bytes;
         }
-        result_t error = driver.cuStreamSynchronize(stream);
+        result_t error = with_streams(driver.cuStreamSynchronize, &contexts, streams);
         for (; begin < end; begin++) {
             part_t *at = &parts[first + begin];
             drop_import(spare[begin], at->bytes, imported[begin]);
@@ -591,9 +740,8 @@ static reply_t give_back(uint32_t first, const int *descriptors, uint32_t count)
             reply.bytes += at->bytes;
         }
         if (!reply.result) reply.result = error;
-        driver.cuStreamDestroy_v2(stream);
-        driver.cuCtxPopCurrent_v2(&popped);
     }
+    with_streams(driver.cuStreamDestroy_v2, &contexts, streams);
     return reply;
 }
 
@@ -619,19 +767,18 @@ static result_t read_parts(const part_t *from, uint32_t part_number, const range
                            uint64_t offset) {
     uint32_t count = ranges ? range_count : part_number;
     run_t *runs = pages(count * sizeof *runs);
-    context_t popped;
+    contexts_t contexts = contexts_for(from, part_number);
     result_t error = runs ? SUCCESS : -ENOMEM;
     for (uint32_t i = 0; i < count && !error; i++) {
         range_t range = ranges ? ranges[i] : (range_t){.part = i, .bytes = i < part_number ? from[i].bytes : 0};
         if (range.part >= part_number || !range.bytes || range.offset > from[range.part].bytes ||
             range.bytes > from[range.part].bytes - range.offset)
             error = -EINVAL;
-        else runs[i] = (run_t){from[range.part].address + range.offset, range.bytes};
+        else runs[i] = (run_t){from[range.part].address + range.offset, range.bytes, from[range.part].device};
     }
-    if (!error && !(error = driver.cuCtxPushCurrent_v2(from->context))) {
-        error = ranges ? copy_runs(runs, count, files, offset, 1) : digest_runs(runs, count, files.descriptors[0], offset);
-        driver.cuCtxPopCurrent_v2(&popped);
-    }
+    if (!error)
+        error = ranges ? copy_runs(runs, count, &contexts, files, offset, 1)
+                       : digest_runs(runs, count, &contexts, files.descriptors[0], offset);
     if (runs) munmap(runs, count * sizeof *runs);
     return error;
 }
@@ -641,17 +788,20 @@ static result_t read_parts(const part_t *from, uint32_t part_number, const range
 static result_t read_handed_over(const listed_t *listed, const int *descriptors, uint32_t count, const range_t *ranges, uint32_t range_count,
                                  files_t files, uint64_t offset) {
     part_t imported[BATCH];
-    context_t context = (context_t)(uintptr_t)listed->context, popped;
+    context_t popped;
     uint32_t done = 0;
-    result_t error = driver.cuCtxPushCurrent_v2(context);
-    if (error) return error;
+    result_t error = SUCCESS;
     for (; done < count; done++) {
-        imported[done] = (part_t){.bytes = listed[done].bytes, .device = listed[done].device, .context = context};
-        if ((error = import(descriptors[done], &imported[done], &imported[done].address, &imported[done].handle))) break;
+        part_t *at = &imported[done];
+        *at = (part_t){.bytes = listed[done].bytes, .device = listed[done].device, .context = (context_t)(uintptr_t)listed[done].context};
+        error = at->device < 0 || at->device >= MAX_GPUS ? -EINVAL : driver.cuCtxPushCurrent_v2(at->context);
+        if (error) break;
+        error = import(descriptors[done], at, &at->address, &at->handle);
+        driver.cuCtxPopCurrent_v2(&popped);
+        if (error) break;
     }
     if (!error) error = read_parts(imported, count, ranges, range_count, files, offset);
     while (done--) drop_import(imported[done].address, imported[done].bytes, imported[done].handle);
-    driver.cuCtxPopCurrent_v2(&popped);
     return error;
 }
 
@@ -675,22 +825,23 @@ static reply_t fill(const request_t *request, files_t files) {
     reply_t reply = {0};
     part_t *from = parts + request->first;
     run_t *runs = pages(request->count * sizeof *runs);
+    contexts_t contexts = contexts_for(from, request->count);
     context_t popped;
     uint32_t created = 0;
     if (!runs) return (reply_t){.result = -ENOMEM};
-    if (!(reply.result = driver.cuCtxPushCurrent_v2(from->context))) {
-        for (; created < request->count; created++) {
-            part_t *at = from + created;
-            if ((reply.result = create_at(at->address, at->bytes, at->device, &at->handle))) break;
-            runs[created] = (run_t){at->address, at->bytes};
-            reply.bytes += at->bytes;
-        }
-        if (!reply.result) reply.result = copy_runs(runs, created, files, request->offset, 0);
-        if (reply.result) unmap_parts(from, created);
-        else
-            while (reply.count < created) from[reply.count++].state = MINE;
+    for (; created < request->count; created++) {
+        part_t *at = from + created;
+        if ((reply.result = driver.cuCtxPushCurrent_v2(contexts.of[at->device]))) break;
+        reply.result = create_at(at->address, at->bytes, at->device, &at->handle);
         driver.cuCtxPopCurrent_v2(&popped);
+        if (reply.result) break;
+        runs[created] = (run_t){at->address, at->bytes, at->device};
+        reply.bytes += at->bytes;
     }
+    if (!reply.result) reply.result = copy_runs(runs, created, &contexts, files, request->offset, 0);
+    if (reply.result) unmap_parts(from, created);
+    else
+        while (reply.count < created) from[reply.count++].state = MINE;
     munmap(runs, request->count * sizeof *runs);
     return reply;
 }
@@ -715,6 +866,17 @@ static int send_list(int to) {
     return 0;
 }
 
+/* Send the UUID of each GPU that the process sees. */
+static int send_devices(int to) {
+    unsigned char uuids[MAX_GPUS][16] = {0};
+    int count = 0;
+    reply_t reply = {.result = driver.cuDeviceGetCount(&count)};
+    if (count > MAX_GPUS) count = MAX_GPUS;
+    for (int device = 0; device < count && !reply.result; device++) reply.result = driver.cuDeviceGetUuid(uuids[device], device);
+    if (!reply.result) reply.count = count;
+    return send_all(to, &reply, sizeof reply) || send_all(to, uuids, reply.count * sizeof *uuids) ? -1 : 0;
+}
+
 static int answer(int to, const request_t *request, const int *descriptors, uint32_t received) {
     reply_t reply = {0};
     files_t files = {descriptors, received};
@@ -726,6 +888,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     }
     if (request->order == COPY_HANDED_OVER || request->order == DIGEST_HANDED_OVER)
         return answer_handed_over(to, request, descriptors, received);
+    if (request->order == DEVICES) return send_devices(to);
     if (request->order == COPY_OUT && !(ranges = receive_ranges(to, request->count))) return -1;
     /* The orders below read or change the table, which nobody else changes while the gate is closed. */
     pthread_mutex_lock(&parts_lock);
@@ -738,6 +901,9 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         break;
     case FILES: /* older libraries do not know it, and read and write one file */
         reply.count = MAX_FILES;
+        break;
+    case BYTES: /* older libraries do not know it */
+        for (uint32_t at = 0; at < part_count; at++) reply.bytes += parts[at].bytes;
         break;
     case OPEN:
         if (handed) reply.result = -EBUSY;
@@ -752,7 +918,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
                            : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case RESERVE:
         pthread_mutex_unlock(&parts_lock);
-        return lane_closed ? send_room(to, request->offset) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
+        return lane_closed ? send_room(to, request->first, request->offset) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case UNMAP:
         if (lane_closed) reply = unmap_all();
         else reply.result = -EPERM;
@@ -821,6 +987,8 @@ static void forked(void) {
     lane_closed = 0;
     lane_inside = 0;
     part_count = 0;
+    gpus_seen = 0;
+    forget_peers();
     /* Threads that owned them do not exist here. */
     parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -6,6 +6,7 @@
 
 #define PIECE (2UL << 20) /* the granularity of cuMemCreate; smaller allocations share such pieces in the driver */
 #define MAX_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
+#define MAX_GPUS 64 /* that a process sees, and the bits of a uint64_t; memory of others is the driver's */
 
 typedef int result_t; /* CUresult; errors of our own are negative errno values */
 typedef uint64_t address_t, handle_t;
@@ -18,7 +19,8 @@ typedef struct {
     struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
 } properties_t;
 typedef struct { location_t location; int flags; } access_t;
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, READ_WRITE = 3, NON_BLOCKING = 1, RDMA_SUPPORTED = 116, RELAXED = 2 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, TOO_MANY_PEERS = 711 };
+enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, NO_ACCESS = 0, READ_WRITE = 3, NON_BLOCKING = 1, FOR_ALL_CONTEXTS = 1, RDMA_SUPPORTED = 116, RELAXED = 2 };
 
 #define DRIVER(X)                                                                                                              \
     X(cuMemAlloc_v2, (address_t *, size_t))                                                                                    \
@@ -30,9 +32,13 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, PINNED = 1, ON_DEVIC
     X(cuCtxPopCurrent_v2, (context_t *))                                                                                       \
     X(cuCtxSynchronize, (void))                                                                                                \
     X(cuCtxDestroy_v2, (context_t))                                                                                            \
+    X(cuCtxEnablePeerAccess, (context_t, unsigned))                                                                            \
+    X(cuCtxDisablePeerAccess, (context_t))                                                                                     \
     X(cuDevicePrimaryCtxReset_v2, (int))                                                                                       \
     X(cuDeviceGetAttribute, (int *, int, int))                                                                                 \
+    X(cuPointerGetAttributes, (unsigned, int *, void **, address_t))                                                           \
     X(cuDeviceGetCount, (int *))                                                                                               \
+    X(cuDeviceGetUuid, (void *, int))                                                                                          \
     X(cuMemAddressReserve, (address_t *, size_t, size_t, address_t, unsigned long long))                                       \
     X(cuMemAddressFree, (address_t, size_t))                                                                                   \
     X(cuMemCreate, (handle_t *, size_t, const properties_t *, unsigned long long))                                             \
@@ -63,20 +69,54 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, PINNED = 1, ON_DEVIC
 struct driver { DRIVER(MEMBER) };
 extern struct driver driver;
 
-/* A range of GPU memory. */
-typedef struct { address_t address; size_t bytes; } run_t;
+/* A range of memory of a GPU. */
+typedef struct { address_t address; size_t bytes; int device; } run_t;
+
+/* A context of each GPU, by device; in it all memory of the lane on that GPU can be copied. NULL: no memory is there. */
+typedef struct { context_t of[MAX_GPUS]; } contexts_t;
 
 /* Files that together hold a sequence of bytes, in stripes: as stripes.py. */
 typedef struct { const int *descriptors; uint32_t count; } files_t;
 
-/* Copy runs to files, or back. In the bytes of the files they follow each other from the offset. A context of the memory's device is
- * current. */
-result_t copy_runs(const run_t *runs, uint32_t count, files_t files, uint64_t offset, int to_files);
+/* Copy runs to files, or back; several GPUs at the same time. In the bytes of the files the runs follow each other from the offset. */
+result_t copy_runs(const run_t *runs, uint32_t count, const contexts_t *contexts, files_t files, uint64_t offset, int to_files);
 
-/* Write the digests of all 64 KB of these runs to a file, from the offset. The key is at the file's begin. A context of the memory's
- * device is current. */
-result_t digest_runs(const run_t *runs, uint32_t count, int file, uint64_t offset);
+/* Write the digests of all 64 KB of these runs to a file, from the offset. The key is at the file's begin. */
+result_t digest_runs(const run_t *runs, uint32_t count, const contexts_t *contexts, int file, uint64_t offset);
 
 /* Read or write all bytes; return an error if the file has fewer. */
 result_t move_file(int file, void *memory, size_t bytes, uint64_t offset, int to_file);
+
+/* Peer access, which programs switch on by contexts, is that of GPUs for memory from cuMemCreate (lane_peers.c). The caller excludes
+ * others. `set_access` lets a GPU reach all memory of another one, or no longer. */
+typedef result_t set_access_t(int from, int to, int flags);
+
+/* Note that one context has access to another's memory; the first of a pair of GPUs sets it. After an error nothing has changed. */
+result_t add_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
+
+/* Return whether a GPU has access to the memory of another one. */
+int has_access(int from, int to);
+
+/* Note that it has it no longer; the last of a pair of GPUs takes the access away. */
+void remove_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
+
+/* Note that a context ends; NULL: all contexts of a device. */
+void remove_peers_of(context_t context, int device, set_access_t *set_access);
+
+/* Write the access that new memory of a GPU has: that GPU's own, and that of its peers. Return how many entries there are. */
+uint32_t access_to(int device, access_t access[MAX_GPUS]);
+
+void forget_peers(void);
+
+/* Copies of memory that is on another GPU than the current one (lane_elsewhere.c): find the driver's functions, and return the function
+ * that a program gets in place of one of them; of other functions that function itself. */
+void find_copies(void *library, void *(*find)(void *, const char *));
+void *copy_in_place_of(void *function);
+
+/* What lane.c knows of the memory: whether the process has used several GPUs, a context of memory of the lane (NULL: it is not the
+ * lane's), and whether the current GPU has got access to memory to which it had none before. */
+int uses_several_gpus(void);
+context_t context_of(address_t address);
+int reach_all_memory(void);
+void synchronize_all(void);
 #endif

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from .lane_orders import (
     RefusedError,
     close,
     receive,
+    runs_of_handed,
     send,
 )
 from .lane_room import parts_at_once
@@ -61,6 +62,10 @@ _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 #: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
+
+
+#: Fills all memory by orders to the library; the path is that of a file that it may make for this.
+FillWindows = Callable[[Library, Path], None]
 
 
 class Status(NamedTuple):
@@ -149,16 +154,26 @@ class Lane:
         with self._connected() as library:
             library.order(Order.OPEN)
 
+    def allocated_bytes(self) -> int:
+        """Return how many bytes of memory the library has allocated for the process, which may run; 0 if it does not say it."""
+        with self._connected() as library:
+            return library.allocated_bytes()
+
     def allocations(self) -> list[Allocation]:
         """Return the allocations of the process in the library; its gate must be closed."""
         with self._connected() as library:
             return library.listed()
 
-    def hand_over(self, rest: int) -> None:
-        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU.
+    def devices(self) -> dict[int, str]:
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not say it."""
+        with self._connected() as library:
+            return library.devices()
 
-        `rest`: bytes of GPU memory that the process uses in addition to the lane's. init reserves that amount, if it is free, because
-        Checkpoint frees it and Restore needs it.
+    def hand_over(self, rest: Mapping[int, int]) -> None:
+        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPUs.
+
+        `rest`: bytes of memory that the process uses in addition to the lane's, by its numbers of the GPUs. init reserves them, if they
+        are free, because Checkpoint frees them and Restore needs them.
         """
         self.drop_handed_over()
         with self._connected() as library:
@@ -176,27 +191,31 @@ class Lane:
                     raise lane_errors.no_descriptors(self._pid, why)
             library.order(Order.UNMAP)
 
-    def _reserve(self, library: Library, length: int) -> None:
+    def _reserve(self, library: Library, rest: Mapping[int, int]) -> None:
         self.drop_reserved()
-        if not length:
-            return
-        try:
-            descriptors = library.reserved(length)
-        except RefusedError as error:
-            logger.info("no room is reserved for process %d: %s", self._pid, error)
-            return
-        try:
-            self._hold(b"k", descriptors=descriptors, owner=self._owner | _RESERVED)
-        finally:
-            close(descriptors)
+        for device, length in rest.items():
+            try:
+                descriptors = library.reserved(device, length)
+            except RefusedError as error:
+                logger.info("no room on a GPU is reserved for process %d: %s", self._pid, error)
+                continue
+            try:
+                self._hold(b"k", descriptors=descriptors, owner=self._owner | _RESERVED)
+            finally:
+                close(descriptors)
 
     @property
-    def reserved(self) -> bool:
-        """Whether init holds room on the GPU for the process."""
-        return self._hold(b"l", owner=self._owner | _RESERVED)[0] > 0
+    def reserved(self) -> int:
+        """On how many GPUs init holds room for the process."""
+        return self._hold(b"l", owner=self._owner | _RESERVED)[0]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether init holds memory of the process."""
+        return self._hold(b"l")[0] > 0
 
     def drop_reserved(self) -> None:
-        """Let init free the room that it holds for what Checkpoint takes from the GPU; call it before Restore."""
+        """Let init free the room that it holds for what Checkpoint takes from the GPUs; call it before Restore."""
         self._hold(b"d", owner=self._owner | _RESERVED)
 
     def max_files(self) -> int:
@@ -274,11 +293,12 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def reopen(self, *, keep: bool = False) -> None:
+    def reopen(self, *, keep: bool = False, fill: FillWindows | None = None) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
         This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. With `keep` the
-        memory stays in init for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
+        memory stays in init for `copy_handed_over`, unless the GPU has no room. `fill`: gives the memory of a resumed process back, in
+        place of `file`. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(Order.STATUS)
@@ -289,7 +309,10 @@ class Lane:
             except CheckpointError as error:  # it takes room, but the process must run on
                 logger.warning("%s (%s)", error, error.details)
             if handed:
-                self._give_back(library, keep=keep)
+                if fill is None:
+                    self._give_back(library, keep=keep)
+                else:
+                    fill(library, self._tree.inside(self.file_path))
             library.order(Order.OPEN)
 
     def _give_back(self, library: Library, *, keep: bool) -> None:
@@ -314,7 +337,7 @@ class Lane:
                 for path in file.paths:
                     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
                     descriptors.append(os.open(self._tree.inside(path), flags))
-                for first, count, offset in _runs_of_handed(listed):
+                for first, count, offset in runs_of_handed(listed):
                     library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
             finally:
                 close(descriptors)
@@ -323,7 +346,7 @@ class Lane:
         self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool
     ) -> None:
         """Give the parts back that are handed over, some at a time. `frees`: let init close the descriptors of all parts before them."""
-        for begin, number, _ in _runs_of_handed(listed):
+        for begin, number, _ in runs_of_handed(listed):
             for first in range(begin, begin + number, at_once):
                 if frees:
                     self._hold(b"f", first)
@@ -373,14 +396,3 @@ class Lane:
 
     def _failed(self, details: str) -> CheckpointError:
         return lane_errors.failed(self._pid, details)
-
-
-def _runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
-    """Yield the neighbors that are handed over: the number of the first, how many, and where they begin in a file of all."""
-    number = offset = 0
-    for is_handed, group in itertools.groupby(listed, lambda one: bool(one.handed)):
-        members = list(group)
-        if is_handed:
-            yield number, len(members), offset
-        number += len(members)
-        offset += sum(one.bytes for one in members)

@@ -11,7 +11,7 @@ import os
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,11 +21,12 @@ from ... import stripes
 from ...errors import CheckpointError
 from ...host.processes import mem_available
 from ..tree.tree import Tree
-from . import digests
+from . import digests, lane_windows
 from .digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
 from .lane import Lane
 from .lane_errors import no_memory
 from .lane_orders import Allocation, Range
+from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
 from .staging import StagingFile, striped
 
 logger = logging.getLogger(__name__)
@@ -38,16 +39,21 @@ class LaneCopy(NamedTuple):
     """What must be stored of a lane's memory: these ranges; None: all of it. The store has the rest.
 
     `is_whole`: the file has all bytes. Otherwise it has the ranges, one after the other. `table`: the digests, to be stored, too.
+    `is_stored`: the ranges were stored by windows, and there is no file.
     """
 
     ranges: Ranges | None
     is_whole: bool
     table: MemoryTable | None
+    is_stored: bool = False
 
 
 @dataclass(frozen=True)
 class LaneCopying:
-    """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's."""
+    """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's.
+
+    `store_window`: where RAM is short for the file, memory is stored by it, window by window. `needs`: what else needs RAM.
+    """
 
     tree: Tree
     pid: int
@@ -55,6 +61,8 @@ class LaneCopying:
     allocations: Sequence[Allocation]
     earlier: EarlierMemory | None
     handed_over: bool
+    store_window: StoreWindow | None = None
+    needs: RamNeeds = NO_NEEDS
 
     @property
     def stream(self) -> str:
@@ -72,6 +80,8 @@ class LaneCopying:
         `all_of_it`: the file must have all bytes, because they are freed on the GPU.
         """
         table, ranges = self._compare()
+        if self.store_window is not None and not all_of_it and self._is_short(ranges):
+            return self._store(self.store_window, table, ranges)
         if table is not None and ranges is not None and not all_of_it:
             try:
                 return self._copy_ranges(table, ranges)
@@ -96,11 +106,45 @@ class LaneCopying:
         table = MemoryTable(seed, spans, found)
         return table, self.earlier.lacking(self.stream, table)
 
+    def _is_short(self, ranges: Ranges | None) -> bool:
+        wanted = self._whole if ranges is None else ranges
+        length = sum(end - begin for begin, end in wanted)
+        return lane_windows.is_short(length, self.needs, self.pid)
+
+    @property
+    def _whole(self) -> Ranges:
+        return [(0, self.length)]
+
+    def _store(
+        self, store_window: StoreWindow, table: MemoryTable | None, ranges: Ranges | None
+    ) -> tuple[StagingFile, LaneCopy]:
+        """Store what the store lacks, window by window."""
+        beside = self.needs.beside_bytes
+        if table is not None:
+            samples = _samples(len(table.digests), ranges or [])
+            wanted = [(at * PIECE, (at + 1) * PIECE) for at in samples]
+            with self._files(len(samples) * PIECE, beside) as (_, descriptors):
+                self._read(descriptors, wanted)
+                try:
+                    _check(descriptors, 0, samples, table, consecutive=True)
+                except UnreliableDigestsError as error:
+                    self._warn(error)
+                    table = ranges = None
+        for window in lane_windows.windows(self._whole if ranges is None else ranges):
+            length = sum(end - begin for begin, end in window)
+            with self._files(length, beside) as (file, descriptors):
+                self._read(descriptors, window)
+                paths = [self.tree.inside(path) for path in file.paths]
+                store_window(self.stream, paths, self.length, window)
+        self.lane.remove_file()
+        file = StagingFile(self.lane.file_path, self.length)
+        return file, LaneCopy(ranges, is_whole=False, table=table, is_stored=True)
+
     def _copy_ranges(self, table: MemoryTable, ranges: Ranges) -> tuple[StagingFile, LaneCopy]:
         samples = _samples(len(table.digests), ranges)
         wanted = [*ranges, *((at * PIECE, (at + 1) * PIECE) for at in samples)]
         length = sum(end - begin for begin, end in wanted)
-        with self._files(length) as (file, descriptors):
+        with self._files(length, self.needs.least_bytes) as (file, descriptors):
             self._read(descriptors, wanted)
             _check(descriptors, length - len(samples) * PIECE, samples, table, consecutive=True)
         file = file._replace(length=self.length)
@@ -110,7 +154,7 @@ class LaneCopying:
         self, table: MemoryTable | None, ranges: Ranges | None
     ) -> tuple[StagingFile, LaneCopy]:
         length = self.length
-        with self._files(length) as (file, descriptors):
+        with self._files(length, self.needs.least_bytes) as (file, descriptors):
             self._read(descriptors, [(0, length)])
             if table is not None:
                 try:
@@ -122,19 +166,26 @@ class LaneCopying:
         return file, LaneCopy(ranges, is_whole=True, table=table)
 
     @contextmanager
-    def _files(self, length: int) -> Iterator[tuple[StagingFile, list[int]]]:
-        """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors. Raises FreezeFailed."""
+    def _files(self, length: int, beside: int) -> Iterator[tuple[StagingFile, list[int]]]:
+        """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors.
+
+        `beside`: how many bytes must be free besides. Raises FreezeFailed.
+        """
         self.lane.remove_file()
         # The files take memory only when they are written, where Linux may end the kernel for lack of it.
-        if length > (available := mem_available(self.pid)):
-            raise no_memory(self.pid, f"{length} bytes are needed, {available} are free")
-        try:
-            number = min(stripes.files_for(length), self.lane.max_files())
-            file = StagingFile(self.lane.file_path, length, number)
-            with striped(self.tree, self.pid, file) as descriptors:
-                yield file, descriptors
-        except OSError as error:
-            raise no_memory(self.pid, str(error)) from error
+        if length + beside > (available := mem_available(self.pid)):
+            raise no_memory(
+                self.pid,
+                f"{length} bytes are needed, and {beside} for the rest; {available} are free",
+            )
+        number = min(stripes.files_for(length), self.lane.max_files())
+        file = StagingFile(self.lane.file_path, length, number)
+        with ExitStack() as made:
+            try:
+                descriptors = made.enter_context(striped(self.tree, self.pid, file))
+            except OSError as error:
+                raise no_memory(self.pid, str(error)) from error
+            yield file, descriptors
 
     def _read(self, files: Sequence[int], wanted: Ranges) -> None:
         ranges = _by_part(self.allocations, wanted)

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "lane.h"
 #include <errno.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #define DIGESTED_BYTES (64UL << 10)
@@ -15,6 +16,7 @@
 #define BUFFER_BYTES (MAX_PART_BYTES / DIGESTED_BYTES * DIGEST_BYTES)
 #define BLOCK_THREADS 256
 #define WARP_THREADS 32
+#define STACK_BYTES (256UL << 10)
 
 /* One warp makes one digest: a thread reads 16 bytes, and the next 16 after those of the other threads. Two words of the memory, each
  * added to a word of the key, are multiplied; the products are added, first in a thread and then over the warp. */
@@ -76,22 +78,27 @@ static result_t digest_run(const digester_t *digester, const run_t *run, int fil
     return move_file(file, digester->buffer, bytes, offset, 1);
 }
 
-static result_t digest_all(digester_t *digester, const run_t *runs, uint32_t count, int file, uint64_t offset) {
-    result_t error = move_file(file, digester->buffer, KEY_BYTES, 0, 0);
+/* The digests of one GPU's runs, which one thread lets be computed. */
+typedef struct { const run_t *runs; uint32_t count; context_t context; int device, file; uint64_t offset; result_t error; pthread_t thread; } order_t;
+
+static result_t digest_all(digester_t *digester, const order_t *order) {
+    uint64_t offset = order->offset;
+    result_t error = move_file(order->file, digester->buffer, KEY_BYTES, 0, 0);
     if (!error) error = driver.cuModuleGetFunction(&digester->function, digester->module, "digest");
     if (!error) error = driver.cuMemcpyHtoDAsync_v2(digester->key, digester->buffer, KEY_BYTES, digester->stream);
     result_t late = driver.cuStreamSynchronize(digester->stream);
     if (!error) error = late;
-    for (uint32_t i = 0; i < count && !error; i++) {
-        if (!runs[i].bytes || runs[i].bytes > MAX_PART_BYTES || runs[i].bytes % DIGESTED_BYTES) return -EINVAL;
-        error = digest_run(digester, &runs[i], file, offset);
-        offset += runs[i].bytes / DIGESTED_BYTES * DIGEST_BYTES;
+    for (uint32_t i = 0; i < order->count && !error; i++) {
+        const run_t *run = &order->runs[i];
+        if (!run->bytes || run->bytes > MAX_PART_BYTES || run->bytes % DIGESTED_BYTES) return -EINVAL;
+        if (run->device == order->device) error = digest_run(digester, run, order->file, offset);
+        offset += run->bytes / DIGESTED_BYTES * DIGEST_BYTES;
     }
     return error;
 }
 
-/* Nothing of it stays in the context: neither module nor memory. */
-result_t digest_runs(const run_t *runs, uint32_t count, int file, uint64_t offset) {
+/* Nothing of it stays in the context, which is current: neither module nor memory. */
+static result_t digest_here(const order_t *order) {
     digester_t digester = {0};
     digester.buffer = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (digester.buffer == MAP_FAILED) return -errno;
@@ -100,7 +107,7 @@ result_t digest_runs(const run_t *runs, uint32_t count, int file, uint64_t offse
         if (!(error = driver.cuStreamCreate(&digester.stream, NON_BLOCKING))) {
             if (!(error = driver.cuMemAlloc_v2(&digester.key, KEY_BYTES))) {
                 if (!(error = driver.cuMemAlloc_v2(&digester.digests, BUFFER_BYTES))) {
-                    error = digest_all(&digester, runs, count, file, offset);
+                    error = digest_all(&digester, order);
                     driver.cuMemFree_v2(digester.digests);
                 }
                 driver.cuMemFree_v2(digester.key);
@@ -110,5 +117,35 @@ result_t digest_runs(const run_t *runs, uint32_t count, int file, uint64_t offse
         driver.cuModuleUnload(digester.module);
     }
     munmap(digester.buffer, BUFFER_BYTES);
+    return error;
+}
+
+static void *carry_out(void *argument) {
+    order_t *order = argument;
+    context_t popped;
+    int mode = RELAXED; /* a thread of the program may capture a graph meanwhile, and must not be disturbed */
+    if ((order->error = driver.cuCtxPushCurrent_v2(order->context))) return NULL;
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
+    order->error = digest_here(order);
+    driver.cuCtxPopCurrent_v2(&popped);
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
+    return NULL;
+}
+
+result_t digest_runs(const run_t *runs, uint32_t count, const contexts_t *contexts, int file, uint64_t offset) {
+    order_t orders[MAX_GPUS];
+    pthread_attr_t attributes;
+    int gpus = 0, begun;
+    result_t error = SUCCESS;
+    for (int device = 0; device < MAX_GPUS; device++)
+        if (contexts->of[device]) orders[gpus++] = (order_t){runs, count, contexts->of[device], device, file, offset, SUCCESS, 0};
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    for (begun = 0; begun + 1 < gpus; begun++)
+        if (pthread_create(&orders[begun].thread, &attributes, carry_out, &orders[begun])) break;
+    pthread_attr_destroy(&attributes);
+    for (int i = begun; i < gpus; i++) carry_out(&orders[i]);
+    while (begun) pthread_join(orders[--begun].thread, NULL);
+    for (int i = 0; i < gpus && !error; i++) error = orders[i].error;
     return error;
 }

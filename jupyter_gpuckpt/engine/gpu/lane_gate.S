@@ -45,7 +45,10 @@ dlsym:
     .size dlsym, . - dlsym
 
 /* On entry: the entry's number, and above it the return address and the caller's arguments on the stack. */
-    .type gate, @function
+    .globl lane_gate
+    .hidden lane_gate
+    .type lane_gate, @function
+lane_gate:
 gate:
     .cfi_startproc
     .cfi_def_cfa_offset 16
@@ -117,7 +120,7 @@ gate:
     addq $200, %rsp
     jmp 1b
     .cfi_endproc
-    .size gate, . - gate
+    .size lane_gate, . - lane_gate
 
     .globl lane_entries
     .hidden lane_entries

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import array
 import errno
+import itertools
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from typing import NamedTuple
 BATCH = 200
 _REQUEST, _REPLY, _LISTED = struct.Struct("IIIIQ"), struct.Struct("iIQ"), struct.Struct("QQQii")
 _RANGE = struct.Struct("IIQQ")
+_UUID_BYTES = 16
 #: CUDA_ERROR_OUT_OF_MEMORY.
 _OUT_OF_MEMORY = 2
 
@@ -39,6 +42,8 @@ class Order(IntEnum):
     DIGEST_HANDED_OVER = 12
     RESERVE = 13
     FILES = 14
+    BYTES = 15
+    DEVICES = 16
 
 
 class RefusedError(OSError):
@@ -107,25 +112,43 @@ class Library:
         result, count, _ = self.ask(Order.FILES)
         return count if result != -errno.ENOSYS else 1
 
+    def allocated_bytes(self) -> int:
+        """Return how many bytes of memory the library has allocated; an older library does not say it: 0."""
+        return self.ask(Order.BYTES)[2]
+
     def listed(self) -> list[Allocation]:
         """Return the library's table of allocations."""
         result, count, _ = self.ask(Order.LIST)
         _check(Order.LIST, result)
+        return [Allocation(*row) for row in _LISTED.iter_unpack(self._more(count * _LISTED.size))]
+
+    def devices(self) -> dict[int, str]:
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers; an older library does not say it: empty."""
+        result, count, _ = self.ask(Order.DEVICES)
+        if result == -errno.ENOSYS:
+            return {}
+        _check(Order.DEVICES, result)
+        data = self._more(count * _UUID_BYTES)
+        found = (data[at : at + _UUID_BYTES] for at in range(0, len(data), _UUID_BYTES))
+        return {number: f"GPU-{uuid.UUID(bytes=each)}" for number, each in enumerate(found)}
+
+    def _more(self, length: int) -> bytes:
+        """Receive what follows an answer."""
         data = bytearray()
-        while len(data) < count * _LISTED.size:
-            part = self._peer.recv(count * _LISTED.size - len(data))
+        while len(data) < length:
+            part = self._peer.recv(length - len(data))
             if not part:
                 raise ConnectionResetError("the list ended too early")
             data += part
-        return [Allocation(*row) for row in _LISTED.iter_unpack(data)]
+        return bytes(data)
 
     def descriptors(self, first: int) -> list[int]:
         """Return the descriptors of at most a batch of allocations."""
         return self._descriptors(Order.EXPORT, first, BATCH)
 
-    def reserved(self, length: int) -> list[int]:
-        """Return the descriptor of new memory of this length that nobody uses."""
-        return self._descriptors(Order.RESERVE, offset=length)
+    def reserved(self, device: int, length: int) -> list[int]:
+        """Return the descriptor of new memory of this length on a GPU of the process's, which nobody uses."""
+        return self._descriptors(Order.RESERVE, device, offset=length)
 
     def _descriptors(
         self, order: Order, first: int = 0, max_count: int = 0, offset: int = 0
@@ -207,3 +230,14 @@ def close(descriptors: Sequence[int]) -> None:
     """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def runs_of_handed(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
+    """Yield the neighbors that are handed over: the number of the first, how many, and where they begin in a file of all."""
+    number = offset = 0
+    for is_handed, group in itertools.groupby(listed, lambda one: bool(one.handed)):
+        members = list(group)
+        if is_handed:
+            yield number, len(members), offset
+        number += len(members)
+        offset += sum(one.bytes for one in members)

@@ -19,15 +19,14 @@ from .digests import EarlierMemory
 from .lane import Lane
 from .lane_copies import LaneCopy, LaneCopying
 from .lane_orders import Allocation
-from .lane_room import fits_twice, free_room
+from .lane_room import by_gpu, fits_by_parts, fits_twice, located, rooms, without
+from .lane_windows import NO_NEEDS, RamNeeds, StoreWindow
+from .placement import UNKNOWN
 from .staging import StagingFile
 
 logger = logging.getLogger(__name__)
 
-#: The room on the GPU with which memory that init holds can be given back, part by part: two parts (MAX_PART_BYTES in lane.h), and what
-#: other programs may take meanwhile.
-_SPARE_BYTES = 3 << 30
-#: The most room that is held for what Checkpoint takes from the GPU: contexts, and not memory that went the driver's way.
+#: The most room that is held for what Checkpoint takes from a GPU: contexts, and not memory that went the driver's way.
 _MAX_RESERVED_BYTES = 2 << 30
 
 
@@ -43,10 +42,18 @@ class Lanes:
     """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
 
     `earlier`: what the store has of their memory already. Without it everything is copied, and nothing is said of its digests.
+    `store_window`: stores memory of a suspended tree where RAM is short for a copy of it. `needs`: the RAM that the freeze needs.
     """
 
-    def __init__(self, tree: Tree, earlier: EarlierMemory | None = None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        earlier: EarlierMemory | None = None,
+        store_window: StoreWindow | None = None,
+        needs: RamNeeds = NO_NEEDS,
+    ) -> None:
         self._tree, self._earlier = tree, earlier
+        self._store_window, self._needs = store_window, needs
         #: Lanes whose gates are closed, by pid.
         self.waiting: dict[int, Lane] = {}
         #: The files with the memory that was copied out of each lane, by pid.
@@ -55,9 +62,10 @@ class Lanes:
         self.copies: dict[str, LaneCopy] = {}
         #: How many bytes of memory each lane had.
         self._bytes: dict[int, int] = {}
-        #: The memory that was handed over, by pid, and the processes of which it must still be copied, with the GPUs that they use.
+        #: The memory that was handed over, by pid, and its bytes by GPU; and the processes of which it must still be copied.
         self._handed_over: dict[int, list[Allocation]] = {}
-        self._uncopied: dict[int, set[str]] = {}
+        self._handed_bytes: dict[int, dict[str, int]] = {}
+        self._uncopied: set[int] = set()
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
         """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
@@ -73,43 +81,53 @@ class Lanes:
     def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], until: Until) -> None:
         """Take from a locked process the memory that its lane allocated; the process is locked on return, too.
 
-        `used`: its bytes on each GPU. Unless the process is parked, the memory stays on the GPU, held by init. In a save for which the GPU
-        has room for it twice, it is copied later; otherwise what the store lacks of it is copied to files first. Where the GPU has
+        `used`: its bytes on each GPU. Unless the process is parked, the memory stays on the GPUs, held by init. In a save for which all
+        of them have room for it twice, it is copied later; otherwise what the store lacks of it is copied to files first. Where one has
         no room to give it back, and for parking, all of it is copied. The process is unlocked meanwhile, and its threads wait at the gate:
-        inside the driver they would delay the second Lock. The first Lock has waited for the work on the GPU. Raises FreezeFailed.
+        inside the driver they would delay the second Lock. The first Lock has waited for the work on the GPUs. Raises FreezeFailed.
         """
         if (lane := self.waiting.get(pid)) is None:
             return
         cuda.unlock(pid)
         allocations = lane.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
-        room = free_room(pid, used) - self._promised(used)
-        if until is Until.GIVEN_BACK and fits_twice(self._bytes[pid], room):
-            self._uncopied[pid] = set(used)
-            self._hand_over(pid, lane, allocations, used)
+        where = located(lane.devices(), allocations, used)
+        memory = by_gpu(allocations, where)
+        room = {
+            uuid: free - self._promised(uuid) for uuid, free in rooms(pid, memory, used).items()
+        }
+        if until is Until.GIVEN_BACK and all(fits_twice(memory[uuid], room[uuid]) for uuid in room):
+            self._uncopied.add(pid)
+            self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
         elif allocations:
-            stays = until is not Until.UNPARKED and room > _SPARE_BYTES
-            self._copy(pid, lane, allocations, handed_over=False, all_of_it=not stays)
+            stays = until is not Until.UNPARKED and fits_by_parts(min(room.values()))
+            store = self._store_window if until is Until.ENDED else None
+            self._copy(pid, lane, allocations, all_of_it=not stays, store=store)
             if stays:
-                self._hand_over(pid, lane, allocations, used)
+                self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
             else:
                 lane.free()
         cuda.lock(pid, lock_seconds)
 
-    def _promised(self, used: Mapping[str, int]) -> int:
-        """Return how much memory other processes of this freeze will have twice on these GPUs; on any, if it is not known which."""
+    def _promised(self, uuid: str) -> int:
+        """Return how much memory other processes of this freeze will have twice on a GPU; on any, if it is not known which."""
         return sum(
-            self.handed_bytes(pid)
-            for pid, gpus in self._uncopied.items()
-            if not gpus or not used or not gpus.isdisjoint(used)
+            size
+            for pid in self._uncopied
+            for other, size in self._handed_bytes[pid].items()
+            if UNKNOWN in (uuid, other) or other == uuid
         )
 
     def _hand_over(
-        self, pid: int, lane: Lane, allocations: list[Allocation], used: Mapping[str, int]
+        self,
+        pid: int,
+        lane: Lane,
+        allocations: list[Allocation],
+        memory: dict[str, int],
+        rest: Mapping[int, int],
     ) -> None:
-        self._handed_over[pid] = allocations
-        rest = sum(used.values()) - self._bytes[pid]
-        lane.hand_over(rest if 0 < rest <= _MAX_RESERVED_BYTES else 0)
+        self._handed_over[pid], self._handed_bytes[pid] = allocations, memory
+        lane.hand_over(rest)
 
     def drop_reserved(self) -> None:
         """Free the room on the GPU that is held for the processes' Restore; never raises."""
@@ -121,9 +139,17 @@ class Lanes:
         """Return how many bytes of memory were taken from a process by `empty`."""
         return self._bytes.get(pid, 0)
 
-    def handed_bytes(self, pid: int) -> int:
-        """Return how many bytes of a process's memory init holds on the GPU."""
-        return sum(one.bytes for one in self._handed_over.get(pid, []))
+    def has_given(self, pid: int) -> bool:
+        """Return whether init holds memory of a process, which therefore must come back on the GPUs that it had."""
+        if self._handed_over.get(pid):
+            return True
+        with suppress(CheckpointError):
+            return pid in self.waiting and self.waiting[pid].is_held
+        return False
+
+    def to_restore(self, pid: int, needs: Mapping[str, int]) -> dict[str, int]:
+        """Return the bytes that Restore takes on each GPU: the needs without the handed-over memory, which is still there."""
+        return without(needs, self._handed_bytes.get(pid, {}))
 
     def find(self, among: Iterable[int]) -> None:
         """Add processes to those that `reopen` examines: another freeze, or another daemon, may have left their gates closed."""
@@ -164,10 +190,10 @@ class Lanes:
         for pid in list(self._uncopied):
             if allocations := self._handed_over[pid]:
                 lane = Lane(self._tree, pid)
-                self._copy(pid, lane, allocations, handed_over=True, all_of_it=False)
+                self._copy(pid, lane, allocations, handed_over=True)
                 lane.drop_handed_over()
-            del self._uncopied[pid]
-            del self._handed_over[pid]
+            self._uncopied.remove(pid)
+            del self._handed_over[pid], self._handed_bytes[pid]
 
     def drop_handed_over(self, among: Iterable[int] = ()) -> None:
         """Free the handed-over memory of a save that will not be completed, of this daemon or another one; never raises."""
@@ -183,9 +209,26 @@ class Lanes:
         lane: Lane,
         allocations: list[Allocation],
         *,
-        handed_over: bool,
-        all_of_it: bool,
+        handed_over: bool = False,
+        all_of_it: bool = False,
+        store: StoreWindow | None = None,
     ) -> None:
-        copying = LaneCopying(self._tree, pid, lane, allocations, self._earlier, handed_over)
+        # What is copied after the tasks run again needs no RAM beside what the freeze has taken by then.
+        needs = NO_NEEDS if handed_over else self._needs.beside(sum(self._bytes.values()))
+        copying = LaneCopying(
+            self._tree, pid, lane, allocations, self._earlier, handed_over, store, needs
+        )
         file, self.copies[copying.stream] = copying.copy(all_of_it=all_of_it)
         self.files[pid] = [file]
+
+
+def _rest(
+    used: Mapping[str, int], memory: Mapping[str, int], where: Mapping[int, str]
+) -> dict[int, int]:
+    """Return for how many bytes room is held on each GPU, by the process's number of it; none where it is not certain which it is."""
+    rest = without(used, memory)
+    return {
+        number: rest[uuid]
+        for number, uuid in where.items()
+        if 0 < rest.get(uuid, 0) <= _MAX_RESERVED_BYTES
+    }

@@ -42,12 +42,13 @@ def place(
     free: Mapping[str, int],
     *,
     allowed: Collection[str] | None = None,
+    stays: bool = False,
 ) -> Placement:
     """Choose a GPU for each of `needs` (bytes by UUID).
 
     `known`: the GPUs of the machine where the memory was saved; `local_gpus`: this machine's GPUs; `free`: their free bytes;
-    `allowed`: UUIDs that may be chosen, None: all. Memory that fits where it was stays there; else the largest need gets the
-    GPU of its model with the most free memory.
+    `allowed`: UUIDs that may be chosen, None: all. Memory that fits where it was stays there, and with `stays` all of it does; else the
+    largest need gets the GPU of its model with the most free memory.
     """
     models = {gpu.uuid: gpu for gpu in known}
     chosen: dict[str, str] = {}
@@ -62,13 +63,14 @@ def place(
             for gpu in local_gpus
             if gpu.uuid not in chosen.values()
             and (allowed is None or gpu.uuid in allowed)
+            and (gpu.uuid == uuid or not stays)
             and (uuid not in models or same_model(models[uuid], gpu))
         ]
         if not twins:
             rooms.append((0, needs[uuid]))
             continue
-        stays = uuid in twins and needs[uuid] <= free.get(uuid, 0)
-        chosen[uuid] = uuid if stays else max(twins, key=lambda twin: free.get(twin, 0))
+        fits = uuid in twins and needs[uuid] <= free.get(uuid, 0)
+        chosen[uuid] = uuid if fits else max(twins, key=lambda twin: free.get(twin, 0))
         rooms.append((free.get(chosen[uuid], 0), needs[uuid]))
     gpu_map = _completed(chosen, known, local_gpus)
     if all(old == new for old, new in gpu_map.items()):

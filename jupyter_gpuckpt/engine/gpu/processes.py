@@ -23,7 +23,6 @@ from ..tree.launch import pids
 from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
-from .digests import EarlierMemory
 from .lane import FILES, Lane
 from .lanes import Lanes, Until
 from .placement import UNKNOWN, Placement, place, reserved, visible
@@ -52,12 +51,10 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `earlier`: see `Lanes`.
+    `lanes`: the lanes of the tree, if there is something to say of their copying.
     """
 
-    def __init__(
-        self, tree: Tree, progress: Progress, earlier: EarlierMemory | None = None
-    ) -> None:
+    def __init__(self, tree: Tree, progress: Progress, lanes: Lanes | None = None) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
@@ -69,7 +66,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = Lanes(tree, earlier)
+        self.lanes = lanes or Lanes(tree)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
@@ -127,6 +124,8 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
+                    # The copying may have taken minutes, in which a process can have begun to use CUDA.
+                    refusals.refuse_new_owner(pid)
                     release.release(pid)
         for pid in owners:
             refusals.refuse_leftovers(pid)
@@ -223,16 +222,14 @@ class GpuProcesses:
         return self._to_restore(pid) if taken else {}
 
     def _to_restore(self, pid: int) -> dict[str, int]:
-        """Return the bytes that Restore takes on each GPU, without the handed-over memory, which is still there."""
-        needs, handed = self._needs.get(pid, {}), self.lanes.handed_bytes(pid)
-        return {uuid: max(0, size - handed) for uuid, size in needs.items()} if handed else needs
+        return self.lanes.to_restore(pid, self._needs.get(pid, {}))
 
     def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
         needs, here = self._needs_now(pid), gpu.gpus()
         allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
-        return place(
-            needs, here, here, free, allowed=None if allowed is None else {*allowed, *needs}
-        )
+        allowed = None if allowed is None else {*allowed, *needs}
+        stays = self.lanes.has_given(pid)
+        return place(needs, here, here, free, allowed=allowed, stays=stays)
 
     def _wait(self, pid: int, patience: float) -> Placement:
         """Wait for room on the GPUs and return the placement. Raises FreezeFailed after `patience` seconds."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import KernelNotCheckpointable
+from ...errors import FreezeFailed, KernelNotCheckpointable
 from ...host import gpu, processes
 from ..tree.tree import Tree
 from . import cuda
@@ -90,6 +90,17 @@ def refuse_unknown(pid: int) -> None:
             f"has GPUs open, and the driver does not report whether it uses CUDA ({error}).",
             "End it, then try again.",
         )
+
+
+def refuse_new_owner(pid: int) -> None:
+    """Raise FreezeFailed for a process that has begun to use CUDA after the others were locked; its devices must not be closed."""
+    if cuda.is_cuda_process(pid):
+        raise FreezeFailed(
+            "A process of the kernel began to use the GPU while the kernel was being saved.",
+            hint="Try again.",
+            details=f"process {pid} ({processes.name(pid)})",
+        )
+    refuse_unknown(pid)
 
 
 def refuse_to_park(cuda_pids: Sequence[int]) -> None:

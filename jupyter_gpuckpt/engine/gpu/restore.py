@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from ...errors import CheckpointError, ThawFailed
@@ -24,8 +25,9 @@ from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
-from . import cuda
-from .lane import Lane
+from . import cuda, lane_windows
+from .lane import FillWindows, Lane
+from .lane_windows import ReadStream
 from .placement import UNKNOWN, Placement, place, together
 
 #: How long to wait for other programs to free GPU memory.
@@ -45,10 +47,12 @@ def restore(
     progress: Progress,
     *,
     lanes_written: Callable[[], None] = lambda: None,
+    read: ReadStream | None = None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    `lanes_written`: waits until the lanes' files are complete; the driver's are already.
+    `lanes_written`: waits until the lanes' files are complete; the driver's are already. `read`: where RAM is short for these, makes
+    files of a part of a stream.
     Every thread but the driver's own and the lane's is held meanwhile, and after an error these processes are killed before the threads
     are released, so user code does not run without its memory (but see `_fill_lanes`). On return the CUDA processes' tasks run.
     Raises ThawFailed, or the error of `lanes_written`.
@@ -87,7 +91,8 @@ def restore(
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
         lanes_written()
-        _fill_lanes(tree, lanes, held)
+        reading = _Reading(read) if read is not None else None
+        _fill_lanes(lanes, _by_windows(records, by_nspid, reading), reading, held)
     _remove([tree.inside(path) for record in records for path in record.staging])
 
 
@@ -117,16 +122,66 @@ def _killed_after_an_error(running: Iterable[ThreadsHeld]) -> Iterator[None]:
         raise
 
 
-def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
-    """Give the lanes their memory from their files, and open their gates. Raises FreezeFailed.
+class _Reading:
+    """A `ReadStream` that reports whether anything was read lately: as long as that is so, no lane waits for a held thread.
 
-    A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds: as long as the
-    gate is closed, none of them can use the GPU.
+    Several lanes read at the same time.
+    """
+
+    def __init__(self, read: ReadStream) -> None:
+        self._read, self._lock = read, threading.Lock()
+        self._begun = self._ended = self._seen = 0
+
+    def __call__(self, stream: str, begin: int, end: int, target: Path) -> None:
+        with self._lock:
+            self._begun += 1
+        try:
+            self._read(stream, begin, end, target)
+        finally:
+            with self._lock:
+                self._ended += 1
+
+    def goes_on(self) -> bool:
+        """Return whether something is being read, or was since the last call."""
+        with self._lock:
+            before, self._seen = self._seen, self._ended
+            return self._begun > self._ended or self._ended > before
+
+
+def _by_windows(
+    records: Sequence[GpuProcess], by_nspid: Mapping[int | None, int], read: ReadStream | None
+) -> dict[int, FillWindows]:
+    """Return for each process with a lane the function that fills its memory window by window; none if nothing is read so."""
+    if read is None:
+        return {}
+    streams = {
+        by_nspid[record.pid]: f"gpu{path}"
+        for record in records
+        for path in record.staging
+        if lane_windows.is_lanes(path)
+    }
+    return {
+        pid: partial(lane_windows.fill, partial(read, stream)) for pid, stream in streams.items()
+    }
+
+
+def _fill_lanes(
+    lanes: Mapping[int, Lane],
+    fills: Mapping[int, FillWindows],
+    reading: _Reading | None,
+    held: ExitStack,
+) -> None:
+    """Give the lanes their memory, from their files or by `fills`, and open their gates. Raises FreezeFailed.
+
+    A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds, in which nothing was
+    `reading` for a lane: as long as the gate is closed, none of them can use the GPU.
     """
     with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
-        filled = [pool.submit(lane.reopen) for lane in lanes.values()]
-        if wait(filled, timeout=_LANE_SECONDS).not_done:
-            held.close()
+        filled = [pool.submit(lane.reopen, fill=fills.get(pid)) for pid, lane in lanes.items()]
+        while wait(filled, timeout=_LANE_SECONDS).not_done:
+            if reading is None or not reading.goes_on():
+                held.close()
+                break
         for each in filled:
             each.result()
 

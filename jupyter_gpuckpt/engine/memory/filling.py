@@ -41,6 +41,8 @@ class Filling:
         #: The bytes by which CRIU's part and ours advance the progress: each part reads the whole of every stream that it needs.
         self._criu_length = self._length = 0
         self._has_folder = False
+        #: How many bytes of the streams processes share with their parents; complete after `prepare`.
+        self.shared_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +58,7 @@ class Filling:
         if manifest.method == "skeleton":
             page_plan.align_areas(manifest, images)
             plans = page_plan.plan(manifest, images)
+        self.shared_bytes = sum(plan.shared_bytes for plan in plans)
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)
         self._length = sum(plan.stream.length for plan in plans if plan.by_us)

@@ -10,11 +10,10 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 
-from ...host import commands
+from ...host import commands, own_programs
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +77,11 @@ class _ForkServer:
     def _started(self) -> socket.socket:
         if self._socket is None:
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", f"{__package__}.fork_server"]
             with theirs:
                 environment = {**os.environ, **_ONE_THREAD}
-                self._process = commands.spawn(command, stdin=theirs.fileno(), env=environment)
+                self._process = own_programs.spawn(
+                    f"{__package__}.fork_server", stdin=theirs.fileno(), env=environment
+                )
             self._socket = ours
             # The finalizer also runs when the interpreter exits.
             self._end = weakref.finalize(self, _stop, ours, self._process)

@@ -1,5 +1,6 @@
 """PyTorch on two GPUs. `peers`: tensors went from one to the other, so peer access is on. `nccl`: NCCL works between them.
 
+`copies`: the driver copies from one to the other without peer access. `cumem`: whether NCCL may take its memory by cuMemCreate.
 `uneven`: the tokens lie on the first GPU alone.
 """
 
@@ -13,9 +14,11 @@ from .tokens import PART
 
 
 class Work(TorchWork):
-    def __init__(self, seed, peers=False, nccl=False, uneven=False):
+    def __init__(self, seed, peers=False, nccl=False, cumem=True, copies=False, uneven=False):
+        if not cumem:  # before any memory is taken
+            os.environ["NCCL_CUMEM_ENABLE"] = "0"
         super().__init__(seed)
-        self._peers, self._nccl, self._uneven = peers, nccl, uneven
+        self._peers, self._nccl, self._copies, self._uneven = peers, nccl, copies, uneven
         self._sums = [
             torch.full((1 << 24,), seed % 1000 + number, device=f"cuda:{number}")
             for number in range(2)
@@ -44,6 +47,21 @@ class Work(TorchWork):
         torch.cuda.nccl.all_reduce(tensors)
         return [tensor.mean().item() for tensor in tensors]
 
+    def _copied(self):
+        """Return the sums of copies of each part on the other GPU."""
+        from .peer_access import contexts, copied  # noqa: PLC0415 - a package that the other rows do not need
+
+        found = []
+        with contexts() as each:
+            for number, part in enumerate(self._sums):
+                there = torch.zeros_like(part, device=f"cuda:{1 - number}")
+                torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+                copied(
+                    there.data_ptr(), each[1 - number], part.data_ptr(), each[number], part.nbytes
+                )
+                found.append(int((there + 1).sum()))
+        return found
+
     def look(self):
         for part in self._sums:
             part.add_(1)
@@ -54,6 +72,8 @@ class Work(TorchWork):
                 for number, part in enumerate(self._sums)
             ]
             found["peers"] = self._peer_access()
+        if self._copies:
+            found["copied"] = self._copied()
         if self._nccl:
             found["reduced"] = self._reduce()
         return found

@@ -1,0 +1,137 @@
+/* Copies of memory that is on another GPU than that of the current context, or on two GPUs.
+ *
+ * Memory from cuMemAlloc belongs to a context, and the driver finds that by the address. Memory from cuMemCreate belongs to none, and what
+ * the driver does differs in two ways (580). Where the current GPU has no access to it, a copy is CUDA_ERROR_INVALID_VALUE. And a copy
+ * between two GPUs that returns when it is done does not wait for the work of the other GPU, nor that for the copy. So copies between GPUs
+ * are made by cuMemcpyPeer, which names the contexts, and other copies are tried again when the current GPU has access to all memory.
+ */
+#include "lane.h"
+
+enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE = 9, DEVICE_MEMORY = 2, LAST_GIVEN_STREAM = 2 };
+
+#define SYNC_COPY (address_t to, address_t from, size_t bytes)
+#define ASYNC_COPY (address_t to, address_t from, size_t bytes, stream_t stream)
+#define FILL (address_t to, unsigned value, size_t count)
+#define ASYNC_FILL (address_t to, unsigned value, size_t count, stream_t stream)
+#define FILL_2D (address_t to, size_t pitch, unsigned value, size_t width, size_t height)
+#define ASYNC_FILL_2D (address_t to, size_t pitch, unsigned value, size_t width, size_t height, stream_t stream)
+/* Functions with these arguments, whose variants are for the two meanings of the default stream. */
+#define BOTH(X, name, more, ...) X(name, __VA_ARGS__) X(name##more, __VA_ARGS__)
+#define RETRIED(X)                                                                                     \
+    BOTH(X, cuMemcpyHtoD_v2, _ptds, SYNC_COPY, (to, from, bytes))                                      \
+    BOTH(X, cuMemcpyDtoH_v2, _ptds, SYNC_COPY, (to, from, bytes))                                      \
+    BOTH(X, cuMemcpyHtoDAsync_v2, _ptsz, ASYNC_COPY, (to, from, bytes, stream))                        \
+    BOTH(X, cuMemcpyDtoHAsync_v2, _ptsz, ASYNC_COPY, (to, from, bytes, stream))                        \
+    BOTH(X, cuMemsetD8_v2, _ptds, FILL, (to, value, count))                                            \
+    BOTH(X, cuMemsetD16_v2, _ptds, FILL, (to, value, count))                                           \
+    BOTH(X, cuMemsetD32_v2, _ptds, FILL, (to, value, count))                                           \
+    BOTH(X, cuMemsetD8Async, _ptsz, ASYNC_FILL, (to, value, count, stream))                            \
+    BOTH(X, cuMemsetD16Async, _ptsz, ASYNC_FILL, (to, value, count, stream))                           \
+    BOTH(X, cuMemsetD32Async, _ptsz, ASYNC_FILL, (to, value, count, stream))                           \
+    BOTH(X, cuMemsetD2D8_v2, _ptds, FILL_2D, (to, pitch, value, width, height))                        \
+    BOTH(X, cuMemsetD2D16_v2, _ptds, FILL_2D, (to, pitch, value, width, height))                       \
+    BOTH(X, cuMemsetD2D32_v2, _ptds, FILL_2D, (to, pitch, value, width, height))                       \
+    BOTH(X, cuMemsetD2D8Async, _ptsz, ASYNC_FILL_2D, (to, pitch, value, width, height, stream))        \
+    BOTH(X, cuMemsetD2D16Async, _ptsz, ASYNC_FILL_2D, (to, pitch, value, width, height, stream))       \
+    BOTH(X, cuMemsetD2D32Async, _ptsz, ASYNC_FILL_2D, (to, pitch, value, width, height, stream))       \
+    BOTH(X, cuMemcpy2DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))            \
+    BOTH(X, cuMemcpy3DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))
+#define WAITED_FOR(X)                                                     \
+    BOTH(X, cuMemcpy2D_v2, _ptds, (const void *what), (what))             \
+    BOTH(X, cuMemcpy2DUnaligned_v2, _ptds, (const void *what), (what))    \
+    BOTH(X, cuMemcpy3D_v2, _ptds, (const void *what), (what))
+#define BETWEEN(X)                                \
+    X(cuMemcpy, cuMemcpyPeer)                     \
+    X(cuMemcpy_ptds, cuMemcpyPeer_ptds)           \
+    X(cuMemcpyDtoD_v2, cuMemcpyPeer)              \
+    X(cuMemcpyDtoD_v2_ptds, cuMemcpyPeer_ptds)
+#define BETWEEN_ASYNC(X)                                    \
+    X(cuMemcpyAsync, cuMemcpyPeerAsync)                     \
+    X(cuMemcpyAsync_ptsz, cuMemcpyPeerAsync_ptsz)           \
+    X(cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync)              \
+    X(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyPeerAsync_ptsz)
+
+typedef result_t peer_copy(address_t, context_t, address_t, context_t, size_t);
+typedef result_t async_peer_copy(address_t, context_t, address_t, context_t, size_t, stream_t);
+#define POINTER(name, parameters, ...) result_t(*name) parameters;
+#define POINTER_SYNC(name, peer) result_t(*name) SYNC_COPY;
+#define POINTER_ASYNC(name, peer) result_t(*name) ASYNC_COPY;
+/* The driver's functions; NULL: it has none of this name. */
+static struct {
+    RETRIED(POINTER) WAITED_FOR(POINTER) BETWEEN(POINTER_SYNC) BETWEEN_ASYNC(POINTER_ASYNC)
+    peer_copy *cuMemcpyPeer, *cuMemcpyPeer_ptds;
+    async_peer_copy *cuMemcpyPeerAsync, *cuMemcpyPeerAsync_ptsz;
+} real;
+
+/* Find the GPU that memory is on, and its context (NULL: it is not memory from cuMemAlloc); return 0 for memory that is not the GPU's. */
+static int find_gpu(address_t address, int *device, context_t *context) {
+    int attributes[] = {OF_TYPE, OF_MANAGED, OF_DEVICE, OF_CONTEXT}, type = 0;
+    unsigned managed = 0;
+    void *found[] = {&type, &managed, device, context};
+    *device = -1, *context = NULL;
+    return !driver.cuPointerGetAttributes(sizeof attributes / sizeof *attributes, attributes, found, address) && type == DEVICE_MEMORY && !managed;
+}
+
+/* Return whether a copy is one between GPUs, and the contexts of both. */
+static int is_between(address_t to, address_t from, context_t *to_context, context_t *from_context) {
+    int to_device, from_device;
+    if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context) || !find_gpu(from, &from_device, from_context) || to_device == from_device)
+        return 0;
+    if (!*to_context) *to_context = context_of(to);
+    if (!*from_context) *from_context = context_of(from);
+    return *to_context && *from_context;
+}
+
+#define NAME_OF(name) elsewhere_##name
+#define DEFINE_RETRIED(name, parameters, arguments)                                              \
+    static result_t NAME_OF(name) parameters {                                                   \
+        result_t error = real.name arguments;                                                    \
+        return error == INVALID_VALUE && reach_all_memory() ? real.name arguments : error;       \
+    }
+#define DEFINE_WAITED_FOR(name, parameters, arguments)                                           \
+    static result_t NAME_OF(name) parameters {                                                   \
+        int several = uses_several_gpus();                                                       \
+        if (several) synchronize_all();                                                          \
+        result_t error = real.name arguments;                                                    \
+        if (error == INVALID_VALUE && reach_all_memory()) error = real.name arguments;           \
+        if (several) synchronize_all();                                                          \
+        return error;                                                                            \
+    }
+#define DEFINE_BETWEEN(name, peer)                                                               \
+    static result_t NAME_OF(name) SYNC_COPY {                                                    \
+        context_t to_context, from_context;                                                      \
+        if (real.peer && is_between(to, from, &to_context, &from_context))                       \
+            return real.peer(to, to_context, from, from_context, bytes);                         \
+        result_t error = real.name(to, from, bytes);                                             \
+        return error == INVALID_VALUE && reach_all_memory() ? real.name(to, from, bytes) : error; \
+    }
+/* In a stream of the program's a copy comes after and before what it must; only the default streams are those of contexts. */
+#define DEFINE_BETWEEN_ASYNC(name, peer)                                                         \
+    static result_t NAME_OF(name) ASYNC_COPY {                                                   \
+        context_t to_context, from_context;                                                      \
+        result_t error = INVALID_VALUE;                                                          \
+        int is_default = (uintptr_t)stream <= LAST_GIVEN_STREAM;                                 \
+        if (!is_default || !uses_several_gpus()) error = real.name(to, from, bytes, stream);     \
+        if (error != INVALID_VALUE) return error;                                                \
+        if (real.peer && is_between(to, from, &to_context, &from_context))                       \
+            return real.peer(to, to_context, from, from_context, bytes, stream);                 \
+        error = real.name(to, from, bytes, stream);                                              \
+        return error == INVALID_VALUE && reach_all_memory() ? real.name(to, from, bytes, stream) : error; \
+    }
+RETRIED(DEFINE_RETRIED)
+WAITED_FOR(DEFINE_WAITED_FOR)
+BETWEEN(DEFINE_BETWEEN)
+BETWEEN_ASYNC(DEFINE_BETWEEN_ASYNC)
+
+void find_copies(void *library, void *(*find)(void *, const char *)) {
+#define FIND(name, ...) *(void **)&real.name = find(library, #name);
+    RETRIED(FIND) WAITED_FOR(FIND) BETWEEN(FIND) BETWEEN_ASYNC(FIND)
+    FIND(cuMemcpyPeer) FIND(cuMemcpyPeer_ptds) FIND(cuMemcpyPeerAsync) FIND(cuMemcpyPeerAsync_ptsz)
+}
+
+void *copy_in_place_of(void *function) {
+#define REPLACE(name, ...) \
+    if (function == (void *)real.name) return (void *)NAME_OF(name);
+    RETRIED(REPLACE) WAITED_FOR(REPLACE) BETWEEN(REPLACE) BETWEEN_ASYNC(REPLACE)
+    return function;
+}

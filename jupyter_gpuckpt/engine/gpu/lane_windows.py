@@ -1,0 +1,168 @@
+"""Windows of a lane's memory, for where RAM is short: one after the other is copied and stored, or read and filled.
+
+In a suspend nothing has left the process until all windows are stored, so that a failure needs no undo. A resume fills whole parts.
+
+Covers: when windows are used, how memory is divided into them. Does not cover: the copies (`lane_copies.py`), the orders (`lane.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ...errors import CheckpointError
+from ...host import gpu
+from ...host.processes import mem_available
+from ...model import Manifest
+from ..tree.launch import pids
+from ..tree.tree import Tree
+from .digests import Ranges
+from .lane import LANE_FILES, Lane
+from .lane_orders import Allocation, Library, Order
+from .lane_room import fits_by_parts, free_room
+
+#: The bytes of a window, of which there is one at a time. A part has as many at most (MAX_PART_BYTES in lane.h).
+WINDOW_BYTES = 1 << 30
+#: What else needs RAM meanwhile: buffers of packing or unpacking, the page-locked ones, and other programs.
+_SPARE_BYTES = 2 << 30
+
+
+class RamNeeds(NamedTuple):
+    """The RAM that a freeze needs: for GPU memory, of lanes or not, as much as that has, and what it needs beside."""
+
+    beside_bytes: int = 0
+    gpu_bytes: int = 0
+
+    def beside(self, copied_bytes: int) -> RamNeeds:
+        """Return what is needed beside so many bytes of GPU memory, which are copied by now or next."""
+        return self._replace(gpu_bytes=max(0, self.gpu_bytes - copied_bytes))
+
+    @property
+    def most_bytes(self) -> int:
+        """Everything, if no windows are used."""
+        return self.beside_bytes + self.gpu_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Everything, if windows are used wherever they help."""
+        return self.most_bytes - spared([self.gpu_bytes])
+
+
+#: Where nothing is known of them, as for parking.
+NO_NEEDS = RamNeeds()
+
+
+class StoreWindow(Protocol):
+    """A function that stores ranges of a stream of `length` bytes; files hold the ranges, one after the other.
+
+    The files may be removed when it returns. The bytes are durable before the snapshot is published.
+    """
+
+    def __call__(self, stream: str, paths: Sequence[Path], length: int, ranges: Ranges) -> None:
+        """Store them. Raises what `pack` raises."""
+
+
+#: Makes a file of the bytes of a stream between two offsets: (stream, begin, end, path of the file).
+ReadStream = Callable[[str, int, int, Path], None]
+#: The same for one stream.
+_ReadWindow = Callable[[int, int, Path], None]
+
+
+def is_short(length: int, needs: RamNeeds, pid: int) -> bool:
+    """Return whether RAM is short for a copy of so many bytes of a process's memory, beside what else is needed."""
+    return length > 0 and length + needs.most_bytes + _SPARE_BYTES > mem_available(pid)
+
+
+def is_short_for(manifest: Manifest, shared_bytes: int) -> bool:
+    """Return whether RAM is short for all memory of a snapshot.
+
+    `shared_bytes`: how much of it is in the streams of several processes and in memory only once.
+    """
+    lengths = [one.length for one in manifest.streams if one.name.startswith(("pages/", "gpu"))]
+    needed = sum(lengths) - shared_bytes + _SPARE_BYTES
+    return any(lane_bytes(manifest)) and needed > mem_available()
+
+
+def lane_bytes(manifest: Manifest) -> list[int]:
+    """Return the bytes of the lanes' memory, by process."""
+    names = [f"gpu{path}" for one in manifest.gpu for path in one.staging if is_lanes(path)]
+    return [manifest.stream(name).length for name in names]
+
+
+def is_lanes(path: str) -> bool:
+    """Return whether the files of this path have a lane's memory, and not the driver's."""
+    return path.startswith(LANE_FILES)
+
+
+def spared(lengths: Sequence[int]) -> int:
+    """Return how much less RAM than for whole copies is needed where one window at a time is there of each of these lengths.
+
+    What else is needed with windows is counted.
+    """
+    return max(0, sum(max(0, length - WINDOW_BYTES) for length in lengths) - _SPARE_BYTES)
+
+
+def usable_bytes(tree: Tree) -> int:
+    """Return how many bytes of the lanes' memory a suspend can store window by window, one window at a time.
+
+    It cannot where the GPU has no room to give the memory back: then all of it must be in RAM, as that of a parked process is already.
+    An older library does not say how much memory there is.
+    """
+    found = 0
+    for pid in pids(tree):
+        lane = Lane(tree, pid)
+        with suppress(CheckpointError):
+            if (
+                lane.is_there
+                and not lane.status().closed
+                and fits_by_parts(free_room(pid, gpu.used_by(pid)))
+            ):
+                found += lane.allocated_bytes()
+    return found
+
+
+def windows(ranges: Ranges) -> Iterator[Ranges]:
+    """Divide ranges into windows."""
+    window, left = Ranges(), WINDOW_BYTES
+    for begin, end in ranges:
+        at = begin
+        while at < end:
+            stop = min(end, at + left)
+            window.append((at, stop))
+            left -= stop - at
+            at = stop
+            if not left:
+                yield window
+                window, left = Ranges(), WINDOW_BYTES
+    if window:
+        yield window
+
+
+def fill(read: _ReadWindow, library: Library, target: Path) -> None:
+    """Give a process its memory, all of which is handed over, window by window. `target`: the path of a file for them."""
+    offset = 0
+    for first, count, length in groups(library.listed()):
+        read(offset, offset + length, target)
+        descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            library.order(Order.FILL, first, count, descriptors=[descriptor])
+        finally:
+            os.close(descriptor)
+        offset += length
+    target.unlink(missing_ok=True)
+
+
+def groups(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
+    """Divide parts, all of which are handed over, into windows: yield the number of the first, how many, and their bytes."""
+    first = count = length = 0
+    for number, one in enumerate(listed):
+        if count and length + one.bytes > WINDOW_BYTES:
+            yield first, count, length
+            first, count, length = number, 0, 0
+        count += 1
+        length += one.bytes
+    if count:
+        yield first, count, length
