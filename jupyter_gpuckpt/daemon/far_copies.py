@@ -118,7 +118,8 @@ def _bring_back(
     retries = Retries.while_somebody_waits(progress.cancelled)
     try:
         opened, snapshot = _look(data_dir, info, stub, retries)
-        use_cases.fetch.fetch(opened.bucket, opened.keyring.seal, snapshot, store, progress.reach)
+        bucket, seal, checkers = opened.bucket, opened.keyring.seal, use_cases.check_client.checkers
+        use_cases.fetch.fetch(bucket, seal, snapshot, store, progress.reach, checkers)
     except SnapshotExists:
         return  # another fetch was faster
     except OperationCancelled:

@@ -244,7 +244,8 @@ class FarSessions:
         bucket, seal = found.opened.bucket, found.opened.keyring.seal
         try:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
-                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach)
+                checkers = use_cases.check_client.checkers
+                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach, checkers)
         except OperationCancelled:
             # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
             self._sweep()
@@ -295,6 +296,8 @@ class FarSessions:
         manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
+        # A fetch uses the processes of a resume, and is followed by one.
+        self._machine.expect(manifest.info.sizes.raw_bytes)
         arrival = self._machine.check_arrival(manifest)
         local_snapshots = self._local_snapshots()
         estimate = FetchEstimate(

@@ -130,11 +130,6 @@ class _Run:
     def __init__(self, path: str, start: int) -> None:
         self.path, self.start, self.end = path, start, start
 
-    def may_include(self, path: str, start: int, end: int) -> bool:
-        """Return whether a record that follows is near enough."""
-        is_near = path == self.path and start - self.end <= _GAP_BYTES
-        return is_near and end - self.start <= _RUN_BYTES
-
 
 class _LastRun(threading.local):
     """The run that a thread has read last."""
@@ -187,14 +182,18 @@ class Source:
         if not isinstance(found, Located):
             raise TypeError("another question was answered")
         places = Places([np.frombuffer(found.rows, PLACE)], found.packs)
-        run = _Run("", 0)
-        for place in places:
-            start, end = place.offset - RECORD_BYTES, place.offset + place.stored_length
-            if not run.may_include(place.pack, start, end):
-                run = _Run(place.pack, start)
-            run.end = end
-            self._places[place.digest] = run, Entry(place.digest, place.offset, *place[3:])
+        self._places.update(zip(places.digests, self._runs(places), strict=True))
         return places
+
+    def _runs(self, places: Places) -> Iterator[tuple[_Run, Entry]]:
+        """Yield the run and the entry of each chunk. Rows of a table are slow to read one by one, hence the lists."""
+        packs, run, last = places.rows["pack"].tolist(), _Run("", 0), -1
+        for pack, entry in zip(packs, places.entries(), strict=True):
+            start, end = entry.offset - RECORD_BYTES, entry.offset + entry.stored_length
+            if pack != last or start - run.end > _GAP_BYTES or end - run.start > _RUN_BYTES:
+                run, last = _Run(places.packs[pack], start), pack
+            run.end = end
+            yield run, entry
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return a chunk in its stored form; wait while the upload is paused.

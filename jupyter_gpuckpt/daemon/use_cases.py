@@ -18,6 +18,7 @@ if installed_version() != package_version():
     )
 
 from ..engine import park, recovery
+from ..images.workers import check_client
 from ..snapshots import arrivals, changes, export, imports, notebooks, resume, save, trial, verify
 from ..store import local
 from ..store.far import fetch, upload
@@ -25,6 +26,7 @@ from ..store.far import fetch, upload
 __all__ = [
     "arrivals",
     "changes",
+    "check_client",
     "export",
     "fetch",
     "imports",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codecs import DIGEST_BYTES
+from .packs import Entry
 
 #: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's checksum of the fields before it.
 PLACE = np.dtype(
@@ -67,14 +68,19 @@ class Places:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Location]:
-        for offset, digest, stored_length, raw_length, codec, pack, *_ in self.rows.tolist():
-            yield Location(
-                self.packs[pack], offset, bytes(digest), stored_length, raw_length, codec
-            )
+        rows = self.rows
+        numbers = (rows[name].tolist() for name in ("stored_length", "raw_length", "codec"))
+        packs = [self.packs[pack] for pack in rows["pack"].tolist()]
+        return map(Location, packs, rows["offset"].tolist(), self.digests, *numbers)
 
     def undamaged(self) -> Places:
         """Return the places of the chunks that are not known to be damaged."""
         return Places([self.rows[self.rows["damaged"] == 0]], self.packs)
+
+    def entries(self) -> list[Entry]:
+        """Return the entries of the chunks in their packs, in the same order."""
+        fields = (self.rows[name].tolist() for name in Entry._fields[1:])
+        return list(map(Entry, self.digests, *fields))
 
     @property
     def digests(self) -> list[bytes]:

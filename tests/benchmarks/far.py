@@ -27,6 +27,7 @@ from jupyter_gpuckpt.daemon import sending
 from jupyter_gpuckpt.daemon.upload_worker import Source
 from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.images.workers.check_client import checkers
 from jupyter_gpuckpt.model import Chunk, Manifest
 from jupyter_gpuckpt.remote_records import HolderKind, Remote
 from jupyter_gpuckpt.store import manifests
@@ -166,7 +167,7 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
                 list(pool.map(partial(_get_into_file, plain, files), keys))
             with LocalStore(place / f"fetched-{number}") as target:
                 with _timed(seconds["fetch"]):
-                    fetch(remote.bucket, remote.seal, snapshot, target)
+                    fetch(remote.bucket, remote.seal, snapshot, target, checkers=checkers)
                 target.verify("s1")
     facts = {"of": f"{size / 1e6:.0f} MB, {stored / 1e6:.0f} MB stored, {len(names)} packs"}
     yield Row(f"{kind}: upload", seconds["upload"], facts=facts)

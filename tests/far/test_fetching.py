@@ -40,6 +40,7 @@ from jupyter_gpuckpt.errors import (
     record_of,
 )
 from jupyter_gpuckpt.far_records import FetchRequest
+from jupyter_gpuckpt.images.workers import check_client
 from jupyter_gpuckpt.model import MappedFile, Sizes
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
@@ -54,6 +55,9 @@ from tests.far.joined import join
 from tests.far.stores import chunks
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files, put
+from tests.worker_processes import workers, working
+
+__all__ = ["workers"]
 
 ROOT = Path(__file__).parents[2]
 #: What an archive of them takes is what they take, so that sizes are known.
@@ -195,6 +199,38 @@ def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
             b.machine.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_large_fetch_of_a_daemon_is_checked_by_processes_that_end_with_it(
+    first, second, monkeypatch
+):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+    monkeypatch.setattr(check_client, "_MIN_BYTES", 1)
+    monkeypatch.setattr(check_client, "_MIN_WORKERS", 1)
+    most, start = [], check_client.CheckingProcesses._start
+
+    def started(checking):
+        start(checking)
+        most.append(len(working()))
+
+    monkeypatch.setattr(check_client.CheckingProcesses, "_start", started)
+
+    async def test(b):
+        with held(monkeypatch) as (waits, go_on):
+            operation = await b.far.fetch("share", "s1", FetchRequest())
+            await asyncio.to_thread(waits.wait, 60)
+            await asyncio.to_thread(wait_for, lambda: most)
+            go_on.set()
+            await operation.until_ended()
+        assert operation.public().state is OperationState.SUCCEEDED
+        assert most[0] >= 1
+        await asyncio.to_thread(wait_for, lambda: not working())
+        b.store.verify("s1")
+
+    second(test)
 
 
 def test_what_came_from_a_remote_is_not_to_go_there(first, second, tmp_path):

@@ -29,8 +29,15 @@ from jupyter_gpuckpt.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from jupyter_gpuckpt.store.codecs import digest_of
-from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes, keyring
+from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.far import (
+    epochs,
+    far_manifests,
+    far_packs,
+    indexes,
+    keyring,
+    pack_sender,
+)
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.store.far.fetch import GAP_BYTES, RUN_BYTES
 from jupyter_gpuckpt.store.far.journal import Journal, unfinished
@@ -298,15 +305,15 @@ def test_an_upload_can_be_cancelled_and_goes_on(machine):
 def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
     a = machine()
     a.save("s1", *chunks(1, 120))
-    made, sending, most = [], set(), []
+    made, sending, most = set(), set(), []
     ninth_is_made = threading.Event()
-    build, create = far_packs.build, a.bucket.create
+    fill, create = far_packs.NewPack.fill, a.bucket.create
 
-    def making(*arguments):
-        made.append(build(*arguments))
+    def making(pack, *arguments):
+        fill(pack, *arguments)
+        made.add(pack)
         if len(made) > 8:
             ninth_is_made.set()
-        return made[-1]
 
     def sent(name, data):
         if name.startswith("packs/"):
@@ -317,13 +324,74 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
         sending.discard(name)
         return done
 
-    monkeypatch.setattr(far_packs, "build", making)
+    monkeypatch.setattr(far_packs.NewPack, "fill", making)
     a.bucket.create = sent
     assert a.upload("s1").sent.packs == len(made) > 9
     assert max(most) == 8
     b = machine("b")
     b.fetch("s1")
     b.store.verify("s1")
+
+
+def test_all_makers_make_the_first_pack_together(machine, monkeypatch):
+    monkeypatch.setattr(far_packs, "workers", lambda least, most: most)
+    a = machine()
+    a.save("s1", *chunks(1, 40))
+    fill = far_packs.NewPack.fill
+    together = threading.Barrier(4)
+    packs = []
+
+    def making(pack, *arguments):
+        together.wait(60)  # each of the four has a part of this pack
+        packs.append(pack)
+        fill(pack, *arguments)
+
+    monkeypatch.setattr(far_packs.NewPack, "fill", making)
+    assert a.upload("s1", pack_bytes=1 << 20).sent.packs == len(set(packs)) == 1
+    b = machine("b")
+    b.fetch("s1")
+    b.store.verify("s1")
+
+
+def test_no_more_packs_are_in_memory_than_ten(machine, monkeypatch):
+    a = machine()
+    a.save("s1", *chunks(1, 200))
+    made, sent, most = [], [], []
+    new, create = far_packs.NewPack.__init__, a.bucket.create
+
+    def making(pack, *arguments):
+        most.append(len(made) - len(sent))
+        made.append(pack)
+        new(pack, *arguments)
+
+    def sending(name, data):
+        done = create(name, data)
+        if name.startswith("packs/"):
+            sent.append(name)
+        return done
+
+    monkeypatch.setattr(far_packs.NewPack, "__init__", making)
+    a.bucket.create = sending
+    assert a.upload("s1").sent.packs == len(made) > 20
+    assert max(most) < pack_sender.MAX_PACKS == 10
+
+
+def test_a_chunk_that_was_replaced_by_a_longer_one_ends_the_upload(machine, monkeypatch):
+    a = machine()
+    a.save("s1", *FIRST)
+    read, replaced = a.store.read, digest_of(FIRST[3])
+    assert read(replaced)[0] != RAW
+
+    def longer(digest):
+        return (RAW, FIRST[3], len(FIRST[3])) if digest == replaced else read(digest)
+
+    monkeypatch.setattr(a.store, "read", longer)
+    with pytest.raises(StoreUnavailable, match="replaced during the upload"):
+        a.upload("s1")
+    with pytest.raises(FarObjectMissing):
+        a.sessions.get("session-1")
+    monkeypatch.undo()
+    a.upload("s1")
 
 
 def test_after_a_pack_that_cannot_be_sent_no_other_one_is_begun(machine):

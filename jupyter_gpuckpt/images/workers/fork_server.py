@@ -1,4 +1,4 @@
-"""The program that `processes.py` starts: a fork server, whose forks each do one task of packing or unpacking."""
+"""The program that `processes.py` starts: a fork server, whose forks each do one task of packing, unpacking or checking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 import socket
 from typing import NoReturn
 
-from . import pack_worker, unpack_worker
+from . import check_worker, pack_worker, unpack_worker
+from .check_client import CheckTask
 from .messages import receive
 from .pack_client import PackTask
 from .unpack_client import UnpackTask
@@ -15,6 +16,7 @@ from .unpack_client import UnpackTask
 
 def main() -> None:
     """Fork one worker per socket received on stdin; exit at EOF."""
+    check_worker.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=0) as asking:
@@ -31,11 +33,13 @@ def main() -> None:
 def _serve(connection: socket.socket) -> NoReturn:
     """Receive a task, do it, and exit; exit at once at EOF."""
     try:
-        task = receive(connection, PackTask, UnpackTask)
+        task = receive(connection, PackTask, UnpackTask, CheckTask)
         if isinstance(task, PackTask):
             pack_worker.serve(connection, task)
         elif isinstance(task, UnpackTask):
             unpack_worker.serve(connection, task)
+        elif isinstance(task, CheckTask):
+            check_worker.serve(connection)
     finally:
         # There is nothing to clean up, and the caller waits until this process's descriptors are closed.
         os._exit(0)

@@ -14,7 +14,8 @@ from .. import manifests
 from ..codecs import CodecError, digest_of_stored
 from . import far_packs
 from .buckets import Bucket
-from .fetch import OpenPack, far_manifest, open_packs
+from .checking import OpenPack
+from .fetch import far_manifest, open_packs
 from .pack_refs import PackRef
 from .sealing import Seal, invalid
 from .seen import Seen

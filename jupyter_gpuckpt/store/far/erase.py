@@ -25,11 +25,12 @@ from .. import manifests
 from ..scratch import Scratch
 from . import epochs, far_manifests, far_packs, indexes, pack_refs, roots
 from .buckets import Bucket
+from .checking import OpenPack
 from .collect import collect
 from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
 from .far_packs import FarChunk, Rows
-from .fetch import OpenPack, open_packs
+from .fetch import open_packs
 from .pack_refs import PACK_BYTES, PackRef, PackRows
 from .roots import Roots
 from .sealing import Seal, invalid
@@ -212,7 +213,9 @@ class _Eraser:
     ) -> None:
         """Rewrite the needed chunks of packs to be removed, and list manifests that name the new packs."""
         old = {ref.name: ref for _, one in used.values() for ref in one.packs if ref.name in going}
-        new = [*self._write_anew(open_packs(self._bucket, self._seal, [*old.values()]), needed)]
+        new = [
+            *self._write_anew(list(open_packs(self._bucket, self._seal, [*old.values()])), needed)
+        ]
         if new:
             indexes.write(self._bucket, self._seal, new)
         rows = {one.ref.name: far_packs.checked_rows(one.ref, one.rows) for one in new}

@@ -106,6 +106,60 @@ def are_there(bucket: Bucket, packs: Collection[PackRef], condemned: set[str]) -
     return condemned.isdisjoint(ref.name for ref in packs) and not gone(bucket, packs)
 
 
+class OtherLengthError(Exception):
+    """The error of a chunk whose length is not the one for which the pack has room."""
+
+
+class NewPack:
+    """A pack that is being made. The lengths of its chunks are known, so several threads can each encrypt a part of them.
+
+    Its content lies in `memory` and is valid until `memory` is used again.
+    """
+
+    def __init__(self, seal: Seal, stored_lengths: Sequence[int], memory: Scratch) -> None:
+        self._seal, self._name = seal, new_name()
+        self._header, self._key = seal.begin()
+        self._rows: Rows = np.zeros(len(stored_lengths), ROW)
+        self._rows["stored_length"] = stored_lengths
+        _, ends = bounds(self._rows)
+        ends = np.cumsum(ends) + np.uint64(HEADER_BYTES)
+        self._rows["offset"] = np.concatenate([[HEADER_BYTES], ends[:-1]])
+        self._end = int(ends[-1])
+        self._data = memory.get(MAX_PACK_BYTES)
+        self._data[:HEADER_BYTES] = self._header
+
+    def fill(self, first: int, chunks: Iterable[FarChunk]) -> None:
+        """Encrypt chunks, the first of which has the number `first` in the pack. Raises OtherLengthError."""
+        data, key, nonces = self._data, self._key, _nonces()
+        rows = self._rows[first:]
+        starts, lengths = rows["offset"].tolist(), rows["stored_length"].tolist()
+        # Several threads do this, and each step that gives up the GIL may wait for it again: so there are few for each chunk.
+        far_ids, numbers = [], []
+        for start, length, chunk in zip(starts, lengths, chunks, strict=False):
+            far_id, codec, payload, raw_length = chunk
+            if len(payload) != length:
+                raise OtherLengthError(f"a chunk has {len(payload)} bytes, and not {length}")
+            far_ids.append(far_id)
+            numbers.append((raw_length, codec))
+            nonce, sealed = next(nonces), start + NONCE_BYTES
+            data[start:sealed] = nonce
+            associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+            key.encrypt_into(nonce, payload, associated, data[sealed : sealed + length + TAG_BYTES])
+        done = rows[: len(far_ids)]
+        done["id"] = np.frombuffer(b"".join(far_ids), ROW["id"])
+        done[["raw_length", "codec"]] = numbers
+
+    def finish(self) -> FarPack:
+        """Return the pack; all of its chunks were encrypted."""
+        nonce, rows, end = next(_nonces()), self._rows, self._end
+        associated = self._seal.associated_data(self._name, self._header)
+        index = nonce + self._key.encrypt(nonce, rows.tobytes(), associated)
+        rest = index + _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC)
+        self._data[end : end + len(rest)] = rest
+        ref = PackRef(self._name, end + len(rest), len(rest))
+        return FarPack(ref, self._data[: end + len(rest)], rows)
+
+
 def build(
     seal: Seal,
     chunks: Sequence[Entry],
@@ -113,33 +167,16 @@ def build(
     memory: Scratch,
 ) -> FarPack:
     """Return a new pack of these chunks of the local store; `read` returns the codec, payload and raw length of a digest."""
-    found = (FarChunk(seal.far_id(chunk.digest), *read(chunk.digest)) for chunk in chunks)
-    return build_of(seal, found, memory)
+    pack = NewPack(seal, [chunk.stored_length for chunk in chunks], memory)
+    pack.fill(0, (FarChunk(seal.far_id(chunk.digest), *read(chunk.digest)) for chunk in chunks))
+    return pack.finish()
 
 
-def build_of(seal: Seal, chunks: Iterable[FarChunk], memory: Scratch) -> FarPack:
+def build_of(seal: Seal, chunks: Sequence[FarChunk], memory: Scratch) -> FarPack:
     """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
-    name, (header, key) = new_name(), seal.begin()
-    data, end = memory.get(MAX_PACK_BYTES), len(header)
-    data[:end] = header
-    # Several threads make packs, and each step that gives up the GIL may wait for it again: so there are few for each chunk.
-    far_ids, numbers, nonces = [], [], _nonces()
-    for far_id, codec, payload, raw_length in chunks:
-        far_ids.append(far_id)
-        numbers.append((end, len(payload), raw_length, codec))
-        nonce, start = next(nonces), end + NONCE_BYTES
-        data[end:start] = nonce
-        end = start + len(payload) + TAG_BYTES
-        associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
-        key.encrypt_into(nonce, payload, associated, data[start:end])
-    rows = np.zeros(len(far_ids), ROW)
-    rows["id"] = np.frombuffer(b"".join(far_ids), ROW["id"])
-    rows[["offset", "stored_length", "raw_length", "codec"]] = numbers
-    nonce = next(nonces)
-    index = nonce + key.encrypt(nonce, rows.tobytes(), seal.associated_data(name, header))
-    rest = index + _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC)
-    data[end : end + len(rest)] = rest
-    return FarPack(PackRef(name, end + len(rest), len(rest)), data[: end + len(rest)], rows)
+    pack = NewPack(seal, [len(chunk.payload) for chunk in chunks], memory)
+    pack.fill(0, chunks)
+    return pack.finish()
 
 
 def _nonces() -> Iterator[bytes]:

@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Self
 
 import numpy as np
 
 from ...errors import FarObjectMissing, StoreError, StoreFull
 from ...model import Manifest, SnapshotInfo
 from ...snapshot_records import SnapshotChange, SnapshotChangeKind
-from .. import manifests, packs
-from ..codecs import CodecError, UnknownCodecError, digest_of_stored
+from .. import manifests
 from ..local import LocalStore
-from ..scratch import ThreadScratch
-from ..writer import PackWriter, Record
+from ..writer import PackWriter
 from . import far_manifests, far_packs
 from .buckets import Bucket
+from .checking import RUN_BYTES, Checkers, CheckingThreads, OpenPack, Run, payload_bytes
 from .far_manifests import FarManifest
-from .far_packs import FarChunk, Rows
 from .pack_refs import PackRef
 from .sealing import HEADER_BYTES, Seal, invalid
 from .sessions import FarSnapshot
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 _READERS = 8
-#: The most threads that check chunks at a time.
-_MAX_CHECKERS = 4
-#: The most bytes of one read, and the largest gap between chunks that is read with them and discarded.
-RUN_BYTES, GAP_BYTES = 8 << 20, 256 << 10
-
-
-class OpenPack(NamedTuple):
-    """A pack with its key and its rows."""
-
-    ref: PackRef
-    key: AESGCM
-    rows: Rows
-
-
-class _Run(NamedTuple):
-    """Chunks of a pack that one request reads; `rows` in the order of their offsets."""
-
-    pack: OpenPack
-    rows: Rows
-    start: int
-    end: int
+#: The largest gap between chunks that is read with them and discarded.
+GAP_BYTES = 256 << 10
 
 
 def fetch(
@@ -59,11 +35,13 @@ def fetch(
     snapshot: FarSnapshot,
     store: LocalStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    checkers: Callable[[int], Checkers] = lambda stored_bytes: CheckingThreads(),
 ) -> SnapshotInfo:
     """Fetch a snapshot into the local store, which lists it as a whole snapshot when this returns.
 
-    `progress` is called with the bytes fetched and the bytes in all. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing,
-    FormatTooNew, StoreFull, StoreUnavailable, AccessDenied, OperationCancelled; then the local store lists the same as before.
+    `progress` is called with the bytes fetched and the bytes in all. `checkers` returns who checks the chunks of packs of so many
+    bytes. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
+    OperationCancelled; then the local store lists the same as before.
     """
     far = far_manifest(bucket, seal, snapshot)
     is_stub = store.stubs.find(far.snapshot_id) is not None
@@ -73,19 +51,27 @@ def fetch(
     digests = manifests.references(manifest)
     with store.writer() as writer:
         known = writer.known(digests)
-        wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
-        runs = list(_runs(open_packs(bucket, seal, far.packs if wanted else []), wanted))
-        missing = len(wanted) - sum(len(run.rows) for run in runs)
-        if missing:
-            raise invalid(snapshot.manifest, f"{missing} of its chunks are in none of its packs")
-        needed = sum(int(run.rows["stored_length"].sum()) for run in runs)
-        if needed > store.free_bytes():
-            raise StoreFull(
-                f"The snapshot needs {needed:,} bytes, and {store.free_bytes():,} are free.",
-                hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
-            )
-        progress(0, needed)
-        _Fetching(bucket, writer, wanted, needed, progress).run(runs)
+        refs = [] if known.keys() >= digests else far.packs
+        with (
+            checkers(sum(ref.length for ref in refs)) as checking,
+            _Fetching(bucket, writer, checking, progress) as fetching,
+        ):
+            # If all of the packs fit on the disk, chunks are read while other packs are opened.
+            begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
+            packs = open_packs(bucket, seal, refs)
+            wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
+            for pack in packs:
+                fetching.add(_runs(pack, wanted), begin=begins_early)
+            if wanted:
+                raise invalid(
+                    snapshot.manifest, f"{len(wanted)} of its chunks are in none of its packs"
+                )
+            if not begins_early and fetching.total > store.free_bytes():
+                raise StoreFull(
+                    f"The snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
+                    hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
+                )
+            fetching.run()
         writer.finish()
         if is_stub:
             store.locate(digests)
@@ -134,41 +120,50 @@ def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: M
             raise invalid(ref.name, "the object is missing or has another length")
 
 
-def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> list[OpenPack]:
-    """Read the rows of packs. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> Iterator[OpenPack]:
+    """Begin to read the rows of packs, several at a time; yield the packs in their order.
+
+    The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
+    """
 
     def look(ref: PackRef) -> OpenPack:
         header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
         end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
         rows = far_packs.rows_of(seal, ref, header, end)
-        return OpenPack(ref, seal.key_of(ref.name, header), rows)
+        return OpenPack(ref, seal.secret_of(ref.name, header), rows)
 
-    with ThreadPoolExecutor(_READERS, "look") as pool:
-        return list(pool.map(look, refs))
+    pool = ThreadPoolExecutor(_READERS, "look")
+    found = pool.map(look, refs)
+
+    def each() -> Iterator[OpenPack]:
+        with pool:
+            yield from found
+
+    return each()
 
 
-def _runs(found: Sequence[OpenPack], wanted: dict[bytes, bytes]) -> Iterator[_Run]:
-    """Yield the reads that fetch each wanted chunk once."""
-    left = set(wanted)
-    for pack in found:
-        chosen = []
-        for number, one in enumerate(pack.rows["id"].tolist()):
-            if (far_id := bytes(one)) in left:
-                left.discard(far_id)
-                chosen.append(number)
-        rows = pack.rows[chosen]
-        rows = rows[np.argsort(rows["offset"])]
-        starts, ends = (some.tolist() for some in far_packs.bounds(rows))
-        first = 0
-        for number in range(1, len(rows) + 1):
-            if (
-                number < len(rows)
-                and starts[number] - ends[number - 1] <= GAP_BYTES
-                and ends[number] - starts[first] <= RUN_BYTES
-            ):
-                continue
-            yield _Run(pack, rows[first:number], starts[first], ends[number - 1])
-            first = number
+def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
+    """Yield the reads that fetch the wanted chunks of a pack, and remove these chunks from `wanted`."""
+    chosen, digests = [], []
+    for number, one in enumerate(pack.rows["id"].tolist()):
+        if (digest := wanted.pop(bytes(one), None)) is not None:
+            chosen.append(number)
+            digests.append(digest)
+    rows = pack.rows[chosen]
+    order = np.argsort(rows["offset"])
+    rows, digests = rows[order], [digests[number] for number in order.tolist()]
+    starts, ends = (some.tolist() for some in far_packs.bounds(rows))
+    first = 0
+    for number in range(1, len(rows) + 1):
+        if (
+            number < len(rows)
+            and starts[number] - ends[number - 1] <= GAP_BYTES
+            and ends[number] - starts[first] <= RUN_BYTES
+        ):
+            continue
+        chunks = slice(first, number)
+        yield Run(pack, rows[chunks], digests[chunks], starts[first], ends[number - 1])
+        first = number
 
 
 class _Fetching:
@@ -178,50 +173,58 @@ class _Fetching:
         self,
         bucket: Bucket,
         writer: PackWriter,
-        wanted: dict[bytes, bytes],
-        total: int,
+        checkers: Checkers,
         progress: Callable[[int, int], None],
     ) -> None:
-        self._bucket, self._writer, self._wanted = bucket, writer, wanted
-        self._total, self._progress = total, progress
-        self._done, self._lock = 0, threading.Lock()
-        #: More threads that check chunks hinder each other, because a part of the work on each chunk holds the GIL.
-        self._checking = threading.Semaphore(far_packs.workers(2, _MAX_CHECKERS))
-        self._decrypted = ThreadScratch()
+        self._bucket, self._writer, self._checkers = bucket, writer, checkers
+        self._progress, self._lock = progress, threading.Lock()
+        self._pool = ThreadPoolExecutor(_READERS + checkers.elsewhere, "fetch")
+        self._reading = threading.Semaphore(_READERS)
+        self._waiting: list[Run] = []
+        self._running: list[Future[None]] = []
+        self._is_total_known = False
+        self._done = 0
+        #: The stored bytes of all chunks that were added.
+        self.total = 0
 
-    def run(self, runs: Sequence[_Run]) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, runs: Iterable[Run], *, begin: bool) -> None:
+        """Add runs, and begin with them at once, or in `run`."""
+        for run in runs:
+            self.total += payload_bytes(run.rows)
+            self._waiting.append(run)
+        if begin:
+            self._begin()
+
+    def run(self) -> None:
         """Read and store all runs. Raises the first error."""
-        with ThreadPoolExecutor(_READERS, "fetch") as pool:
-            running: list[Future[None]] = [pool.submit(self._fetch_run, run) for run in runs]
-            _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
-            for one in unfinished:
-                one.cancel()
-        for one in running:
+        with self._lock:
+            self._is_total_known = True
+            self._progress(self._done, self.total)
+        self._begin()
+        wait(self._running, return_when=FIRST_EXCEPTION)
+        self._pool.shutdown(cancel_futures=True)
+        for one in self._running:
             if not one.cancelled():
                 one.result()
 
-    def _fetch_run(self, run: _Run) -> None:
-        name, length = run.pack.ref.name, int(run.rows["stored_length"].sum())
-        data = self._bucket.get_range(name, run.start, run.end)
-        if len(data) != run.end - run.start:
-            raise invalid(name, "it is truncated")
-        with self._checking:
-            room = self._decrypted.memory.get(length)
-            chunks = far_packs.open_chunks(name, run.pack.key, run.rows, data, run.start, room)
-            records = [self._record(name, chunk) for chunk in chunks]
-        self._writer.append_all(records)
-        with self._lock:
-            self._done += length
-            self._progress(self._done, self._total)
+    def _begin(self) -> None:
+        self._running += [self._pool.submit(self._fetch_run, run) for run in self._waiting]
+        self._waiting.clear()
 
-    def _record(self, name: str, chunk: FarChunk) -> Record:
-        digest = self._wanted[chunk.far_id]
-        try:
-            intact = digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) == digest
-        except UnknownCodecError as error:
-            raise packs.chunk_too_new(digest, chunk.codec) from error
-        except CodecError:
-            intact = False
-        if not intact:
-            raise invalid(name, f"chunk {digest.hex()[:16]} does not match its digest")
-        return Record(digest, chunk.payload, chunk.raw_length, chunk.codec)
+    def _fetch_run(self, run: Run) -> None:
+        with self._reading:
+            data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
+        if len(data) != run.end - run.start:
+            raise invalid(run.pack.ref.name, "it is truncated")
+        with self._checkers.checked(run, data) as records:
+            self._writer.append_all(records)
+        with self._lock:
+            self._done += payload_bytes(run.rows)
+            if self._is_total_known:
+                self._progress(self._done, self.total)

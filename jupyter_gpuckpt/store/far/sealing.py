@@ -63,7 +63,16 @@ class Seal:
         return header, self._key(header)
 
     def key_of(self, name: str, header: bytes) -> AESGCM:
-        """Return the key of the object `name` that begins with `header`. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the cipher of the object `name` that begins with `header`. Raises FarObjectInvalid, FormatTooNew."""
+        self._check(name, header)
+        return self._key(header)
+
+    def secret_of(self, name: str, header: bytes) -> bytes:
+        """Return the bytes of that key, for another process. Raises FarObjectInvalid, FormatTooNew."""
+        self._check(name, header)
+        return self._secret(header)
+
+    def _check(self, name: str, header: bytes) -> None:
         if len(header) < HEADER_BYTES:
             raise invalid(name, "it is truncated")
         magic, version, number, _ = _HEADER.unpack_from(header)
@@ -76,7 +85,6 @@ class Seal:
             )
         if number >= len(self._masters):
             raise invalid(name, "it was sealed with a key that this store does not have")
-        return self._key(header)
 
     def associated_data(self, name: str, header: bytes) -> bytes:
         """Return the associated data of the object `name`, which binds it to its header, store and name."""
@@ -113,8 +121,11 @@ class Seal:
             raise invalid(name, f"its record cannot be decoded ({error})") from error
 
     def _key(self, header: bytes) -> AESGCM:
+        return cipher(self._secret(header))
+
+    def _secret(self, header: bytes) -> bytes:
         _, _, number, salt = _HEADER.unpack_from(header)
-        return cipher(_derived(self._masters[number], self._store_id + salt, b"object"))
+        return _derived(self._masters[number], self._store_id + salt, b"object")
 
 
 def _derived(master: bytes, salt: bytes, purpose: bytes) -> bytes:

@@ -10,10 +10,8 @@ from its journal, with the epoch that was current when it began.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -30,18 +28,19 @@ from ...snapshot_records import Traffic
 from .. import manifests
 from ..codecs import CodecError, digest_of_stored
 from ..packs import Entry
-from ..places import Location
-from ..scratch import ThreadScratch
+from ..places import Places
 from . import epochs, far_manifests, far_packs, indexes
 from .about import about, title_of
 from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
+from .far_packs import FarPack
 from .indexes import FarIndex, Place
 from .journal import Journal, path_of
 from .keyring import Keyring
 from .pace import Pace
 from .pack_refs import PACK_BYTES, PackRef, PackRows
+from .pack_sender import PackSender
 from .refusals import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
@@ -49,10 +48,6 @@ from .sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenure
 
 _log = logging.getLogger(__name__)
 
-#: How many packs are sent at a time.
-_WRITERS = 8
-#: The most packs that are made at a time: with more the first would be ready later, and the last no earlier.
-_MAX_MAKERS = 4
 #: How often an upload begins again because the epoch changed during it.
 _ROUNDS = 10
 
@@ -69,7 +64,7 @@ class Source(Protocol):
     def holding(self, digests: Collection[bytes]) -> AbstractContextManager[None]:
         """Keep these chunks in the store inside the context."""
 
-    def locate(self, digests: Collection[bytes]) -> Iterable[Location]:
+    def locate(self, digests: Collection[bytes]) -> Places:
         """Return the locations of chunks, in the order in which they lie on the disk."""
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
@@ -223,10 +218,6 @@ class Uploader:
         return next((one for one in session.listed if one.snapshot_id == snapshot_id), None)
 
 
-class _GivenUpError(Exception):
-    """A pack that is not sent because another one could not be."""
-
-
 class _Run:
     """One attempt to upload one snapshot."""
 
@@ -241,19 +232,9 @@ class _Run:
     ) -> None:
         self._far, self._bucket, self._seal = far, far.bucket, far.seal
         self._store, self._manifest, self._journal = store, manifest, journal
-        self._digests = {self._seal.far_id(digest): digest for digest in digests}
-        self._progress, self._lock = progress, threading.Lock()
+        self._far_ids = {digest: self._seal.far_id(digest) for digest in digests}
+        self._progress = progress
         self._done = self._total = 0
-        #: Few threads at a time make packs: more hinder each other, because a part of the work on each chunk holds the GIL.
-        makers = far_packs.workers(1, _MAX_MAKERS)
-        self._making = threading.Semaphore(makers)
-        self._sending = threading.Semaphore(_WRITERS)
-        #: More than are sent at a time, so that the next packs are ready when others have been sent.
-        self._threads = _WRITERS + makers
-        #: Set when a pack has failed: those that wait are given up, because each would try for as long in vain.
-        self._failed = threading.Event()
-        #: Memory for the packs, reused because fresh memory would take longer than the encryption.
-        self._scratch = ThreadScratch()
         #: What this attempt has sent so far.
         self.sent = Sent()
 
@@ -305,7 +286,7 @@ class _Run:
         there = {
             place.row["id"].tobytes(): place.ref for one in known for place in self._find(one, gone)
         }
-        sent = self._send([d for far_id, d in self._digests.items() if far_id not in there])
+        sent = self._send([d for d, far_id in self._far_ids.items() if far_id not in there])
         unlisted = [
             one
             for name, one in self._journal.packs.items()
@@ -316,61 +297,33 @@ class _Run:
         return list({ref.name: ref for ref in [*there.values(), *sent]}.values())
 
     def _find(self, index: FarIndex, without: set[str]) -> Iterable[Place]:
-        return index.find(self._digests, without).values()
+        return index.find(self._far_ids.values(), without).values()
 
     def _send(self, digests: Collection[bytes]) -> list[PackRef]:
         groups = self._groups(digests)
         self._done, self._total = 0, sum(one.stored_length for group in groups for one in group)
-        with ThreadPoolExecutor(self._threads, "upload") as pool:
-            running = [pool.submit(self._send_pack, group) for group in groups]
-            _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
-            for one in unfinished:
-                one.cancel()
-        # Raise the first error in the order of packs. Packs that were given up have none of their own.
-        failed = [one for one in running if not one.cancelled() and one.exception()]
-        failed.sort(key=lambda one: isinstance(one.exception(), _GivenUpError))
-        return [one.result() for one in failed or running]
+
+        def note(pack: FarPack, chunks: Sequence[Entry]) -> None:
+            self._journal.add_pack(PackRows(pack.ref, pack.rows.tobytes()))
+            self.sent = Sent(self.sent.count_bytes + pack.ref.length, self.sent.packs + 1)
+            self._done += sum(chunk.stored_length for chunk in chunks)
+            self._progress(self._done, self._total)
+
+        far = self._far
+        sender = PackSender(far.bucket, far.seal, far.pace, self._read, self._far_ids, note)
+        return sender.send(groups)
 
     def _groups(self, digests: Collection[bytes]) -> list[list[Entry]]:
         """Divide chunks into far packs, in the order in which they lie on the disk; one far pack may join small local packs."""
         groups: list[list[Entry]] = []
         room = 0
-        for place in self._store.locate(digests):
+        for entry in self._store.locate(digests).entries():
             if room <= 0:
                 groups.append([])
                 room = self._far.pack_bytes
-            groups[-1].append(Entry(place.digest, place.offset, *place[3:]))
-            room -= place.stored_length
+            groups[-1].append(entry)
+            room -= entry.stored_length
         return groups
-
-    def _send_pack(self, chunks: Sequence[Entry]) -> PackRef:
-        with self._turn(self._making):
-            pack = far_packs.build(self._seal, chunks, self._read, self._scratch.memory)
-        with self._turn(self._sending):
-            self._far.pace.wait(pack.ref.length, self._bucket.retries)
-            if not self._bucket.create(pack.ref.name, pack.data):
-                raise StoreUnavailable(
-                    f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",
-                    hint="Try again.",
-                )
-        with self._lock:
-            self._journal.add_pack(PackRows(pack.ref, pack.rows.tobytes()))
-            self.sent = Sent(self.sent.count_bytes + pack.ref.length, self.sent.packs + 1)
-            self._done += sum(chunk.stored_length for chunk in chunks)
-            self._progress(self._done, self._total)
-        return pack.ref
-
-    @contextmanager
-    def _turn(self, places: threading.Semaphore) -> Iterator[None]:
-        """Wait for a place. Raises _GivenUpError if a pack has failed; an error is noted before the place is free again."""
-        with places:
-            if self._failed.is_set():
-                raise _GivenUpError
-            try:
-                yield
-            except BaseException:
-                self._failed.set()
-                raise
 
     def _read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return a chunk as it is stored here, after comparing it with its digest, so that no damaged chunk is uploaded."""

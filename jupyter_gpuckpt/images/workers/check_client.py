@@ -1,0 +1,207 @@
+"""The caller's side of check workers: processes that decrypt, unpack and compare what a fetch from a remote has read.
+
+Covers: starting them while the first chunks arrive, handing runs over, and the loss of a worker. Does not cover: the workers' side
+(check_worker.py), starting workers (processes.py), the checks (store/far/checking.py).
+
+On 16 cores four threads of one process check 1.8 GB/s of compressed data and then mostly wait for the GIL. What was received and what
+was decrypted lies in memory that a worker shares with this process. The keys of packs are sent through the worker's socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import msgspec
+
+from ...errors import ErrorRecord, error_from
+from ...host import commands
+from ...pwrite import pwrite_all
+from ...store.far.checking import RUN_BYTES, Checkers, CheckingThreads, Run
+from ...store.writer import Record
+from .messages import receive, send, send_with_descriptors
+from .processes import fork
+
+logger = logging.getLogger(__name__)
+
+#: The most workers, and how many processors there are for each: others are for the connections, the writes and the kernels.
+_MAX_WORKERS, _PROCESSORS = 8, 2
+#: With fewer workers, or fewer bytes of packs, threads are as fast.
+_MIN_WORKERS = 4
+_MIN_BYTES = 1 << 30
+#: The length of each of the two halves of the shared memory. Longer runs are checked by threads.
+HALF_BYTES = RUN_BYTES + (1 << 20)
+
+
+class CheckTask(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker. The descriptor of the shared memory follows."""
+
+
+class CheckRun(msgspec.Struct, frozen=True):
+    """A run to check: `length` bytes in the first half of the memory. The payloads are wanted in the second."""
+
+    name: str
+    secret: bytes
+    rows: bytes
+    digests: bytes
+    start: int
+    length: int
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The answer to `CheckRun`, or, without any error, that the worker is ready."""
+
+    error: ErrorRecord | None = None
+
+
+def checkers(stored_bytes: int) -> Checkers:
+    """Return who checks the chunks of packs of so many bytes: processes where they are faster than threads."""
+    workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // _PROCESSORS)
+    if workers < _MIN_WORKERS or stored_bytes < _MIN_BYTES:
+        return CheckingThreads()
+    return CheckingProcesses(workers)
+
+
+class _Worker:
+    """The connection to one worker process. The constructor raises CommandFailed or OSError."""
+
+    def __init__(self) -> None:
+        descriptor = os.memfd_create("gpuckpt-fetch", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, 2 * HALF_BYTES)
+            self._decrypted = memoryview(mmap.mmap(descriptor, 2 * HALF_BYTES))[HALF_BYTES:]
+            self._socket = fork()
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        with suppress(ConnectionError):  # `wait` tells it
+            send_with_descriptors(self._socket, CheckTask(), [descriptor])
+
+    def check(self, run: Run, data: memoryview) -> list[Record]:
+        """Return the records of a run, which are valid until the next call. Raises OSError, and what `store.far.checking.check` raises."""
+        # Unlike a copy to mapped memory, this does not hold the GIL.
+        pwrite_all(self._descriptor, data, 0)
+        pack, digests = run.pack, b"".join(run.digests)
+        rows = run.rows.tobytes()
+        send(
+            self._socket,
+            CheckRun(pack.ref.name, pack.secret, rows, digests, run.start, len(data)),
+        )
+        self.wait()
+        records, end = [], 0
+        for digest, row in zip(run.digests, run.rows.tolist(), strict=True):
+            _, _, length, raw_length, codec, *_ = row
+            start, end = end, end + length
+            records.append(Record(digest, self._decrypted[start:end], raw_length, codec))
+        return records
+
+    def wait(self) -> None:
+        """Wait for an answer. Raises OSError if the worker has ended, or the error that it reports."""
+        answer = receive(self._socket, Checked)
+        if answer is None:
+            raise ConnectionAbortedError("it has ended")
+        if answer.error is not None:
+            raise error_from(answer.error)
+
+    def close(self) -> None:
+        """End the worker, when it has done what it is doing."""
+        self._socket.close()
+        os.close(self._descriptor)
+
+
+class CheckingProcesses:
+    """A group of workers for one fetch. Until the first is ready, and when all are lost, threads of this process check."""
+
+    def __init__(self, count: int) -> None:
+        self._count = self.elsewhere = count
+        self._by_threads = CheckingThreads()
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()
+        self._is_over = False
+        #: Workers without a task; None when all are lost.
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        # A fetch need not wait until the fork server has started.
+        threading.Thread(target=self._start, name="checkers", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            for worker in self._workers:
+                worker.close()
+            self._workers.clear()
+
+    @contextmanager
+    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+        """Check the chunks of a run: see `Checkers`."""
+        worker = self._taken() if len(data) <= HALF_BYTES else None
+        records = None
+        if worker is not None:
+            try:
+                records = worker.check(run, data)
+            except OSError as error:
+                self._drop(worker, error)
+                worker = None
+            except BaseException:
+                self._idle.put(worker)
+                raise
+        if worker is None or records is None:
+            with self._by_threads.checked(run, data) as records:
+                yield records
+            return
+        try:
+            yield records
+        finally:
+            self._idle.put(worker)
+
+    def _start(self) -> None:
+        started: list[_Worker] = []
+        try:
+            while len(started) < self._count and not self._is_over:
+                started.append(_Worker())
+        except (commands.CommandFailed, OSError) as error:
+            logger.warning("Threads check a fetch, because a process cannot be started: %s", error)
+        for worker in started:
+            try:
+                worker.wait()
+            except OSError as error:
+                if not self._is_over:
+                    logger.warning("A process that checks a fetch has not started: %s", error)
+                worker.close()
+                continue
+            with self._lock:
+                if self._is_over:
+                    worker.close()
+                    continue
+                self._workers.add(worker)
+            self._idle.put(worker)
+
+    def _taken(self) -> _Worker | None:
+        """Return a worker without a task, after waiting for it; None if no worker is ready or left."""
+        if not self._workers:
+            return None
+        worker = self._idle.get()
+        if worker is None:
+            self._idle.put(None)  # for the next that waits
+        return worker
+
+    def _drop(self, worker: _Worker, error: OSError) -> None:
+        logger.warning(
+            "A process that checks a fetch has ended (%s); what it had is checked again. Look whether memory is short.",
+            error,
+        )
+        with self._lock:
+            if worker in self._workers:
+                self._workers.remove(worker)
+                worker.close()
+            if not self._workers:
+                self._idle.put(None)

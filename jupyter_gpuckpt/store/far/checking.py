@@ -1,0 +1,119 @@
+"""The checks of what a fetch has read: chunks are decrypted, unpacked and compared with their digests.
+
+Threads of this process do it, unless the caller of the fetch has processes for it (`images/workers/check_client.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from .. import packs
+from ..codecs import CodecError, UnknownCodecError, digest_of_stored
+from ..scratch import ThreadScratch
+from ..writer import Record
+from . import far_packs
+from .far_packs import Rows
+from .pack_refs import PackRef
+from .sealing import cipher, invalid
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+#: The most bytes of one read, unless a chunk is longer.
+RUN_BYTES = 8 << 20
+#: The most threads that check chunks at a time.
+_MAX_CHECKERS = 4
+
+
+class OpenPack:
+    """A pack with its rows and with the bytes of its own key, which no text about this object contains."""
+
+    def __init__(self, ref: PackRef, secret: bytes, rows: Rows) -> None:
+        self.ref, self.secret, self.rows = ref, secret, rows
+
+    @property
+    def key(self) -> AESGCM:
+        """The pack's cipher."""
+        return cipher(self.secret)
+
+
+class Run(NamedTuple):
+    """Chunks of a pack that one request reads; `rows` in the order of their offsets, `digests` of the same chunks."""
+
+    pack: OpenPack
+    rows: Rows
+    digests: Sequence[bytes]
+    start: int
+    end: int
+
+
+class Checkers(Protocol):
+    """Whoever checks the chunks of a fetch. Thread-safe."""
+
+    #: How many runs other processes can check while this one reads: as many threads more wait for them.
+    elsewhere: int
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+
+    def __exit__(self, *_: object) -> None:
+        """End what was started."""
+
+    def checked(self, run: Run, data: memoryview) -> AbstractContextManager[list[Record]]:
+        """Check the chunks of a run, in what was read of it. The records are valid inside the context.
+
+        Raises FarObjectInvalid, FormatTooNew.
+        """
+
+
+class CheckingThreads:
+    """The threads that read check chunks, a few at a time: a part of the work on each chunk holds the GIL."""
+
+    elsewhere = 0
+
+    def __init__(self) -> None:
+        self._turns = threading.Semaphore(far_packs.workers(2, _MAX_CHECKERS))
+        self._decrypted = ThreadScratch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @contextmanager
+    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+        """Check the chunks of a run: see `Checkers`."""
+        with self._turns:
+            room = self._decrypted.memory.get(payload_bytes(run.rows))
+            records = check(run, data, room)
+        yield records
+
+
+def payload_bytes(rows: Rows) -> int:
+    """Return the length of the decrypted payloads of rows."""
+    return int(rows["stored_length"].sum())
+
+
+def check(run: Run, data: memoryview, room: memoryview) -> list[Record]:
+    """Decrypt the chunks of a run from `data` into `room`, one after the other, and compare them with their digests.
+
+    Raises FarObjectInvalid, FormatTooNew.
+    """
+    name = run.pack.ref.name
+    chunks = far_packs.open_chunks(name, run.pack.key, run.rows, data, run.start, room)
+    records = []
+    for digest, chunk in zip(run.digests, chunks, strict=True):
+        try:
+            intact = digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) == digest
+        except UnknownCodecError as error:
+            raise packs.chunk_too_new(digest, chunk.codec) from error
+        except CodecError:
+            intact = False
+        if not intact:
+            raise invalid(name, f"chunk {digest.hex()[:16]} does not match its digest")
+        records.append(Record(digest, chunk.payload, chunk.raw_length, chunk.codec))
+    return records
