@@ -18,7 +18,7 @@ import msgspec
 from . import decoding
 from .errors import DaemonUnavailable, ErrorRecord, error_from
 from .far_records import FarListing, FetchEstimate, FetchRequest, MoveRequest, RemoteState
-from .model import LaunchSpec
+from .manifest_records import LaunchSpec
 from .protocol import (
     SILENCE_SECONDS,
     BranchRequest,

@@ -1,4 +1,7 @@
-"""The settings that a daemon gets at its start, as plain values. `config.py` makes them from traits, this module from the environment."""
+"""The settings that a daemon gets at its start, as plain values.
+
+`daemon_traits.py` makes them from traits, this module from the environment.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord
-from .model import Cause, LaunchSpec, SaveOptions, Sizes, Variables
+from .manifest_records import Cause, LaunchSpec, SaveOptions, Sizes, Variables
 from .progress import ProgressRecord
 from .reclaim_records import Notice
 from .snapshot_records import RetentionPolicy, SnapshotChange

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from .model import SnapshotInfo
+from .manifest_records import SnapshotInfo
 
 #: The duration of a suspend of an empty kernel.
 FIXED_SECONDS = 0.3

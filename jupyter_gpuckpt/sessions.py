@@ -20,7 +20,7 @@ from .client import Client, starting, this_owner
 from .client.reviving import revive, write_connection_file
 from .daemon_settings import Settings
 from .errors import GpuCkptError, KernelNotFound
-from .model import Cause
+from .manifest_records import Cause
 from .protocol import Kernel, Operation, OwnerKind, Result, SaveRequest
 from .snapshot_records import Snapshot
 from .states import ALIVE, GPU_AWAY, KernelState

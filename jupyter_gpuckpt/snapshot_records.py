@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import ErrorRecord
-from .model import SnapshotInfo, Variables
+from .manifest_records import SnapshotInfo, Variables
 from .retention_policy import RetentionPolicy as RetentionPolicy  # noqa: PLC0414 - for others
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from .errors import ErrorRecord, GpuCkptError, KernelBusy, OperationCancelled, record_of
-from .model import SnapshotInfo
+from .manifest_records import SnapshotInfo
 from .protocol import Kernel, Operation, OperationState
 from .save_rates import FIXED_SECONDS, TELLING_BYTES, measured_rates
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .model import SnapshotInfo
+from .manifest_records import SnapshotInfo
 from .protocol import Kernel
 from .save_rates import FIXED_SECONDS, measured_rates
 from .snapshot_records import RemoteUploads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_gpuckpt.model import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
 from jupyter_gpuckpt.store.codecs import digest_of
 
 

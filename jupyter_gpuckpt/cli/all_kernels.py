@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .. import calls, triage
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause
+from ..manifest_records import Cause
 from ..plurals import counted
 from ..progress import ProgressRecord
 from ..protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
@@ -25,7 +25,7 @@ from . import output
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
-    from ..model import SnapshotInfo
+    from ..manifest_records import SnapshotInfo
     from ..suspend_batch import SuspendOutcome, SuspendReport
 
 _T = TypeVar("_T")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..protocol import Operation, OperationKind
 from . import output
 

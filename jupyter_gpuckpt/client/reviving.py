@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import calls
 from ..manager_secrets import joined, parted
-from ..model import LaunchSpec
+from ..manifest_records import LaunchSpec
 from ..ports import HeldPorts, moved_connection
 from ..protocol import BranchRequest
 from .sync_client import Client

@@ -18,7 +18,7 @@ import msgspec
 from .. import calls, daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, DaemonUnavailable
-from ..model import SCRATCH
+from ..manifest_records import SCRATCH
 from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs

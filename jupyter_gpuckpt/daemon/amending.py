@@ -22,7 +22,7 @@ from ..errors import (
     StoreUnavailable,
     record_of,
 )
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.far import journal
 from ..store.far.about import Amendment, Told, about, told
 from ..store.far.deletions import Kept, delete

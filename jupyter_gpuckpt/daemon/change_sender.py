@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ..file_locks import alone_at_once
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.far.about import Amendment, Deletion, Told
 from ..store.far.sessions import FarSession, FarSnapshot
 from ..store.faults import store_errors

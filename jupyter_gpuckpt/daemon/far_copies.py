@@ -20,7 +20,7 @@ from ..errors import (
     StoreError,
     error_from,
 )
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..progress import Progress, Stage
 from ..store.far.about import Amendment, Told, about, title_of, told
 from ..store.far.remotes import Remotes
@@ -90,11 +90,11 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
 
 def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:
     """Check that a remote has all of a snapshot. Raises the error that would make a fetch fail, as far as it can be foreseen."""
-    from . import use_cases  # noqa: PLC0415 - late: see there
+    from . import late_modules  # noqa: PLC0415 - late: see there
 
     manifest = store.manifest(info.snapshot_id)
     found = find(data_dir, opened, info)
-    use_cases.fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
+    late_modules.fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
 
 
 @contextmanager
@@ -113,13 +113,17 @@ def local_chunks(
 def _bring_back(
     data_dir: Path, store: LocalStore, info: SnapshotInfo, stub: Stub, progress: Progress
 ) -> None:
-    from . import use_cases  # noqa: PLC0415 - late: see there
+    from . import late_modules  # noqa: PLC0415 - late: see there
 
     retries = Retries.while_somebody_waits(progress.cancelled)
     try:
         opened, snapshot = _look(data_dir, info, stub, retries)
-        bucket, seal, checkers = opened.bucket, opened.keyring.seal, use_cases.check_client.checkers
-        use_cases.fetch.fetch(bucket, seal, snapshot, store, progress.reach, checkers)
+        bucket, seal, checkers = (
+            opened.bucket,
+            opened.keyring.seal,
+            late_modules.check_client.checkers,
+        )
+        late_modules.fetch.fetch(bucket, seal, snapshot, store, progress.reach, checkers)
     except SnapshotExists:
         return  # another fetch was faster
     except OperationCancelled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.far.sessions import MAX_TEXT_CHARACTERS, Facts
 
 

@@ -35,7 +35,7 @@ from ..far_records import (
     FetchRequest,
     RemoteState,
 )
-from ..model import Manifest, Sizes
+from ..manifest_records import Manifest, Sizes
 from ..progress import Stage
 from ..protocol import OperationKind, Result
 from ..remote_records import Remote
@@ -226,12 +226,12 @@ class FarSessions:
             )
 
     def _require_wanted(self, snapshot_id: str) -> None:
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        use_cases.fetch.require_wanted(self._machine.store, snapshot_id)
+        late_modules.fetch.require_wanted(self._machine.store, snapshot_id)
 
     def _fetch(self, operation: RunningOperation, found: _Found) -> Result:
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
         progress, store = operation.progress, self._machine.store
         moved = 0
@@ -244,8 +244,10 @@ class FarSessions:
         bucket, seal = found.opened.bucket, found.opened.keyring.seal
         try:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
-                checkers = use_cases.check_client.checkers
-                info = use_cases.fetch.fetch(bucket, seal, found.snapshot, store, reach, checkers)
+                checkers = late_modules.check_client.checkers
+                info = late_modules.fetch.fetch(
+                    bucket, seal, found.snapshot, store, reach, checkers
+                )
         except OperationCancelled:
             # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
             self._sweep()
@@ -289,10 +291,10 @@ class FarSessions:
         return {info.snapshot_id: info.snapshot_id in stubs for info in (*found, *deleted)}
 
     def _find(self, opened: Opened, snapshot_id: str, session_id: str) -> _Found:
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
         session, snapshot = _look_up(opened, snapshot_id, session_id)
-        far_manifest = use_cases.fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot)
+        far_manifest = late_modules.fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot)
         manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())

@@ -22,7 +22,7 @@ from .. import daemon_settings, place
 from ..daemon_settings import Settings
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import doctor, limits, privileges, processes, remedies
+from ..host import doctor, doctor_remedies, limits, privileges, processes
 from ..protocol import Check, HostReport
 from . import lifetime
 
@@ -81,7 +81,7 @@ def _memory(settings: Settings, criu: Path) -> Path:
         # Linux reuses the numbers of a container's namespaces for the next one.
         processes.start_time(1),
         [status.get(name, "") for name in _RIGHTS],
-        [privileges.masked_proc(), *remedies.switches()],
+        [privileges.masked_proc(), *doctor_remedies.switches()],
         limits.descriptors()[1],
         [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files],
     ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from ..errors import SnapshotInUse
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..states import KernelState
 from .kernels import Kernels
 from .machine import Machine

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..errors import KernelLost
-from ..model import Sizes
+from ..manifest_records import Sizes
 from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..snapshot_records import RetentionPolicy
 from ..states import KernelState, Verb

@@ -21,7 +21,7 @@ from .. import manager_secrets
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets

@@ -1,4 +1,4 @@
-"""The import of `use_cases`, which a daemon makes before it has a kernel."""
+"""The import of `late_modules`, which a daemon makes before it has a kernel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import ToolMissing
 
 def load() -> None:
     """Import what saves and resumes need. Raises ToolMissing if that fails, DaemonUnavailable after an upgrade of the package."""
-    is_new = f"{__package__}.use_cases" not in sys.modules
+    is_new = f"{__package__}.late_modules" not in sys.modules
     if is_new:  # as at the start, for the same reason (`__main__.py`)
         gc.disable()
     try:
         # Where another thread is importing it, this waits for the end.
-        from . import use_cases  # noqa: F401, PLC0415 - late: see there
+        from . import late_modules  # noqa: F401, PLC0415 - late: see there
     except ImportError as error:
         raise ToolMissing(
             f"What kernels are saved with cannot be imported: {error}",

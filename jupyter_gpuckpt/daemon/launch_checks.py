@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import ConfigurationError
 from ..ids import is_id
-from ..model import LaunchSpec
+from ..manifest_records import LaunchSpec
 
 _MAX_PORT, _MAX_UMASK = 65535, 0o777
 #: MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h), its end included.

@@ -14,7 +14,7 @@ import msgspec
 
 from .. import decoding, ids
 from ..errors import ConfigurationError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.far.sessions import Tenure
 from ..store.faults import store_errors
 from .whole_files import change_records

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import GpuCkptError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..states import ALIVE, KernelState
 from ..store.far.remotes import Remotes
 from .kernels import Kernels

@@ -25,7 +25,7 @@ from ..errors import (
     SnapshotNotFound,
 )
 from ..file_locks import alone_at_once, eviction
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..remote_records import Remote
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, Sessions

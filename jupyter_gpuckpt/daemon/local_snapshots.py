@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.stub_files import Stub
 from .machine import Machine
 

@@ -33,7 +33,7 @@ from ..errors import (
 from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests
 from ..images.workers import processes as worker_processes
-from ..model import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
+from ..manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import GpuRoom, HostReport, Owner, ResumeRequest
@@ -151,9 +151,9 @@ class Machine:
 
     def recover(self, tree: Tree) -> None:
         """Let a tree run on after a freeze that the daemon's death interrupted."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        use_cases.recovery.recover(tree)
+        late_modules.recovery.recover(tree)
 
     def remove_links_of_resume(self, record: KernelRecord) -> None:
         """Remove the links that an interrupted resume left beside the user's files."""
@@ -205,9 +205,9 @@ class Machine:
 
     def save(self, tree: Tree, spec: LaunchSpec, options: SaveOptions, progress: Progress) -> Saved:
         """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        return use_cases.save.save(
+        return late_modules.save.save(
             tree,
             spec,
             self.store,
@@ -227,30 +227,30 @@ class Machine:
 
     def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
         """Move a tree's GPU memory into RAM; return the bytes that were moved."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
         held = sum(gpu.memory_of(trees.pids(tree)).values())
-        return use_cases.park.park(
+        return late_modules.park.park(
             tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
         """Move a tree's GPU memory back. Raises FreezeFailed if the GPU has no room; the tree stays parked then."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        use_cases.park.unpark(tree, progress)
+        late_modules.park.unpark(tree, progress)
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
         """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
-            from . import use_cases  # noqa: PLC0415 - late: see there
+            from . import late_modules  # noqa: PLC0415 - late: see there
 
             if record.state is KernelState.PARKED and record.tree is not None:
-                found = use_cases.park.room(record.tree)
+                found = late_modules.park.room(record.tree)
             elif record.state is KernelState.SUSPENDED:
                 manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
-                found = use_cases.resume.gpu_room(manifest, request.visible_gpus)
+                found = late_modules.resume.gpu_room(manifest, request.visible_gpus)
         return GpuRoom(found.needed_bytes, found.free_bytes)
 
     def resume(
@@ -263,13 +263,13 @@ class Machine:
         visible_gpus: str,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
         with (
             far_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
-            resumed = use_cases.resume.resume(
+            resumed = late_modules.resume.resume(
                 manifest,
                 self.store,
                 self._engine(),
@@ -303,17 +303,17 @@ class Machine:
 
     def changes(self, snapshot_id: str) -> Changes:
         """Return the differences between the files and the machine now and those of a snapshot."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        return use_cases.changes.changes(
+        return late_modules.changes.changes(
             self.store.manifest(snapshot_id), self.store, self._digests
         )
 
     def check_arrival(self, manifest: Manifest) -> Arrival:
         """Return the obstacles to resuming here a kernel that was saved elsewhere."""
-        from . import use_cases  # noqa: PLC0415 - late: see there
+        from . import late_modules  # noqa: PLC0415 - late: see there
 
-        return use_cases.arrivals.check(manifest, self._digests)
+        return late_modules.arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
         """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""

@@ -25,7 +25,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..file_locks import alone_at_once, eviction
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..plurals import counted
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, UploadState
 from ..store import retention

@@ -36,7 +36,7 @@ from ..errors import (
     StoreUnavailable,
     is_disk_full,
 )
-from ..model import Cause, LaunchSpec, Sizes
+from ..manifest_records import Cause, LaunchSpec, Sizes
 from ..place import Place
 from ..protocol import Owner, OwnerKind
 from ..states import KernelState

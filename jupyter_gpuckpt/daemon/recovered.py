@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import KernelLost, record_of
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..states import ALIVE, KernelState
 from .records import KernelRecord
 

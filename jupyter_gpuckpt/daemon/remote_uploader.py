@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost, error_from
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import RemoteUploads, Upload, UploadState
 from ..store.far import journal

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpuCkptError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..protocol import OperationState
 from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..store import retention

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from .. import decoding
-from ..model import Manifest, Sizes
+from ..manifest_records import Manifest, Sizes
 from ..progress import Progress, Stage
 from .whole_files import write_file
 

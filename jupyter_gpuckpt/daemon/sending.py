@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..host import commands, own_programs
 from ..images.workers.messages import receive, send
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import Traffic
 from ..store import manifests

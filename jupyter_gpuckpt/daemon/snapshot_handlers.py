@@ -13,7 +13,7 @@ from tornado.iostream import StreamClosedError
 from tornado.web import stream_request_body
 
 from ..errors import GpuCkptError
-from ..model import Manifest
+from ..manifest_records import Manifest
 from ..snapshot_records import AnnotateRequest, PruneRequest, SnapshotNotebook, UploadRequest
 from .base_handler import BaseHandler
 from .inflow import Inflow
@@ -51,9 +51,9 @@ class NotebookHandler(BaseHandler):
         """Return the notebook as it was stored; clients must validate it."""
 
         def stored() -> SnapshotNotebook:
-            from . import use_cases  # noqa: PLC0415 - late: see there
+            from . import late_modules  # noqa: PLC0415 - late: see there
 
-            return use_cases.notebooks.stored(snapshot_id, self.daemon.machine.store)
+            return late_modules.notebooks.stored(snapshot_id, self.daemon.machine.store)
 
         self.reply(await asyncio.to_thread(stored))
 

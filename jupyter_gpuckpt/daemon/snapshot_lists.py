@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..snapshot_records import Snapshot
 from .inventory import Inventory, needed_ids
 from .kernels import Kernels

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..snapshot_records import Verification
 from .inflow import Inflow
 from .machine import Machine
@@ -46,11 +46,11 @@ class Transfers:
             threads = self._machine.worker_threads
 
             def work() -> Verification:
-                from . import use_cases  # noqa: PLC0415 - late: see there
+                from . import late_modules  # noqa: PLC0415 - late: see there
 
                 store = self._machine.store
                 with store.stubs.using(snapshot_id):
-                    return use_cases.verify.verify(
+                    return late_modules.verify.verify(
                         store, snapshot_id, threads=threads, cancelled=cancelled
                     )
 
@@ -65,11 +65,11 @@ class Transfers:
         with ExitStack() as stack, self._stopped_by(stopped.set):
 
             def begin() -> Export:
-                from . import use_cases  # noqa: PLC0415 - late: see there
+                from . import late_modules  # noqa: PLC0415 - late: see there
 
                 store = self._machine.store
                 stack.enter_context(store.stubs.using(snapshot_id))
-                return stack.enter_context(use_cases.export.export(store, snapshot_id))
+                return stack.enter_context(late_modules.export.export(store, snapshot_id))
 
             opened = await asyncio.to_thread(begin)
             yield opened
@@ -82,9 +82,9 @@ class Transfers:
 
         def work() -> list[SnapshotInfo]:
             try:
-                from . import use_cases  # noqa: PLC0415 - late: see there
+                from . import late_modules  # noqa: PLC0415 - late: see there
 
-                return use_cases.imports.import_archive(self._machine.store, inflow.take)
+                return late_modules.imports.import_archive(self._machine.store, inflow.take)
             finally:
                 inflow.close()
 

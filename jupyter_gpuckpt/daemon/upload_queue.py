@@ -21,7 +21,7 @@ from ..errors import (
     StoreUnavailable,
     record_of,
 )
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import FailedUpload, RemoteUploads, Traffic, Upload, UploadState
 from ..store.far.about import Amendment

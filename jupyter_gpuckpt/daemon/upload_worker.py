@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import ObjectCorrupt, error_from, record_of
 from ..host import idle_priority
 from ..images.workers.messages import receive, send
-from ..model import Manifest
+from ..manifest_records import Manifest
 from ..remote_records import Remote
 from ..snapshot_records import Traffic
 from ..store import manifests, packs

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..errors import ConfigurationError, FormatTooNew, StoreUnavailable
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import (
     RemoteUploads,

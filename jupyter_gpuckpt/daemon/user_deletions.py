@@ -16,7 +16,7 @@ import msgspec
 
 from .. import decoding
 from ..errors import GpuCkptError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..store.far.remotes import Remotes
 from ..store.faults import store_errors
 from . import remote_keys

@@ -30,7 +30,7 @@ from ..errors import (
     record_of,
 )
 from ..host import processes
-from ..model import LaunchSpec
+from ..manifest_records import LaunchSpec
 from ..place import Place
 from ..protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..states import GPU_AWAY, Answer, KernelState, Verb, answer

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..host import processes
-from ..model import LINK_REMAP, SCRATCH, CapturedFile
+from ..manifest_records import LINK_REMAP, SCRATCH, CapturedFile
 from .tree import kept_secrets, lane_library, outside_signals
 from .tree.launch import pids
 from .tree.tree import Tree

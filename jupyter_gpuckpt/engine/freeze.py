@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
-from ..model import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
+from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
 from ..progress import Progress, Stage
 from . import kept_files
 from .capture import Capture, capture, drop_copies, unlink_strays

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from blake3 import blake3
 
 from ..host import processes
-from ..model import LINK_REMAP, KeptFile
+from ..manifest_records import LINK_REMAP, KeptFile
 from .criu import file_images
 from .criu import images as criu_images
 from .criu.images import RegularFile

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ThawFailed
-from ..model import CapturedFile, Manifest
+from ..manifest_records import CapturedFile, Manifest
 from ..store import manifest_checks
 from .criu import images as criu_images
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from ..host import processes
 from ..progress import Progress
-from .criu import log as criu_log
+from .criu import log_causes as criu_log
 
 #: How long a restore that has logged an error may take to make progress or to end.
 _ERROR_SECONDS = 5.0

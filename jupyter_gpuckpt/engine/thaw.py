@@ -18,14 +18,14 @@ from typing import NamedTuple, Protocol, Self
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
-from ..model import KeptFile, Manifest
+from ..manifest_records import KeptFile, Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
 from .capture import clear
 from .criu import action_script, file_images, missing_files, owners
 from .criu import cache as criu_cache
 from .criu import images as criu_images
-from .criu import log as criu_log
+from .criu import log_causes as criu_log
 from .criu import options as criu_options
 from .criu.post_restore import PostRestore
 from .gpu import lane_windows

@@ -13,7 +13,7 @@ from .. import calls
 from ..client import Client, this_owner
 from ..client.reviving import revive
 from ..daemon_settings import Settings
-from ..model import Cause
+from ..manifest_records import Cause
 from ..protocol import Kernel, OwnerKind, SaveRequest, SuspendedKernel
 from ..snapshot_records import RetentionPolicy
 from ..states import ABSENT, KernelState

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..protocol import Check, HostReport
-from . import checks, criu_program
+from . import criu_program, doctor_checks
 
 
 def find_criu() -> Path | None:
@@ -32,7 +32,7 @@ def report(
     tries the engine itself (`snapshots.trial`); it runs last, and only if no required check has failed.
     `engine_available` is False if a required check fails; reason and hint are then those of the first.
     """
-    found = list(_run_all(checks.CheckedFiles(criu, init, store)))
+    found = list(_run_all(doctor_checks.CheckedFiles(criu, init, store)))
     if trial is not None and _failed(found) is None:
         found += _survived("trial", trial)
     failed = _failed(found)
@@ -46,8 +46,8 @@ def _failed(found: Iterable[Check]) -> Check | None:
     return next((check for check in found if check.required and check.ok is False), None)
 
 
-def _run_all(files: checks.CheckedFiles) -> Iterator[Check]:
-    for run in checks.ALL:
+def _run_all(files: doctor_checks.CheckedFiles) -> Iterator[Check]:
+    for run in doctor_checks.ALL:
         yield from _survived(run.__name__.replace("_", " "), partial(run, files))
 
 

@@ -8,7 +8,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from ..model import Host
+from ..manifest_records import Host
 from ..plurals import counted
 from . import gpu
 

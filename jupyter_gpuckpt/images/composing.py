@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..chunk_parts import Part, encoded_parts, part_digests
-from ..model import Chunk, Stream
+from ..manifest_records import Chunk, Stream
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore

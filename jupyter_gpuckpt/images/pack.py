@@ -19,7 +19,7 @@ import numpy as np
 from .. import stripes
 from ..errors import CheckpointError, GpuCkptError
 from ..host import commands
-from ..model import Chunk, Stream
+from ..manifest_records import Chunk, Stream
 from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.scratch import Scratch

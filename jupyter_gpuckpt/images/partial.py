@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import decoding
-from ..model import Chunk, Stream
+from ..manifest_records import Chunk, Stream
 from .chunking import CHUNK_PAGES
 from .pack import FileSource
 from .segments import Kept

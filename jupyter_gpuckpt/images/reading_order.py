@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ManifestInvalid
-from ..model import Stream
+from ..manifest_records import Stream
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
 from ..store.places import Places

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ..model import Chunk
+from ..manifest_records import Chunk
 from ..store.codecs import digest_of
 from .chunking import CHUNK_PAGES, PAGE, cut, first_begin, is_zero
 

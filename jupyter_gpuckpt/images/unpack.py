@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 from ..host import commands
-from ..model import Chunk, Stream
+from ..manifest_records import Chunk, Stream
 from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.manifests import digests_of

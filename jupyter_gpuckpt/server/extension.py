@@ -18,7 +18,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-from ..config import GpuCkptDaemon
+from ..daemon_traits import GpuCkptDaemon
 from .jupyter_internals import stop_on_signals
 from .kernels.kernel_list import KernelList
 from .rest.routes import tornado_routes

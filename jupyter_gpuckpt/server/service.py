@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
 from ..client import this_owner
-from ..config import GpuCkptDaemon
+from ..daemon_traits import GpuCkptDaemon
 from ..errors import GpuCkptError
 from ..protocol import OwnerKind
 from .events.ended_operations import EndedOperations

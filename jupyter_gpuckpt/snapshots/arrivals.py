@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..host import fingerprint, processes
 from ..host.file_digests import FileDigests
-from ..model import Host, Manifest
+from ..manifest_records import Host, Manifest
 from . import resume, room
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")

@@ -10,7 +10,7 @@ from ..engine.criu import images as criu_images
 from ..engine.criu import missing_files
 from ..host import fingerprint
 from ..host.file_digests import FileDigests
-from ..model import FORMER_SCRATCH, Manifest
+from ..manifest_records import FORMER_SCRATCH, Manifest
 from ..snapshot_records import Change, Changes, FileChange
 from ..store.local import LocalStore
 from .resume import obstacles

@@ -22,7 +22,7 @@ from ..errors import StoreError
 from ..images.pack import BytesSource
 from ..images.partial import Layout, Usable, usable
 from ..images.unpack import read_stream
-from ..model import Stream
+from ..manifest_records import Stream
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
 from ..store.manifests import digests_of

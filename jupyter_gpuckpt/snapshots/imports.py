@@ -27,7 +27,7 @@ from ..errors import (
     SnapshotNotFound,
     StoreError,
 )
-from ..model import Manifest, SnapshotInfo
+from ..manifest_records import Manifest, SnapshotInfo
 from ..store import annotation_files, manifests, pack_streams
 from ..store.annotation_files import Annotations
 from ..store.local import LocalStore

@@ -21,7 +21,7 @@ from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible
 from ..host.file_digests import FileDigests
 from ..images.pack import FileSource
-from ..model import FORMER_SCRATCH, KeptFile, LaunchSpec, Manifest
+from ..manifest_records import FORMER_SCRATCH, KeptFile, LaunchSpec, Manifest
 
 #: Folders of the system, whose files are each machine's own.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")

@@ -22,7 +22,7 @@ from ..errors import ManifestInvalid
 from ..host.foreign_files import open_regular
 from ..images.pack import BytesSource
 from ..images.unpack import read_stream
-from ..model import Manifest
+from ..manifest_records import Manifest
 from ..snapshot_records import SnapshotNotebook
 from ..store.local import LocalStore
 

@@ -20,7 +20,7 @@ from ..engine.tcp import record as tcp_record
 from ..engine.tree.tree import Tree
 from ..errors import StoreError
 from ..host.file_digests import FileDigests
-from ..model import Host, Manifest
+from ..manifest_records import Host, Manifest
 from ..store import manifest_checks
 from ..store.local import LocalStore
 from .resume import obstacles

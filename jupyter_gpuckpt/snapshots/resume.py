@@ -24,7 +24,7 @@ from ..host import fingerprint, gpu
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
-from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
+from ..manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import kept_files, room, stored_secrets

@@ -10,7 +10,7 @@ from ..engine.gpu import lane_windows
 from ..engine.memory import page_plan
 from ..engine.memory.page_plan import PagePlan
 from ..host import processes
-from ..model import Manifest
+from ..manifest_records import Manifest
 from ..store.local import LocalStore
 from .stored_images import MEMORY, write_images
 

@@ -33,7 +33,7 @@ from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
-from ..model import (
+from ..manifest_records import (
     SHOWN_VARIABLES,
     ImageFile,
     KeptFile,

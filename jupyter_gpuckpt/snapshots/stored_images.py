@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import ObjectCorrupt
 from ..images.unpack import read_stream
-from ..model import Manifest
+from ..manifest_records import Manifest
 from ..store.local import LocalStore
 
 #: The stream of all images but large ones, which have streams of their own.

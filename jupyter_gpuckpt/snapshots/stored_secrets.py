@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import manager_secrets
 from ..engine.tree import kept_secrets
 from ..engine.tree.tree import Tree
-from ..model import Manifest
+from ..manifest_records import Manifest
 
 if TYPE_CHECKING:
     from ..store.local import LocalStore

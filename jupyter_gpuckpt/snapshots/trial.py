@@ -23,8 +23,8 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
-from ..host import privileges, remedies
-from ..model import LaunchSpec, SaveOptions
+from ..host import doctor_remedies, privileges
+from ..manifest_records import LaunchSpec, SaveOptions
 from ..progress import Progress
 from ..protocol import Check
 from ..store.local import LocalStore
@@ -105,7 +105,7 @@ _LOST = {
 
 def _failure(step: str, error: GpuCkptError) -> Check:
     cause = f": {error.message}" if step != "namespaces" else f" ({_refused(error)})."
-    remedy = remedies.find(cause)
+    remedy = doctor_remedies.find(cause)
     message = f"{_LOST[step]}{cause} {remedy.why}".rstrip()
     return Check(step, False, message, remedy.fix, required=True)
 
@@ -121,7 +121,7 @@ def _system_calls(tree: Tree) -> Check:
     refused = [f"{name} ({error})" for name, error in answers.items() if error]
     if not refused:
         return Check("system calls", True, f"Allowed: {', '.join(answers)}.", required=True)
-    remedy = remedies.find()
+    remedy = doctor_remedies.find()
     message = f"{_LOST['system calls']}: {', '.join(refused)}. {remedy.why}".rstrip()
     return Check("system calls", False, message, remedy.fix, required=True)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from .. import decoding
 from ..errors import FormatTooNew
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from . import manifest_checks, manifests
 
 logger = logging.getLogger(__name__)

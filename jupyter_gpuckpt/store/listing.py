@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..errors import StoreError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from . import annotation_files, manifests, stub_files
 from .annotation_files import Annotations
 from .records import Records, identities_in, identity_of, joint_identity

@@ -23,7 +23,7 @@ from typing import Any, Self
 import msgspec
 
 from ..errors import ObjectCorrupt, StoreError, StoreFull
-from ..model import Manifest, SnapshotInfo, Stream
+from ..manifest_records import Manifest, SnapshotInfo, Stream
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
 from .catalog import Catalog

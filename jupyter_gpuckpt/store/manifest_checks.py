@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from ..chunk_parts import PART_BYTES
 from ..ids import is_id
-from ..model import (
+from ..manifest_records import (
     FORMER_SCRATCH,
     LINK_REMAP,
     SCRATCH,

@@ -18,7 +18,7 @@ import zstandard
 from .. import decoding, ids
 from ..chunk_parts import part_digests
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
-from ..model import (
+from ..manifest_records import (
     COMPOSED_VERSION,
     FORMAT_VERSION,
     Chunk,

@@ -26,7 +26,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from ..errors import FormatTooNew, ObjectCorrupt
-from ..model import FORMAT_VERSION
+from ..manifest_records import FORMAT_VERSION
 from ..pwrite import pwrite_all
 from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
 

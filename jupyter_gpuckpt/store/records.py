@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from .. import decoding
 from ..errors import SnapshotNotFound, StoreError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from . import manifests, stub_files
 from .catalog import Catalog
 from .database import sealed, unsealed

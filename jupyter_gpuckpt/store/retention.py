@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..snapshot_records import RetentionPolicy, Verdict
 
 NEEDED = "a kernel needs it"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from ..snapshot_records import Growth, NameUsage, StoreUsage
 from . import faults
 from .catalog import Catalog

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ..errors import SnapshotExists
-from ..model import Manifest, SnapshotInfo
+from ..manifest_records import Manifest, SnapshotInfo
 from . import manifests, stub_files
 from .faults import store_errors
 from .leases import Leases

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import SnapshotFar
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from . import manifests, stub_files
 from .faults import store_errors
 from .listing import Listing

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from ..model import SnapshotInfo
+from ..manifest_records import SnapshotInfo
 from .catalog import Catalog
 from .faults import store_errors
 from .needs import Needs, add, chosen_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jupyter_gpuckpt import manager_secrets
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager

@@ -18,7 +18,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Enum, List, Unicode, default
 
 from jupyter_gpuckpt import calls, manager_secrets
-from jupyter_gpuckpt.config import GpuCkptDaemon
+from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
     GpuCkptError,

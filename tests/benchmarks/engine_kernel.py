@@ -22,7 +22,7 @@ from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import doctor, privileges
 from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.model import LaunchSpec, Manifest, SaveOptions
+from jupyter_gpuckpt.manifest_records import LaunchSpec, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import resume
 from jupyter_gpuckpt.snapshots.save import save

@@ -28,7 +28,7 @@ from jupyter_gpuckpt.daemon.upload_worker import Source
 from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.images.workers.check_client import checkers
-from jupyter_gpuckpt.model import Chunk, Manifest
+from jupyter_gpuckpt.manifest_records import Chunk, Manifest
 from jupyter_gpuckpt.remote_records import HolderKind, Remote
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of

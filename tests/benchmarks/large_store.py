@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jupyter_gpuckpt.model import Chunk, Manifest, Sizes, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Manifest, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import manifests, packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from tests.manifests import manifest_of

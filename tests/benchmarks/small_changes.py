@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.progress import Progress, Stage
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore

@@ -23,7 +23,7 @@ from jupyter_gpuckpt.engine.memory.filling import PageSink
 from jupyter_gpuckpt.host import commands, doctor
 from jupyter_gpuckpt.images.sinks import FileSink
 from jupyter_gpuckpt.images.unpack import unpack
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.progress import Progress, Stage
 from jupyter_gpuckpt.store.local import LocalStore
 

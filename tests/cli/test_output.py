@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_gpuckpt.cli import output, summary
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.progress import ProgressRecord
 from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, Result
 

@@ -24,7 +24,7 @@ from jupyter_gpuckpt.agent_code import installation
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.host import doctor
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.model import Cause, Manifest, SaveOptions
+from jupyter_gpuckpt.manifest_records import Cause, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore

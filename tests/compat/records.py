@@ -32,7 +32,11 @@ KEPT = (
     "store.far.sessions:FarSession",
 )
 #: Types that have another name today. Their names are not on the disk; a released `records.json` keeps the one it was made with.
-_RENAMED = {"store.far.journal:_Line": "store.far.journal:_Entry"}
+_RENAMED = {
+    "model:Manifest": "manifest_records:Manifest",
+    "model:SnapshotInfo": "manifest_records:SnapshotInfo",
+    "store.far.journal:_Line": "store.far.journal:_Entry",
+}
 #: What stands for each simple type.
 _SIMPLE = {
     inspect.StrType: "text",

@@ -19,7 +19,7 @@ from jupyter_gpuckpt.engine.gpu import cuda
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import fingerprint
-from jupyter_gpuckpt.model import Cause, Manifest, SaveOptions
+from jupyter_gpuckpt.manifest_records import Cause, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.snapshots.resume import resume

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from jupyter_gpuckpt import decoding
-from jupyter_gpuckpt.host import criu_program, remedies
+from jupyter_gpuckpt.host import criu_program, doctor_remedies
 from tests.containers.inside import Result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,7 +22,7 @@ _MAX_LIMIT, _UNLIMITED = 20000, 1 << 64
 
 def write_profile(folder: Path) -> None:
     """Write the filter as the documentation tells users to."""
-    (folder / remedies.SECCOMP_FILE).write_bytes(PROFILE.read_bytes())
+    (folder / doctor_remedies.SECCOMP_FILE).write_bytes(PROFILE.read_bytes())
 
 
 def limits() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.host import remedies
+from jupyter_gpuckpt.host import doctor_remedies
 from tests.containers.rows import ROWS
 
 #: Where the lines of trials are kept.
@@ -30,19 +30,19 @@ prevent it: its seccomp filter, which refuses user namespaces or some of CRIU's 
 Write the filter to a file once, on the machine that starts the containers:
 
 ```sh
-jupyter gpuckpt doctor --seccomp >{remedies.SECCOMP_FILE}
+jupyter gpuckpt doctor --seccomp >{doctor_remedies.SECCOMP_FILE}
 ```
 
 docker:
 
 ```sh
-{remedies.CONTAINER["docker"]}
+{doctor_remedies.CONTAINER["docker"]}
 ```
 
 podman:
 
 ```sh
-{remedies.CONTAINER["podman"]}
+{doctor_remedies.CONTAINER["podman"]}
 ```
 
 Kubernetes, with the file in the kubelet's folder of seccomp profiles; `jupyter gpuckpt kubernetes` prints whole pods
@@ -50,7 +50,7 @@ Kubernetes, with the file in the kubelet's folder of seccomp profiles; `jupyter 
 `procMount: Unmasked` only together with `hostUsers: false`.
 
 ```yaml
-{remedies.CONTAINER["kubernetes"]}
+{doctor_remedies.CONTAINER["kubernetes"]}
 ```
 
 The filter is podman's default filter, without the system calls that it allows only with capabilities, and with `chroot`, `kcmp`,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_gpuckpt.host import remedies
+from jupyter_gpuckpt.host import doctor_remedies
 
 #: docker's default filter, written by `podman.docker_default`.
 DOCKER_DEFAULT = "--security-opt seccomp=docker-default.json"
-OURS = f"--security-opt seccomp={remedies.SECCOMP_FILE}"
+OURS = f"--security-opt seccomp={doctor_remedies.SECCOMP_FILE}"
 UNMASKED = "--security-opt unmask=ALL"
 ADMIN = "--cap-add SYS_ADMIN --cap-add SYS_PTRACE --cap-add SYS_TIME --cap-add NET_ADMIN"
 #: As podman's --userns=auto and Kubernetes' hostUsers: false: no id in it is one of the machine's first user namespace.
@@ -48,7 +48,7 @@ def printed(line: str) -> str:
     return line.partition(" run ")[2].removesuffix(" ...")
 
 
-PODMAN, DOCKER = remedies.CONTAINER["podman"], remedies.CONTAINER["docker"]
+PODMAN, DOCKER = doctor_remedies.CONTAINER["podman"], doctor_remedies.CONTAINER["docker"]
 
 ROWS = [
     Row("docker", "docker, nothing added", "", ("user namespace", FILTER), DOCKER, engine="docker"),
@@ -138,12 +138,12 @@ ROWS = [
         "the printed line, root without any capability",
         f"--cap-drop ALL {printed(PODMAN)}",
         ("uid_map", "CAP_SETFCAP"),
-        remedies.CONTAINER_SETFCAP["podman"],
+        doctor_remedies.CONTAINER_SETFCAP["podman"],
     ),
     Row(
         "bare-root-mended",
         "the line that the doctor prints there",
-        f"--cap-drop ALL {printed(remedies.CONTAINER_SETFCAP['podman'])}",
+        f"--cap-drop ALL {printed(doctor_remedies.CONTAINER_SETFCAP['podman'])}",
     ),
     Row(
         "admin-docker",

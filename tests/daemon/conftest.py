@@ -14,7 +14,7 @@ import pytest
 from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.errors import KernelNotFound
-from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
+from jupyter_gpuckpt.manifest_records import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import UploadState
 from tests.conftest import wait_for

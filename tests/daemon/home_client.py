@@ -12,7 +12,7 @@ from typing import Any
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.protocol import Operation, OwnerKind
 
 

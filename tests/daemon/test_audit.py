@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon import audit
 from jupyter_gpuckpt.errors import ErrorRecord
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, SaveRequest
 from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from tests.conftest import wait_for

@@ -4,7 +4,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon.owners import belongs
 from jupyter_gpuckpt.daemon.records import KernelRecord
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.place import Place
 from jupyter_gpuckpt.protocol import Owner, OwnerKind
 

@@ -14,7 +14,7 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.model import SCRATCH
+from jupyter_gpuckpt.manifest_records import SCRATCH
 from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
 from jupyter_gpuckpt.states import KernelState
 from tests.conftest import environment, folder_of_a_daemon, left_in

@@ -14,7 +14,7 @@ from jupyter_gpuckpt.daemon.machine import Machine
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.streams import Streams
 from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.model import LaunchSpec, Sizes
+from jupyter_gpuckpt.manifest_records import LaunchSpec, Sizes
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import GivenBack
 from jupyter_gpuckpt.states import KernelState

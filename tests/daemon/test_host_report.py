@@ -17,7 +17,7 @@ import pytest
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.host import privileges, remedies
+from jupyter_gpuckpt.host import doctor_remedies, privileges
 from jupyter_gpuckpt.snapshots import trial
 from tests.conftest import processes_naming, wait_for
 from tests.filters import NO_SUCH_CALL, refuse
@@ -119,8 +119,8 @@ def test_a_refused_system_call_is_named_with_its_cause(report, call, name):
     assert f"{name} (EPERM)" in found["reason"]
     assert "seccomp filter" in found["reason"]
     assert found["by_name"]["system calls"]["fix"] in {
-        *remedies.CONTAINER.values(),
-        remedies.UNRESTRICTED,
+        *doctor_remedies.CONTAINER.values(),
+        doctor_remedies.UNRESTRICTED,
     }
 
 

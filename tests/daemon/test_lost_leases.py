@@ -10,7 +10,7 @@ import pytest
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.daemon.lost_leases import pauses
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.far.leases import Leases

@@ -16,7 +16,7 @@ from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon.change_sender import telling_lock
 from jupyter_gpuckpt.errors import SnapshotFar, StoreError
 from jupyter_gpuckpt.file_locks import eviction
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.progress import Stage
 from jupyter_gpuckpt.protocol import BranchRequest
 from jupyter_gpuckpt.states import KernelState

@@ -20,7 +20,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
 from tests.daemon.conftest import LARGE

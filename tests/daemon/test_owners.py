@@ -22,7 +22,7 @@ OWNER = """
 import sys, time
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, this_owner
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 kind, root, hub, log, suspend = sys.argv[1:]
 client = Client.connect()

@@ -18,7 +18,7 @@ from jupyter_gpuckpt.daemon.owners import Owners
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.streams import Streams
 from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.ports import HeldPorts
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.states import KernelState

@@ -21,7 +21,7 @@ from jupyter_gpuckpt.errors import (
     SessionLost,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.model import LaunchSpec, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import LaunchSpec, SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind
 from jupyter_gpuckpt.states import KernelState as S
 

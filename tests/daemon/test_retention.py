@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import SnapshotNotFound
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.protocol import SaveRequest
 from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.states import KernelState

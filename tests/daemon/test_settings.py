@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.config import GpuCkptDaemon
 from jupyter_gpuckpt.daemon_settings import Settings
+from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
 
 ENVIRONMENT = {

@@ -22,7 +22,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.model import SnapshotInfo
+from jupyter_gpuckpt.manifest_records import SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind, SaveRequest
 from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.states import KernelState

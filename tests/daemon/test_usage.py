@@ -10,7 +10,7 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon.resume_times import ResumeTimes
 from jupyter_gpuckpt.daemon.usage import Usage, differ
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.model import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
 from jupyter_gpuckpt.progress import Progress, Stage
 from jupyter_gpuckpt.states import KernelState
 

@@ -15,7 +15,7 @@ from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.streams import Streams
 from jupyter_gpuckpt.daemon.verbs import Verbs
 from jupyter_gpuckpt.errors import SessionLost, StoreFull, record_of
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationKind, Owner, OwnerKind, Result
 from jupyter_gpuckpt.states import KernelState, Verb

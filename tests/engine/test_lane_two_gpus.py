@@ -23,7 +23,7 @@ from jupyter_gpuckpt.engine.gpu.lane_room import by_gpu, located, without
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place
 from jupyter_gpuckpt.engine.tree import lane_library
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.model import Gpu as Model
+from jupyter_gpuckpt.manifest_records import Gpu as Model
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import Error, ScriptedDriver, ScriptedNvml
 from tests.engine.scripted_gpu import (

@@ -20,7 +20,7 @@ from jupyter_gpuckpt.daemon.records import KernelRecord
 from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind
 from jupyter_gpuckpt.remote_records import Remote, RemoteCall, RemoteVerb

@@ -41,7 +41,7 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.images.workers import check_client
-from jupyter_gpuckpt.model import MappedFile, Sizes
+from jupyter_gpuckpt.manifest_records import MappedFile, Sizes
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.errors import FarObjectInvalid
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.store.far import rules, unneeded
 from jupyter_gpuckpt.store.far.about import About, Amendment, Told, about, told

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt import decoding
-from jupyter_gpuckpt.config import GpuCkptDaemon
+from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import FarObjectInvalid, FarObjectMissing
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
 from jupyter_gpuckpt.store.far import collect as collecting
 from jupyter_gpuckpt.store.far import epochs, rules, unneeded

@@ -24,7 +24,7 @@ from jupyter_gpuckpt.errors import (
     StoreFull,
 )
 from jupyter_gpuckpt.file_locks import alone, eviction
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind

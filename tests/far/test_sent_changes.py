@@ -17,7 +17,7 @@ from jupyter_gpuckpt.daemon.records import KernelRecord
 from jupyter_gpuckpt.daemon.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.states import KernelState

@@ -15,7 +15,7 @@ from hypothesis import given
 from jupyter_gpuckpt.daemon.records import Records
 from jupyter_gpuckpt.errors import StoreError
 from jupyter_gpuckpt.ids import is_id
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import (

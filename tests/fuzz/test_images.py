@@ -22,7 +22,7 @@ from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory import page_plan
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ObjectCorrupt
-from jupyter_gpuckpt.model import Chunk, Manifest, Process, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Manifest, Process, Stream
 from jupyter_gpuckpt.store import manifests
 from tests.fuzz.inputs import altered, tries
 from tests.fuzz.test_files import BODY, sealed

@@ -21,7 +21,7 @@ from traitlets.config import Config
 from jupyter_gpuckpt import pods
 from jupyter_gpuckpt.cli.app import main
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.host import remedies
+from jupyter_gpuckpt.host import doctor_remedies
 from jupyter_gpuckpt.hub_records import Waiting, WaitingKernel
 from tests.hub.chart import settings_of
 from tests.hub.refused_hubs import refusal_at_start
@@ -389,7 +389,7 @@ def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys, caplog, pr
 def test_the_filter_for_nodes_is_the_one_that_pods_name(capsys):
     config_map, daemon_set = printed(capsys, "node-filter")
     (name,) = config_map["data"]
-    assert name == pods.SECCOMP_FILE == remedies.SECCOMP_FILE
+    assert name == pods.SECCOMP_FILE == doctor_remedies.SECCOMP_FILE
     ours = json.loads((ROOT / "jupyter_gpuckpt/profiles/seccomp.json").read_text())
     assert json.loads(config_map["data"][name]) == ours
     spec = daemon_set["spec"]["template"]["spec"]

@@ -9,7 +9,7 @@ from jupyterhub.spawner import SimpleLocalProcessSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.config import GpuCkptDaemon
+from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.hub import with_suspend
 from jupyter_gpuckpt.hub.limits import exceeded

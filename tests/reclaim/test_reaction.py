@@ -20,7 +20,7 @@ from jupyter_gpuckpt.daemon.reclaim.risks import _ago
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.daemon.uploads import Uploads
 from jupyter_gpuckpt.errors import DaemonUnavailable, KernelBusy, StoreUnavailable
-from jupyter_gpuckpt.model import Cause, Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import (
     Event,
     Kernel,

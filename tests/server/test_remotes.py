@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.model import Sizes
+from jupyter_gpuckpt.manifest_records import Sizes
 from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.far.installations import ask

@@ -17,7 +17,7 @@ import zstandard
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.store import manifests
 from tests.conftest import wait_for
 from tests.live_files import stats_below

@@ -25,7 +25,7 @@ from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import connections, privileges
-from jupyter_gpuckpt.model import Cause
+from jupyter_gpuckpt.manifest_records import Cause
 
 #: What every program here begins with. `step` says something and waits until the test has written a file of that name.
 START = """

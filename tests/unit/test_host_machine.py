@@ -16,14 +16,14 @@ from jupyter_gpuckpt.engine.settings import INIT
 from jupyter_gpuckpt.host import (
     criu_program,
     doctor,
+    doctor_remedies,
     fingerprint,
     gpu,
     limits,
     pagemap_scan,
     privileges,
-    remedies,
 )
-from jupyter_gpuckpt.model import Gpu, Host
+from jupyter_gpuckpt.manifest_records import Gpu, Host
 from jupyter_gpuckpt.protocol import Check
 from tests.filters import NO_SUCH_CALL, refuse
 
@@ -253,11 +253,11 @@ def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, 
     assert words in fix
 
 
-@pytest.mark.parametrize("lines", [remedies.CONTAINER, remedies.CONTAINER_SETFCAP])
+@pytest.mark.parametrize("lines", [doctor_remedies.CONTAINER, doctor_remedies.CONTAINER_SETFCAP])
 def test_what_kubernetes_is_told_is_a_security_context(lines):
     context = yaml.safe_load(lines["kubernetes"])["securityContext"]
     assert context["procMount"] == "Unmasked"
-    assert context["seccompProfile"]["localhostProfile"] == remedies.SECCOMP_FILE
+    assert context["seccompProfile"]["localhostProfile"] == doctor_remedies.SECCOMP_FILE
     assert context.get("capabilities", {"add": ["SETFCAP"]}) == {"add": ["SETFCAP"]}
 
 

@@ -10,7 +10,7 @@ import zstandard
 from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
-from jupyter_gpuckpt.model import (
+from jupyter_gpuckpt.manifest_records import (
     CapturedFile,
     Chunk,
     GpuProcess,

@@ -16,7 +16,7 @@ from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, Source, pack
 from jupyter_gpuckpt.images.unpack import FileSink, read_stream, unpack
 from jupyter_gpuckpt.images.workers import processes
-from jupyter_gpuckpt.model import SnapshotInfo
+from jupyter_gpuckpt.manifest_records import SnapshotInfo
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive

@@ -11,7 +11,7 @@ from jupyter_gpuckpt.errors import ManifestInvalid, ObjectCorrupt
 from jupyter_gpuckpt.images import reading_order
 from jupyter_gpuckpt.images.reading_order import table_of
 from jupyter_gpuckpt.images.runs import RECORD, RUN, TARGET, RunTable, shared_table, taken
-from jupyter_gpuckpt.model import Chunk, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES

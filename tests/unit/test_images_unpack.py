@@ -13,7 +13,7 @@ from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, read_stream, unpack
-from jupyter_gpuckpt.model import Chunk, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index

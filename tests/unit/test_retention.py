@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.model import Cause, Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.store import retention
 from jupyter_gpuckpt.store.retention import judge, would_free

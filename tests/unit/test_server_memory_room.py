@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.errors import OperationCancelled
-from jupyter_gpuckpt.model import Sizes
+from jupyter_gpuckpt.manifest_records import Sizes
 from jupyter_gpuckpt.protocol import Kernel, MemoryUse
 from jupyter_gpuckpt.server.policies import memory_room
 from jupyter_gpuckpt.states import KernelState

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from jupyter_gpuckpt.errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
-from jupyter_gpuckpt.model import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
 from jupyter_gpuckpt.images.unpack import FileSink, unpack
-from jupyter_gpuckpt.model import Chunk, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jupyter_gpuckpt.model import Chunk, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import recent_places
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jupyter_gpuckpt.model import Chunk, Sizes, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import repack
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore

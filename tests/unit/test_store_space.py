@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.space import MAX_POINTS, growth

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.errors import SnapshotExists, SnapshotFar, SnapshotNotFound
-from jupyter_gpuckpt.model import Chunk, Sizes, SnapshotInfo, Stream
+from jupyter_gpuckpt.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.stub_files import Stub

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt import suspend_batch as batch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, OperationCancelled, record_of
-from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import Kernel, Operation, OperationKind, OperationState, Result
 from jupyter_gpuckpt.states import KernelState
 

@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import Kernel
 from jupyter_gpuckpt.snapshot_records import RemoteUploads, Traffic
 from jupyter_gpuckpt.states import KernelState

@@ -21,9 +21,9 @@ from jupyter_gpuckpt.errors import (
     ObjectCorrupt,
     StoreUnavailable,
 )
-from jupyter_gpuckpt.model import SnapshotInfo
+from jupyter_gpuckpt.manifest_records import SnapshotInfo
 from jupyter_gpuckpt.remote_records import Remote
-from jupyter_gpuckpt.server.views import snapshot_view
+from jupyter_gpuckpt.server.rest_records import snapshot_view
 from jupyter_gpuckpt.snapshot_records import Snapshot, Traffic, Upload, UploadState
 from jupyter_gpuckpt.store.far.sessions import MAX_TEXT_CHARACTERS
 from jupyter_gpuckpt.store.stub_files import Stub

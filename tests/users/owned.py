@@ -12,7 +12,7 @@ from pathlib import Path
 from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 
 #: Is in the kernel's memory, environment and connection.

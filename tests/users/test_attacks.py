@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.host import privileges, processes
-from jupyter_gpuckpt.model import SCRATCH
+from jupyter_gpuckpt.manifest_records import SCRATCH
 from tests import uids
 from tests.conftest import wait_for
 from tests.parameters import some_slow

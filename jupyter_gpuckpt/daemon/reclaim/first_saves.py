@@ -6,7 +6,7 @@ import logging
 import time
 
 from ...errors import GpuCkptError, KernelBusy
-from ...model import Cause
+from ...manifest_records import Cause
 from ...protocol import OperationKind, OperationState, OwnerKind, SaveRequest
 from ...states import KernelState
 from ..kernels import Kernels, ManagedKernel

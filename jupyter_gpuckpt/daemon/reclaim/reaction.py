@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from ...errors import GpuCkptError
-from ...model import SnapshotInfo
+from ...manifest_records import SnapshotInfo
 from ...protocol import Event, OperationKind, OwnerKind, ResumeRequest
 from ...reclaim_records import (
     MAX_NOTICES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...model import Cause
+from ...manifest_records import Cause
 from ...protocol import Operation, SaveRequest
 from ..operations import Operations
 from ..verbs import Verbs

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from ...host import processes
 from ...host.processes import Mapping
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from ...pwrite import pwrite_all
 from ..tree.tree import Tree
 

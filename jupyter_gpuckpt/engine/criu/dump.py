@@ -22,7 +22,7 @@ from ...host import commands, processes, seccomp
 from ..settings import EngineSettings
 from ..tree import user_namespaces
 from ..tree.tree import Tree
-from . import action_script, cache, deleted_files, hidden_pages, log, options
+from . import action_script, cache, deleted_files, hidden_pages, log_causes, options
 
 #: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
@@ -185,7 +185,7 @@ class _Run:
 
     def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:
         ended = "made no progress and was given up" if stalled else commands.ending(status)
-        found = log.diagnose(
+        found = log_causes.diagnose(
             self._log,
             errors=self._errors.text(),
             fallback=f"CRIU could not save the kernel: it {ended}.",

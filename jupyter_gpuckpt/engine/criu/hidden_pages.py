@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...host import pagemap_scan, processes
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from . import images as criu_images
 from . import memory_images
 from .images import Extent

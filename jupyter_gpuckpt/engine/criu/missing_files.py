@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import HostIncompatible
-from ...model import FORMER_SCRATCH
+from ...manifest_records import FORMER_SCRATCH
 from . import images as criu_images
 
 _SHOWN = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from ..settings import EngineSettings
 from ..tree import user_namespaces
 from ..tree.tree import Tree

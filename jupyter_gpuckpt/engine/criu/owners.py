@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from ..tree.user_namespaces import Ids
 from . import images as criu_images
 from .images import Field

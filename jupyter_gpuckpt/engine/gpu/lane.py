@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ... import stripes
 from ...errors import CheckpointError
 from ...host import processes
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from ..tree.lane_library import DIRECTORY
 from ..tree.tree import Tree
 from . import digests, lane_errors

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from ...errors import CheckpointError
 from ...host import gpu
 from ...host.processes import mem_available
-from ...model import Manifest
+from ...manifest_records import Manifest
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from .digests import Ranges

@@ -17,7 +17,7 @@ import msgspec
 from ... import decoding
 from ...errors import CheckpointError, FreezeFailed, GpuCkptError, ToolMissing
 from ...host import gpu, processes
-from ...model import GpuProcess
+from ...manifest_records import GpuProcess
 from ...progress import Progress, Stage
 from ..tree.launch import pids
 from ..tree.tree import Tree, current

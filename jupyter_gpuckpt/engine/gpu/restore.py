@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError, ThawFailed
 from ...host import gpu, processes
-from ...model import Gpu, GpuProcess
+from ...manifest_records import Gpu, GpuProcess
 from ...progress import Progress, Stage
 from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld

@@ -14,7 +14,7 @@ from typing import Self
 
 from ...errors import ThawFailed
 from ...host import processes
-from ...model import Manifest
+from ...manifest_records import Manifest
 from ...progress import Progress, Stage
 from ..criu import memory_images
 from . import page_plan

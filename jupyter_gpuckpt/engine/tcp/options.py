@@ -14,7 +14,7 @@ import termios
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from ...model import SocketOption
+from ...manifest_records import SocketOption
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from ... import decoding
 from ...host import connections, processes
 from ...host.connections import End, Inner
 from ...host.tcp_table import TcpState
-from ...model import SCRATCH, TcpConnection, TcpEnd
+from ...manifest_records import SCRATCH, TcpConnection, TcpEnd
 from ..criu import options as criu_options
 from ..tree.launch import pids
 from ..tree.tree import Tree

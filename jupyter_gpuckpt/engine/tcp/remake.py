@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...host import ended_connections
-from ...model import TcpConnection, TcpEnd
+from ...manifest_records import TcpConnection, TcpEnd
 from ..criu import images as criu_images
 from ..criu import options as criu_options
 from ..criu.images import Field

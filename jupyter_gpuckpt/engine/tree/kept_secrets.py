@@ -13,7 +13,7 @@ import msgspec
 
 from ... import decoding
 from ...host.foreign_files import open_regular
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from .tree import Tree
 
 INSIDE = f"{SCRATCH}/secrets"

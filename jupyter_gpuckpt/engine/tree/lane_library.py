@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 
 LIBRARY = Path(__file__).parents[1] / "gpu" / "gpu-lane.so"
 #: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from ...errors import CheckpointError, KernelLost, PrivilegeMissing
 from ...host import commands, core_files, processes
-from ...model import LaunchSpec
+from ...manifest_records import LaunchSpec
 from ..settings import EngineSettings
 from . import kept_secrets, lane_library, outside_signals, server_files, ssh_files, user_namespaces
 from .tree import Tree

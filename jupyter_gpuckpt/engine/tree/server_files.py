@@ -17,7 +17,7 @@ import msgspec
 
 from ... import decoding
 from ...host.commands import CommandFailed
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from . import mounts
 
 logger = logging.getLogger(__name__)

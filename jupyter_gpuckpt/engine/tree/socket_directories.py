@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import ThawFailed
 from ...host.commands import CommandFailed
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from . import mounts
 
 _COPIES = f"{SCRATCH}/socket-directories"

@@ -25,7 +25,7 @@ import msgspec
 from ... import decoding
 from ...errors import FreezeFailed
 from ...host import processes
-from ...model import SCRATCH
+from ...manifest_records import SCRATCH
 from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import RegistersRecord, Tracee

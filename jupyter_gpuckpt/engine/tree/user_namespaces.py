@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...host import processes
-from ...model import Manifest
+from ...manifest_records import Manifest
 from ..settings import EngineSettings
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from ...errors import CheckpointError, ErrorRecord, error_from
-from ...model import Chunk
+from ...manifest_records import Chunk
 from ...store.writer import PackWriter, Record
 from ..chunking import MAX_PAGES, PAGE
 from ..composing import Earlier, Offer

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 import msgspec
 
 from ...errors import record_of
-from ...model import Chunk
+from ...manifest_records import Chunk
 from ...store.codecs import RAW
 from ..composing import Composer
 from ..compression import Compressor

@@ -14,14 +14,14 @@ from prometheus_client import Counter, Gauge, Summary
 from ...protocol import Operation, OperationKind, OperationState, summary
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
-from ..views import as_event, operation_view
+from ..rest_records import as_event, operation_view
 
 if TYPE_CHECKING:
     import logging
 
     from jupyter_events import EventLogger
 
-    from ...model import Sizes
+    from ...manifest_records import Sizes
     from ...protocol import Result
     from ..messages.served_kernel import ServedKernel
 

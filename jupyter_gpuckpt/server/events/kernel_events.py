@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels.kernel_listener import KernelListener
-from ..views import as_event
+from ..rest_records import as_event
 
 if TYPE_CHECKING:
     from jupyter_events import EventLogger

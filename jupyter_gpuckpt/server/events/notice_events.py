@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernels.kernel_listener import KernelListener
-from ..views import as_event, notice_view
+from ..rest_records import as_event, notice_view
 
 if TYPE_CHECKING:
     from jupyter_events import EventLogger

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GpuCkptError
 from ...manager_secrets import joined
-from ...model import Cause
+from ...manifest_records import Cause
 from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
 from ..messages.probe import kernel_info, learn_info

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ...agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request, take_over
-from ...model import Variables
+from ...manifest_records import Variables
 from ..messages.comms import SavedComms
 from ..messages.probe import ask, kernel_info
 

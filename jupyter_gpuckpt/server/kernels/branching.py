@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-    from ...model import LaunchSpec
+    from ...manifest_records import LaunchSpec
     from ...protocol import Operation
     from .adoption import Adoption
     from .daemon_link import DaemonLink

@@ -8,7 +8,7 @@ import msgspec
 
 from ...states import KernelState
 from ..messages.served_kernel import not_managed
-from ..views import KernelView, operation_view
+from ..rest_records import KernelView, operation_view
 from .sessions import sessions_of
 
 if TYPE_CHECKING:

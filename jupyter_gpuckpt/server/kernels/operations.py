@@ -20,7 +20,7 @@ from ...errors import (
     KernelNotManaged,
     KernelStateConflict,
 )
-from ...model import Cause, Variables
+from ...manifest_records import Cause, Variables
 from ...protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
 from ...states import ABSENT, KernelState
 from ..messages.probe import drained, ensure_known_info, wait_until_connected

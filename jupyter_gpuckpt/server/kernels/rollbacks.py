@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ... import calls
 from ...errors import ConfigurationError, HostIncompatible, KernelStateConflict
-from ...model import Cause
+from ...manifest_records import Cause
 from ...protocol import OperationKind, Result
 from ...states import KernelState
 

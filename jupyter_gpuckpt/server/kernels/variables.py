@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import KernelBusy, KernelStateConflict
-from ...model import Variable, Variables
+from ...manifest_records import Variable, Variables
 from ...states import KernelState
 from . import agent
 

@@ -29,7 +29,7 @@ from ...errors import (
     KernelStateConflict,
     OperationCancelled,
 )
-from ...model import Cause
+from ...manifest_records import Cause
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
 

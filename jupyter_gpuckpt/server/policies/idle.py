@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...errors import GpuCkptError, KernelBusy
-from ...model import Cause
+from ...manifest_records import Cause
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
 from ..kernels.sessions import manager_of

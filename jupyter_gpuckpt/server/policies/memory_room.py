@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ... import calls
 from ...errors import GpuCkptError
-from ...model import Cause
+from ...manifest_records import Cause
 from ..kernels.kernel_listener import KernelListener
 from .idle import idle_kernels
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ... import calls
 from ...errors import GpuCkptError
-from ...model import Cause
+from ...manifest_records import Cause
 from ...plurals import counted
 from ...reclaim_records import NoticeKind, now
 from ...snapshot_records import UploadState

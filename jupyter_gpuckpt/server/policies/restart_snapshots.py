@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import calls
 from ...errors import GpuCkptError
-from ...model import Cause
+from ...manifest_records import Cause
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
 

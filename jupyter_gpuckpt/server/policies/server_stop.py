@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ...model import Cause
+from ...manifest_records import Cause
 from ...plurals import counted
 from ..jupyter_internals import pending_starts, requests_in_flight, stop_idle_threads
 from ..kernels.kernel_listener import KernelListener

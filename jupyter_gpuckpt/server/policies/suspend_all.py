@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ...errors import ErrorRecord, GpuCkptError, record_of
-from ...model import Cause
+from ...manifest_records import Cause
 from ...protocol import Kernel
 from ...states import KernelState
 from ...suspend_batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each

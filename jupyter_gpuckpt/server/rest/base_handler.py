@@ -17,7 +17,7 @@ from ... import decoding, ids
 from ...errors import ConfigurationError, DaemonUnavailable, GpuCkptError, record_of
 from ...statuses import http_status
 from ..jupyter_internals import is_finished
-from ..views import ErrorView, error_view
+from ..rest_records import ErrorView, error_view
 from .openapi import contract_of
 
 if TYPE_CHECKING:

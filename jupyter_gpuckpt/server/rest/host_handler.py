@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import calls
 from ...client import AsyncClient
 from ...protocol import HostReport
-from ..views import NoticesView, notice_view
+from ..rest_records import NoticesView, notice_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 

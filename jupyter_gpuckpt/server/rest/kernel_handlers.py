@@ -12,7 +12,7 @@ from ...far_records import MoveRequest
 from ...protocol import Kernel, ResumeRequest
 from ..policies.shut_downs import ShutDown
 from ..policies.suspend_all import suspend_all
-from ..views import (
+from ..rest_records import (
     KernelsView,
     KernelView,
     OperationView,

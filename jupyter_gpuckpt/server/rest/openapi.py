@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..views import ErrorView
+from ..rest_records import ErrorView
 
 PREFIX = "/api/gpuckpt"
 #: The stand-in type for the bytes of an archive, in a request or a response.

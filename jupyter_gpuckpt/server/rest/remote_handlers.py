@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from ... import calls
 from ...far_records import FarListing, FetchEstimate, FetchRequest
-from ..views import OperationView, RemotesView, operation_view
+from ..rest_records import OperationView, RemotesView, operation_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 

@@ -25,7 +25,7 @@ from ...snapshot_records import (
     Verification,
 )
 from ..jupyter_internals import has_begun_to_answer, is_finished
-from ..views import SnapshotsView, SnapshotView, snapshot_view
+from ..rest_records import SnapshotsView, SnapshotView, snapshot_view
 from .base_handler import GpuCkptHandler
 from .openapi import ARCHIVE, answers
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...suspend_batch import SuspendOutcome, SuspendReport
-from ..views import ErrorView, View, error_view
+from ..rest_records import ErrorView, View, error_view
 
 
 class OutcomeView(View, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 from ... import calls
 from ...snapshot_records import Changes
 from ..kernels.stored_notebooks import StoredNotebook
-from ..views import BranchView, OperationView, branch_view, operation_view
+from ..rest_records import BranchView, OperationView, branch_view, operation_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import calls
 from ...errors import KernelStateConflict
 from ..kernels.variables import Comparison, compare
-from ..views import VariablesView
+from ..rest_records import VariablesView
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...model import Cause, SnapshotInfo
+from ...manifest_records import Cause, SnapshotInfo
 
 _MAX_TITLE_CHARACTERS = 4096
 _Word = Annotated[str, msgspec.Meta(max_length=40)]

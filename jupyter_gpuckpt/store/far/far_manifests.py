@@ -13,7 +13,7 @@ import msgspec
 
 from ... import ids
 from ...errors import ManifestInvalid, StoreUnavailable
-from ...model import Manifest
+from ...manifest_records import Manifest
 from .. import manifests
 from ..codecs import digest_of
 from .buckets import Bucket

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from ...errors import FarObjectMissing, StoreError, StoreFull
-from ...model import Manifest, SnapshotInfo
+from ...manifest_records import Manifest, SnapshotInfo
 from ...snapshot_records import SnapshotChange, SnapshotChangeKind
 from .. import manifests
 from ..local import LocalStore

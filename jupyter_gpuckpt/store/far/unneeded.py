@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
-from ...model import Cause, Sizes, SnapshotInfo
+from ...manifest_records import Cause, Sizes, SnapshotInfo
 from ...retention_policy import RetentionPolicy
 from .. import retention
 from . import rules

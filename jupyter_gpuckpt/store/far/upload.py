@@ -23,7 +23,7 @@ from ...errors import (
     ObjectCorrupt,
     StoreUnavailable,
 )
-from ...model import Manifest
+from ...manifest_records import Manifest
 from ...snapshot_records import Traffic
 from .. import manifests
 from ..codecs import CodecError, digest_of_stored

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from jupyter_gpuckpt.engine.gpu.lane import LANE_FILES
 from jupyter_gpuckpt.host import gpu
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.store import manifests
 from tests.conftest import wait_for
 from tests.gpu.matrix import lines

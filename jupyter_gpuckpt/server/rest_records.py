@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import ErrorRecord
 from ..far_records import RemoteState
-from ..model import Cause, Variable
+from ..manifest_records import Cause, Variable
 from ..progress import ProgressRecord
 from ..protocol import Kernel, Operation, OperationKind, OperationState
 from ..reclaim_records import Notice, NoticeKind
