@@ -124,12 +124,12 @@ bench: setup $(STAMPS)/test $(STAMPS)/bench
 matrix: setup $(STAMPS)/test $(STAMPS)/matrix
 	@rm -f $(VENV)/state-lines.jsonl
 	-$(run) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
-	$(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
+	$(run) $(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
 
 containers: setup $(STAMPS)/test $(STAMPS)/apt-test
 	@rm -f $(VENV)/container-lines.jsonl
 	-$(run) GPUCKPT_CONTAINER_LINES=$(VENV)/container-lines.jsonl $(BIN)/python -m pytest -q --tb=line -m "slow or not slow" tests/containers $(PYTEST_ARGS)
-	$(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
+	$(run) $(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
 test-engines: export GPUCKPT_REQUIRE ?= criu,hub,podman,slurm
 test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines
