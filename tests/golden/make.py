@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from jupyter_gpuckpt import model
+from jupyter_gpuckpt import manifest_records
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.images.chunking import cut, is_zero
@@ -31,7 +31,7 @@ from jupyter_gpuckpt.store.local import LocalStore
 HERE = Path(__file__).parent
 SHM = "/dev/shm/"
 LINK = "/home/jovyan/link_remap.7"
-GPU = f"{model.SCRATCH}/gpu/gpu-12-0"
+GPU = f"{manifest_records.SCRATCH}/gpu/gpu-12-0"
 #: When the snapshots were taken, and until when the deleted one is kept: the year 2100.
 CREATED, KEPT_UNTIL = 1_750_000_000.0, 4_102_444_800.0
 
@@ -57,7 +57,7 @@ def contents() -> dict[str, bytes]:
         .astype(np.uint16)
         .tobytes(),
         f"file{LINK}": b"a file whose name was taken",
-        f"file{model.SCRATCH}/keeper": b"\x7fELF and so on",
+        f"file{manifest_records.SCRATCH}/keeper": b"\x7fELF and so on",
         "tcp": b"on its way",
     }
 
@@ -91,7 +91,7 @@ def _image(message: bytes) -> bytes:
     return bytes(8) + len(message).to_bytes(4, "little") + message
 
 
-def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[model.Stream]:
+def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[manifest_records.Stream]:
     found = []
     compressor = Compressor()
     with store.writer() as writer:
@@ -103,45 +103,47 @@ def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[model.Stream]:
                 if digest:
                     codec, payload = compressor.compress(piece)
                     writer.append(digest, bytes(payload), len(piece), codec)
-                chunks.append(model.Chunk(digest, len(piece)))
+                chunks.append(manifest_records.Chunk(digest, len(piece)))
                 start = end
-            found.append(model.Stream(name, len(content), chunks))
+            found.append(manifest_records.Stream(name, len(content), chunks))
     return found
 
 
-def _manifest(snapshot_id: str, streams: list[model.Stream], images: int) -> model.Manifest:
-    end = model.TcpEnd(
+def _manifest(
+    snapshot_id: str, streams: list[manifest_records.Stream], images: int
+) -> manifest_records.Manifest:
+    end = manifest_records.TcpEnd(
         5,
         2,
         ["127.0.0.1", 4000],
         ["127.0.0.1", 4001],
         2,
-        [model.SocketOption(1, 9, b"\1\0\0\0")],
+        [manifest_records.SocketOption(1, 9, b"\1\0\0\0")],
         10,
     )
-    variable = model.Variable("x", "ndarray", 65536, "8192 float64")
+    variable = manifest_records.Variable("x", "ndarray", 65536, "8192 float64")
     files = [
-        model.CapturedFile(
+        manifest_records.CapturedFile(
             one.name.removeprefix("file"), "file", 0o700, 1000, 1000, 1, "", one.name
         )
         for one in streams
         if one.name.startswith("file")
     ]
-    return model.Manifest(
-        info=model.SnapshotInfo(
+    return manifest_records.Manifest(
+        info=manifest_records.SnapshotInfo(
             snapshot_id,
             "kernel",
             CREATED + len(snapshot_id),
             "suspend" if snapshot_id == "suspended" else "save",
             "notebook.ipynb",
-            model.Sizes(200_000, 100_000, 50_000, 32_768),
+            manifest_records.Sizes(200_000, 100_000, 50_000, 32_768),
             0.1,
             0.5,
             "host",
-            model.Cause.IDLE,
+            manifest_records.Cause.IDLE,
             variables=[variable],
         ),
-        launch=model.LaunchSpec(
+        launch=manifest_records.LaunchSpec(
             "kernel",
             ["python", "-m", "ipykernel"],
             {"HOME": "/home/jovyan"},
@@ -150,37 +152,44 @@ def _manifest(snapshot_id: str, streams: list[model.Stream], images: int) -> mod
             own_ports=[4000],
             jupyter={"kernelspec": "python3"},
         ),
-        host=model.Host(
-            "host", "x86_64", "6.1", ["sse"], "580.1", [model.Gpu("GPU-1", "H200", 1 << 37)]
+        host=manifest_records.Host(
+            "host",
+            "x86_64",
+            "6.1",
+            ["sse"],
+            "580.1",
+            [manifest_records.Gpu("GPU-1", "H200", 1 << 37)],
         ),
         method="skeleton",
         keeper_pid=11,
         kernel_pid=12,
         highest_pid=12,
-        processes=[model.Process(12, 11, "python", pages="pages/12", processors={12: [0]})],
+        processes=[
+            manifest_records.Process(12, 11, "python", pages="pages/12", processors={12: [0]})
+        ],
         images=[
-            model.ImageFile("files.img", images - 18, 0),
-            model.ImageFile("remap-fpath.img", 18, images - 18),
+            manifest_records.ImageFile("files.img", images - 18, 0),
+            manifest_records.ImageFile("remap-fpath.img", 18, images - 18),
         ],
         streams=streams,
         captured=[
             *files,
-            model.CapturedFile(f"{SHM}folder", "directory", 0o755),
-            model.CapturedFile(f"{SHM}again", "hardlink", target=f"{SHM}doubles"),
-            model.CapturedFile(f"{SHM}link", "symlink", 0o777, target="doubles"),
+            manifest_records.CapturedFile(f"{SHM}folder", "directory", 0o755),
+            manifest_records.CapturedFile(f"{SHM}again", "hardlink", target=f"{SHM}doubles"),
+            manifest_records.CapturedFile(f"{SHM}link", "symlink", 0o777, target="doubles"),
         ],
-        gpu=[model.GpuProcess(12, [GPU], 32_768, {"GPU-1": 32_768})],
-        mapped=[model.MappedFile("/usr/bin/python3", 5, "00", "11")],
-        connections=[model.TcpConnection("127.0.0.1:4000", [end])],
+        gpu=[manifest_records.GpuProcess(12, [GPU], 32_768, {"GPU-1": 32_768})],
+        mapped=[manifest_records.MappedFile("/usr/bin/python3", 5, "00", "11")],
+        connections=[manifest_records.TcpConnection("127.0.0.1:4000", [end])],
         seconds_by_stage={"freeze": 0.1},
-        variables=model.Variables([variable], {"x": "22"}, complete=True),
+        variables=manifest_records.Variables([variable], {"x": "22"}, complete=True),
     )
 
 
 def _write_record(state: Path) -> None:
     place = Place(1000, "boot", [1, 2, 3, 4], "0::/", "/home/jovyan/.local/share/jupyter/gpuckpt")
     record = KernelRecord(
-        model.LaunchSpec("kernel", ["python"], {}, "/", "/log"),
+        manifest_records.LaunchSpec("kernel", ["python"], {}, "/", "/log"),
         Owner("owner", OwnerKind.SERVER, 1, 1.0),
         place,
         KernelState.SUSPENDED,

@@ -136,8 +136,8 @@ def test_the_rights_of_a_user_namespace_raise_no_limit():
 @pytest.mark.parametrize(("limit", "enough"), [(1500, False), (8192, True)])
 def test_descriptors_are_short_only_for_memory_that_is_not_hidden(limit, enough):
     code = """
-from jupyter_gpuckpt.host import checks
-[found] = checks.descriptors(checks.CheckedFiles(None, None, None))
+from jupyter_gpuckpt.host import doctor_checks
+[found] = doctor_checks.descriptors(doctor_checks.CheckedFiles(None, None, None))
 print(found.ok, bool(found.fix), found.message)
 """
     unshare = ["prlimit", f"--nofile={limit}:{limit}", "unshare", "--user", "--map-root-user"]
@@ -221,8 +221,8 @@ def test_a_trial_is_made_only_where_all_that_it_needs_is_there(tmp_path):
 MEND = """
 import json, sys
 from pathlib import Path
-from jupyter_gpuckpt.host import remedies
-print(json.dumps(remedies.find("mount /proc: Permission denied", sysctl=Path(sys.argv[1]))))
+from jupyter_gpuckpt.host import doctor_remedies
+print(json.dumps(doctor_remedies.find("mount /proc: Permission denied", sysctl=Path(sys.argv[1]))))
 """
 
 
