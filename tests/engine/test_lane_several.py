@@ -179,11 +179,16 @@ class Rows(ctypes.Structure):
         ("from_array", number), ("from_pitch", words), ("x", words), ("y", words), ("type", ctypes.c_int), ("host", number),
         ("to", number), ("array", number), ("pitch", words), ("width", words), ("height", words),
     ]
-rows = Rows(start=one, from_pitch=2 << 10, to=two, pitch=1 << 10, width=1 << 10, height=1 << 10)
+rows = Rows(from_type=2, start=one, from_pitch=2 << 10, type=2, to=two, pitch=1 << 10, width=1 << 10, height=1 << 10)
 print(copy_rows(ctypes.byref(rows)), on(2, bytes_at, two, MB) == 5 | 5 << 8, [driver.driver_synchronized(n) > 1 for n in (1, 2)])
+# A copy within one GPU waits for no other, where work may wait for what this thread does next.
+before = driver.driver_synchronized(1), driver.driver_synchronized(2)
+rows = Rows(from_type=2, start=one, from_pitch=1 << 10, type=2, to=one + 2 * MB, pitch=1 << 10, width=1 << 10, height=1 << 10)
+print(copy_rows(ctypes.byref(rows)), (driver.driver_synchronized(1), driver.driver_synchronized(2)) == before)
 """
     )
     assert said(process) == ["0", "True", "[True,", "True]"]
+    assert said(process) == ["0", "True"]
 
 
 def test_memory_is_freed_from_the_other_gpu_when_the_work_on_its_own_is_done(begin):

@@ -149,8 +149,19 @@ static properties_t properties_of(int device) {
     return made;
 }
 
-/* Create memory and map it at a reserved address, where its GPU and that GPU's peers have access. An error leaves nothing behind. */
-static result_t create_at(address_t address, size_t bytes, int device, handle_t *handle) {
+/* Give a GPU and its peers access to memory of it. `must_all`: it is an error if one gets none. Otherwise a peer may get none: after a
+ * resume on other GPUs it may have no way to the memory, which must come back all the same. */
+static result_t share(address_t address, size_t bytes, const access_t *access, uint32_t count, int must_all) {
+    result_t error = driver.cuMemSetAccess(address, bytes, access, count);
+    if (!error || must_all || count == 1) return error;
+    error = driver.cuMemSetAccess(address, bytes, access, 1);
+    for (uint32_t at = 1; at < count && !error; at++) driver.cuMemSetAccess(address, bytes, &access[at], 1);
+    return error;
+}
+
+/* Create memory and map it at a reserved address, where its GPU and that GPU's peers have access: see `share`. An error leaves nothing
+ * behind. */
+static result_t create_at(address_t address, size_t bytes, int device, handle_t *handle, int must_all) {
     properties_t properties = properties_of(device);
     access_t access[MAX_GPUS];
     uint32_t count = access_to(device, access);
@@ -160,7 +171,7 @@ static result_t create_at(address_t address, size_t bytes, int device, handle_t 
         driver.cuMemRelease(*handle);
         return error;
     }
-    if ((error = driver.cuMemSetAccess(address, bytes, access, count))) {
+    if ((error = share(address, bytes, access, count, must_all))) {
         driver.cuMemUnmap(address, bytes);
         driver.cuMemRelease(*handle);
     }
@@ -201,7 +212,7 @@ static result_t add_parts(address_t address, size_t whole, int device, context_t
     for (size_t at = 0; at < whole; at += MAX_PART_BYTES, count++) {
         part_t made = {.address = address + at, .whole_bytes = at ? 0 : whole, .context = context, .device = device, .state = MINE};
         made.bytes = whole - at < MAX_PART_BYTES ? whole - at : MAX_PART_BYTES;
-        result_t error = create_at(made.address, made.bytes, device, &made.handle);
+        result_t error = create_at(made.address, made.bytes, device, &made.handle, 1);
         if (error) {
             unmap_parts(added, count);
             return error;
@@ -264,7 +275,7 @@ static void free_at(uint32_t first) {
 }
 
 /* Wait for all work of a context, which need not be the current one. */
-static result_t synchronize(context_t context) {
+HIDDEN result_t synchronize(context_t context) {
     context_t popped;
     result_t error = driver.cuCtxPushCurrent_v2(context);
     if (error) return error;
@@ -405,14 +416,6 @@ HIDDEN int reach_all_memory(void) {
         found |= contexts.of[to] && to != from && !has_access(from, to) && !add_peer(NULL, NULL, from, to, set_access);
     pthread_mutex_unlock(&parts_lock);
     return found;
-}
-
-HIDDEN void synchronize_all(void) {
-    pthread_mutex_lock(&parts_lock);
-    contexts_t contexts = contexts_for(parts, part_count);
-    pthread_mutex_unlock(&parts_lock);
-    for (int device = 0; device < MAX_GPUS; device++)
-        if (contexts.of[device]) synchronize(contexts.of[device]);
 }
 
 /* ---- the functions that the program gets in place of the driver's ---- */
@@ -687,7 +690,7 @@ static result_t begin_copy(part_t *part, context_t context, stream_t *stream, in
     if (error) return error;
     if (*stream || !(error = driver.cuStreamCreate(stream, NON_BLOCKING))) {
         if (!(error = import(descriptor, part, spare, handle))) {
-            if (!(error = create_at(part->address, part->bytes, part->device, &part->handle)) &&
+            if (!(error = create_at(part->address, part->bytes, part->device, &part->handle, 0)) &&
                 (error = driver.cuMemcpyDtoDAsync_v2(part->address, *spare, part->bytes, *stream)))
                 unmap(part);
             if (error) drop_import(*spare, part->bytes, *handle);
@@ -832,7 +835,7 @@ static reply_t fill(const request_t *request, files_t files) {
     for (; created < request->count; created++) {
         part_t *at = from + created;
         if ((reply.result = driver.cuCtxPushCurrent_v2(contexts.of[at->device]))) break;
-        reply.result = create_at(at->address, at->bytes, at->device, &at->handle);
+        reply.result = create_at(at->address, at->bytes, at->device, &at->handle, 0);
         driver.cuCtxPopCurrent_v2(&popped);
         if (reply.result) break;
         runs[created] = (run_t){at->address, at->bytes, at->device};

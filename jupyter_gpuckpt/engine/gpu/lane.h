@@ -118,5 +118,5 @@ void *copy_in_place_of(void *function);
 int uses_several_gpus(void);
 context_t context_of(address_t address);
 int reach_all_memory(void);
-void synchronize_all(void);
+result_t synchronize(context_t context);
 #endif

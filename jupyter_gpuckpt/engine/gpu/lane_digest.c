@@ -16,7 +16,7 @@
 #define BUFFER_BYTES (MAX_PART_BYTES / DIGESTED_BYTES * DIGEST_BYTES)
 #define BLOCK_THREADS 256
 #define WARP_THREADS 32
-#define STACK_BYTES (256UL << 10)
+#define STACK_BYTES (8UL << 20) /* the driver compiles there; Linux gives pages as they are used */
 
 /* One warp makes one digest: a thread reads 16 bytes, and the next 16 after those of the other threads. Two words of the memory, each
  * added to a word of the key, are multiplied; the products are added, first in a thread and then over the warp. */

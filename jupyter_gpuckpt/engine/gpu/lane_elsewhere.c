@@ -36,10 +36,11 @@ enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE
     BOTH(X, cuMemsetD2D32Async, _ptsz, ASYNC_FILL_2D, (to, pitch, value, width, height, stream))       \
     BOTH(X, cuMemcpy2DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))            \
     BOTH(X, cuMemcpy3DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))
-#define WAITED_FOR(X)                                                     \
-    BOTH(X, cuMemcpy2D_v2, _ptds, (const void *what), (what))             \
-    BOTH(X, cuMemcpy2DUnaligned_v2, _ptds, (const void *what), (what))    \
-    BOTH(X, cuMemcpy3D_v2, _ptds, (const void *what), (what))
+/* The last argument: of which dimensions the description of the copy is. */
+#define WAITED_FOR(X)                                                           \
+    BOTH(X, cuMemcpy2D_v2, _ptds, (const void *what), (what), rows)             \
+    BOTH(X, cuMemcpy2DUnaligned_v2, _ptds, (const void *what), (what), rows)    \
+    BOTH(X, cuMemcpy3D_v2, _ptds, (const void *what), (what), layers)
 #define BETWEEN(X)                                \
     X(cuMemcpy, cuMemcpyPeer)                     \
     X(cuMemcpy_ptds, cuMemcpyPeer_ptds)           \
@@ -82,19 +83,51 @@ static int is_between(address_t to, address_t from, context_t *to_context, conte
     return *to_context && *from_context;
 }
 
+/* What the driver's header declares as CUDA_MEMCPY2D and CUDA_MEMCPY3D, up to the addresses of the target. */
+typedef struct {
+    size_t x, y;
+    int kind;
+    const void *host;
+    address_t device;
+    void *array;
+    size_t pitch;
+} rows_t;
+typedef struct {
+    size_t x, y, z, level;
+    int kind;
+    const void *host;
+    address_t device;
+    void *array, *reserved;
+    size_t pitch, height;
+} layers_t;
+typedef struct { rows_t from, to; } rows_copy_t;
+typedef struct { layers_t from, to; } layers_copy_t;
+enum { UNIFIED = 4 };
+
+static int is_address(int kind) { return kind == DEVICE_MEMORY || kind == UNIFIED; }
+
+static int is_between_rows(const rows_copy_t *copy, context_t *to, context_t *from) {
+    return copy && is_address(copy->to.kind) && is_address(copy->from.kind) && is_between(copy->to.device, copy->from.device, to, from);
+}
+
+static int is_between_layers(const layers_copy_t *copy, context_t *to, context_t *from) {
+    return copy && is_address(copy->to.kind) && is_address(copy->from.kind) && is_between(copy->to.device, copy->from.device, to, from);
+}
+
 #define NAME_OF(name) elsewhere_##name
 #define DEFINE_RETRIED(name, parameters, arguments)                                              \
     static result_t NAME_OF(name) parameters {                                                   \
         result_t error = real.name arguments;                                                    \
         return error == INVALID_VALUE && reach_all_memory() ? real.name arguments : error;       \
     }
-#define DEFINE_WAITED_FOR(name, parameters, arguments)                                           \
+#define DEFINE_WAITED_FOR(name, parameters, arguments, dimensions)                               \
     static result_t NAME_OF(name) parameters {                                                   \
-        int several = uses_several_gpus();                                                       \
-        if (several) synchronize_all();                                                          \
+        context_t to, from;                                                                      \
+        int both = is_between_##dimensions(what, &to, &from);                                    \
+        if (both) synchronize(to), synchronize(from);                                            \
         result_t error = real.name arguments;                                                    \
         if (error == INVALID_VALUE && reach_all_memory()) error = real.name arguments;           \
-        if (several) synchronize_all();                                                          \
+        if (both) synchronize(to), synchronize(from);                                            \
         return error;                                                                            \
     }
 #define DEFINE_BETWEEN(name, peer)                                                               \

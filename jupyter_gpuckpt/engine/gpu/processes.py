@@ -122,11 +122,12 @@ class GpuProcesses:
             side_by_side(lambda pid: self._checkpoint(pid, drivers[pid]), owners, held=self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
-            for pid in pids(self._tree):
-                if pid not in owners and cuda.holds_gpu(pid):
-                    # The copying may have taken minutes, in which a process can have begun to use CUDA.
-                    refusals.refuse_new_owner(pid)
-                    release.release(pid)
+            holders = [pid for pid in pids(self._tree) if pid not in owners and cuda.holds_gpu(pid)]
+            for pid in holders:
+                # The copying may have taken minutes, in which a process can have begun to use CUDA.
+                refusals.refuse_new_owner(pid)
+            for pid in holders:
+                release.release(pid)
         for pid in owners:
             refusals.refuse_leftovers(pid)
 
