@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from ...errors import ErrorRecord, error_from
+from ...errors import ErrorRecord, GpuCkptError, error_from
 from ...host import commands
 from ...pwrite import pwrite_all
 from ...store.far.checking import RUN_BYTES, Checkers, CheckingThreads, Run
@@ -108,7 +108,12 @@ class _Worker:
         if answer is None:
             raise ConnectionAbortedError("it has ended")
         if answer.error is not None:
-            raise error_from(answer.error)
+            error = error_from(answer.error)
+            if (
+                type(error) is GpuCkptError
+            ):  # such as a lack of memory, which says nothing of the chunks
+                raise OSError(str(error))
+            raise error
 
     def close(self) -> None:
         """End the worker, when it has done what it is doing."""
@@ -151,8 +156,13 @@ class CheckingProcesses:
             except OSError as error:
                 self._drop(worker, error)
                 worker = None
-            except BaseException:
+            except GpuCkptError:  # its answer
                 self._idle.put(worker)
+                raise
+            except (
+                BaseException
+            ) as error:  # its answer may come yet, and must not be that to another run
+                self._drop(worker, error)
                 raise
         if worker is None or records is None:
             with self._by_threads.checked(run, data) as records:
@@ -194,7 +204,7 @@ class CheckingProcesses:
             self._idle.put(None)  # for the next that waits
         return worker
 
-    def _drop(self, worker: _Worker, error: OSError) -> None:
+    def _drop(self, worker: _Worker, error: BaseException) -> None:
         logger.warning(
             "A process that checks a fetch has ended (%s); what it had is checked again. Look whether memory is short.",
             error,

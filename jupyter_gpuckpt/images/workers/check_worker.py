@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from ...errors import ToolMissing, record_of
+from ...errors import record_of
 from ...store.codecs import DIGEST_BYTES
 from ...store.far.checking import OpenPack, Run, check
 from ...store.far.far_packs import ROW
@@ -22,8 +22,8 @@ from .messages import receive, receive_descriptors, send
 
 
 def prepare() -> None:
-    """Import the cipher, once for all forks. Without it nothing is ever fetched."""
-    with suppress(ToolMissing):
+    """Import the cipher, once for all forks. Without it nothing is ever fetched, and the fork server has other tasks, too."""
+    with suppress(BaseException):  # a broken installation raises what is no Exception
         cipher(bytes(KEY_BYTES))
 
 

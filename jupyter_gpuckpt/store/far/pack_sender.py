@@ -113,7 +113,13 @@ class PackSender:
             task.parts -= 1
             is_made = not task.parts
         if is_made:
-            sending.submit(self._send, task)
+            try:
+                sending.submit(self._send, task)
+            except (
+                BaseException
+            ) as error:  # no thread could be started; raised by `send`, which waits for the memory
+                self._errors.append((task.number, error))
+                self._free.put(task.memory)
 
     def _chunk(self, chunk: Entry) -> FarChunk:
         return FarChunk(self._far_ids[chunk.digest], *self._read(chunk.digest))
@@ -121,7 +127,11 @@ class PackSender:
     def _send(self, task: _Task) -> None:
         try:
             if not self._errors:
-                self._sent[task.number] = self._send_pack(task.pack.finish(), task.chunks)
+                pack = task.pack.finish()
+                self._pace.wait(pack.ref.length, self._bucket.retries)
+                if not self._errors:  # another pack may have failed meanwhile
+                    self._sent[task.number] = self._send_pack(pack, task.chunks)
+                del pack
         except BaseException as error:  # raised by `send`
             self._errors.append((task.number, error))
         memory = task.memory
@@ -130,7 +140,6 @@ class PackSender:
             self._free.put(memory)
 
     def _send_pack(self, pack: FarPack, chunks: Sequence[Entry]) -> PackRef:
-        self._pace.wait(pack.ref.length, self._bucket.retries)
         if not self._bucket.create(pack.ref.name, pack.data):
             raise StoreUnavailable(
                 f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",
