@@ -19,6 +19,7 @@ from jupyter_gpuckpt.errors import GpuCkptError, KernelLost, KernelNotCheckpoint
 from tests.conftest import wait_for
 from tests.engine.scripted_gpu import ONE, devices, executable, run, store
 from tests.engine.test_lane_snapshots import (
+    begin_with_lane,
     check_running,
     driver_library,
     gpu,
@@ -27,7 +28,7 @@ from tests.engine.test_lane_snapshots import (
     resumed,
 )
 
-__all__ = ["devices", "driver_library", "executable", "gpu", "run", "store"]
+__all__ = ["begin_with_lane", "devices", "driver_library", "executable", "gpu", "run", "store"]
 
 
 @contextmanager

@@ -70,26 +70,38 @@ def driver_library(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def gpu(run, executable, devices, driver_library, tmp_path, monkeypatch) -> Gpu:
+def begin_with_lane(run, executable, devices, driver_library, tmp_path, monkeypatch):
+    """Return a function that starts one process with a lane on these GPUs, and a child of it without one; `more`: its variables."""
+
+    def begin(*gpus: str, **more: str) -> Gpu:
+        folder = tmp_path / "cuda"
+        folder.mkdir()
+        shutil.copyfile(driver_library, folder / "libcuda.so.1")
+        nvml = ScriptedNvml()
+        for uuid in gpus:
+            nvml.add(uuid)
+        driver = ScriptedDriver(folder, nvml)
+        put_in(monkeypatch, driver, nvml)
+        words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
+        variables = {**lane_library.environment({}), "SCRIPTED_LANE": "1", **more}
+        variables["DRIVER_REFUSES"] = str(folder / "refuses")
+        program = run(
+            f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{variables!r}}})",
+            gpu_lane=True,
+        )
+        found = Gpu(folder, driver, nvml, program)
+        wait_for(lambda: len(found.numbers()) == 2)
+        wait_for(lambda: lane_of(found).is_there)
+        return found
+
+    return begin
+
+
+@pytest.fixture
+def gpu(begin_with_lane) -> Gpu:
     """One process with a lane, and a child of it without one."""
-    folder = tmp_path / "cuda"
-    folder.mkdir()
-    shutil.copyfile(driver_library, folder / "libcuda.so.1")
-    nvml = ScriptedNvml()
-    nvml.add(ONE)
-    driver = ScriptedDriver(folder, nvml)
-    put_in(monkeypatch, driver, nvml)
-    words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
-    more = {**lane_library.environment({}), "SCRIPTED_LANE": "1"}
-    more["DRIVER_REFUSES"] = str(folder / "refuses")
-    program = run(
-        f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{more!r}}})",
-        gpu_lane=True,
-    )
-    found = Gpu(folder, driver, nvml, program)
-    wait_for(lambda: len(found.numbers()) == 2)
-    wait_for(lambda: lane_of(found).is_there)
-    nvml.used[ONE] = dict.fromkeys(found.pids(), GB)
+    found = begin_with_lane(ONE)
+    found.nvml.used[ONE] = dict.fromkeys(found.pids(), GB)
     return found
 
 
@@ -503,7 +515,7 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
 
 def let_two_parts_be_given_back_at_a_time(monkeypatch):
     """Let the GPU have room for two parts at a time when memory is given back."""
-    monkeypatch.setattr(lane_room, "_PART_BYTES", MEMORY // 2 - (2 << 20))
+    monkeypatch.setattr(lane_room, "PART_BYTES", MEMORY // 2 - (2 << 20))
 
 
 def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch):

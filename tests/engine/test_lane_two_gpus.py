@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import threading
 from contextlib import nullcontext
 
@@ -21,25 +20,22 @@ from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Allocation
 from jupyter_gpuckpt.engine.gpu.lane_room import by_gpu, located, without
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place
-from jupyter_gpuckpt.engine.tree import lane_library
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.manifest_records import Gpu as Model
-from tests.conftest import wait_for
-from tests.engine.scripted_driver import Error, ScriptedDriver, ScriptedNvml
+from tests.engine.scripted_driver import Error
 from tests.engine.scripted_gpu import (
-    LENGTH,
     ONE,
     OTHER,
     Gpu,
     devices,
     executable,
-    put_in,
     run,
     store,
 )
 from tests.engine.test_lane_snapshots import (
     GB,
     MEMORY,
+    begin_with_lane,
     check_running,
     die_at,
     driver_library,
@@ -49,35 +45,19 @@ from tests.engine.test_lane_snapshots import (
 )
 from tests.parameters import some_slow
 
-__all__ = ["devices", "driver_library", "executable", "run", "store"]
+__all__ = ["begin_with_lane", "devices", "driver_library", "executable", "run", "store"]
 
 #: What is on each GPU: as in scripted_cuda.c.
 ON_ONE, ON_OTHER = (5 << 20) + (1 << 20) + (2 << 20), 16 << 20
 
 
 @pytest.fixture(params=["apart", "peers"])
-def gpu(request, run, executable, devices, driver_library, tmp_path, monkeypatch) -> Gpu:
+def gpu(request, begin_with_lane) -> Gpu:
     """One process with a lane on two GPUs, and a child of it without one."""
-    folder = tmp_path / "cuda"
-    folder.mkdir()
-    shutil.copyfile(driver_library, folder / "libcuda.so.1")
-    nvml = ScriptedNvml()
-    nvml.add(ONE)
-    nvml.add(OTHER)
-    driver = ScriptedDriver(folder, nvml)
-    put_in(monkeypatch, driver, nvml)
-    words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
-    more = {**lane_library.environment({}), "SCRIPTED_LANE": "1"}
-    more |= {"SCRIPTED_GPUS": "2", "DRIVER_GPUS": "2", "DRIVER_REFUSES": str(folder / "refuses")}
+    more = {"SCRIPTED_GPUS": "2", "DRIVER_GPUS": "2"}
     if request.param == "peers":
         more["SCRIPTED_PEERS"] = "1"
-    program = run(
-        f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{more!r}}})",
-        gpu_lane=True,
-    )
-    found = Gpu(folder, driver, nvml, program)
-    wait_for(lambda: len(found.numbers()) == 2)
-    wait_for(lambda: lane_of(found).is_there)
+    found = begin_with_lane(ONE, OTHER, **more)
     use(found)
     return found
 

@@ -32,6 +32,7 @@ from tests.engine.test_lane_snapshots import (
     MEMORY,
     MOVING,
     STILL,
+    begin_with_lane,
     changed,
     check_running,
     driver_library,
@@ -46,7 +47,16 @@ from tests.engine.test_lane_snapshots import (
 )
 from tests.parameters import some_slow
 
-__all__ = ["devices", "driver_library", "executable", "gpu", "run", "store", "with_still_memory"]
+__all__ = [
+    "begin_with_lane",
+    "devices",
+    "driver_library",
+    "executable",
+    "gpu",
+    "run",
+    "store",
+    "with_still_memory",
+]
 
 #: Windows of this length, which is not that of any part.
 WINDOW = 6 << 20

@@ -170,7 +170,7 @@ class Lane:
             return library.devices()
 
     def hand_over(self, rest: Mapping[int, int]) -> None:
-        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPUs.
+        """Move the memory from the process to init, which must not hold any memory of it yet. It stays on the GPUs.
 
         `rest`: bytes of memory that the process uses in addition to the lane's, by its numbers of the GPUs. init reserves them, if they
         are free, because Checkpoint frees them and Restore needs them.

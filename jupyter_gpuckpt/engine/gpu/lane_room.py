@@ -16,7 +16,7 @@ from .placement import UNKNOWN, visible
 #: What stays free on the GPU while memory is given back.
 _MARGIN_BYTES = 1 << 30
 #: The bytes of the largest part: MAX_PART_BYTES in lane.h.
-_PART_BYTES = 1 << 30
+PART_BYTES = 1 << 30
 #: The room with which memory that init holds can be given back, part by part: two parts, and what other programs may take meanwhile.
 _BY_PARTS_BYTES = 3 << 30
 
@@ -50,7 +50,7 @@ def located(
 
 
 def by_gpu(allocations: Sequence[Allocation], where: Mapping[int, str]) -> dict[str, int]:
-    """Return the bytes of the memory on each GPU; all of them as those of UNKNOWN if it is not certain where it is."""
+    """Return the bytes of the memory on each GPU; where that is not certain, all of them under UNKNOWN."""
     found = Counter[str]()
     for one in allocations:
         found[where.get(one.device, UNKNOWN)] += one.bytes
@@ -84,4 +84,4 @@ def fits_by_parts(room: int) -> bool:
 def parts_at_once(pid: int) -> int:
     """Return how many parts can be given back at once to a process, whose parts before them init has freed; at least one."""
     room = free_room(pid, gpu.used_by(pid)) - _MARGIN_BYTES
-    return max(1, min(BATCH, room // _PART_BYTES))
+    return max(1, min(BATCH, room // PART_BYTES))

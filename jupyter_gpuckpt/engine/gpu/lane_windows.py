@@ -22,10 +22,10 @@ from ..tree.tree import Tree
 from .digests import Ranges
 from .lane import LANE_FILES, Lane
 from .lane_orders import Allocation, Library, Order
-from .lane_room import fits_by_parts, free_room
+from .lane_room import PART_BYTES, fits_by_parts, free_room
 
-#: The bytes of a window, of which there is one at a time. A part has as many at most (MAX_PART_BYTES in lane.h).
-WINDOW_BYTES = 1 << 30
+#: The bytes of a window, of which there is one at a time. Whole parts are filled, so it has room for the largest.
+WINDOW_BYTES = PART_BYTES
 #: What else needs RAM meanwhile: buffers of packing or unpacking, the page-locked ones, and other programs.
 _SPARE_BYTES = 2 << 30
 
@@ -42,12 +42,12 @@ class RamNeeds(NamedTuple):
 
     @property
     def most_bytes(self) -> int:
-        """Everything, if no windows are used."""
+        """The bytes needed if no windows are used."""
         return self.beside_bytes + self.gpu_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Everything, if windows are used wherever they help."""
+        """The bytes needed if windows are used wherever they help."""
         return self.most_bytes - spared([self.gpu_bytes])
 
 
@@ -62,7 +62,7 @@ class StoreWindow(Protocol):
     """
 
     def __call__(self, stream: str, paths: Sequence[Path], length: int, ranges: Ranges) -> None:
-        """Store them. Raises what `pack` raises."""
+        """Store the ranges. Raises what `pack` raises."""
 
 
 #: Makes a file of the bytes of a stream between two offsets: (stream, begin, end, path of the file).
@@ -125,7 +125,7 @@ def usable_bytes(tree: Tree) -> int:
 
 
 def windows(ranges: Ranges) -> Iterator[Ranges]:
-    """Divide ranges into windows."""
+    """Yield the windows into which ranges are divided, each of at most `WINDOW_BYTES`."""
     window, left = Ranges(), WINDOW_BYTES
     for begin, end in ranges:
         at = begin

@@ -44,7 +44,7 @@ class CheckTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckRun(msgspec.Struct, frozen=True):
-    """A run to check: `length` bytes in the first half of the memory. The payloads are wanted in the second."""
+    """A request to check a run of `length` bytes in the first half of the memory. The worker writes the payloads to the second half."""
 
     name: str
     secret: bytes
@@ -61,7 +61,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def checkers(stored_bytes: int) -> Checkers:
-    """Return who checks the chunks of packs of so many bytes: processes where they are faster than threads."""
+    """Return the checkers for packs of `stored_bytes` in all: processes where they are faster than threads."""
     workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // _PROCESSORS)
     if workers < _MIN_WORKERS or stored_bytes < _MIN_BYTES:
         return CheckingThreads()
@@ -196,7 +196,7 @@ class CheckingProcesses:
             self._idle.put(worker)
 
     def _taken(self) -> _Worker | None:
-        """Return a worker without a task, after waiting for it; None if no worker is ready or left."""
+        """Wait for a worker without a task and return it; return None if no worker is ready or left."""
         if not self._workers:
             return None
         worker = self._idle.get()

@@ -63,7 +63,7 @@ class Checkers(Protocol):
         """End what was started."""
 
     def checked(self, run: Run, data: memoryview) -> AbstractContextManager[list[Record]]:
-        """Check the chunks of a run, in what was read of it. The records are valid inside the context.
+        """Check the chunks of a run in `data`, the bytes that were read of it. The records are valid inside the context.
 
         Raises FarObjectInvalid, FormatTooNew.
         """

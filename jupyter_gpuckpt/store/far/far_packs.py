@@ -107,7 +107,7 @@ def are_there(bucket: Bucket, packs: Collection[PackRef], condemned: set[str]) -
 
 
 class OtherLengthError(Exception):
-    """The error of a chunk whose length is not the one for which the pack has room."""
+    """An error about a chunk whose length is not the one for which the pack has room."""
 
 
 class NewPack:

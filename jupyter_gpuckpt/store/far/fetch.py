@@ -121,7 +121,7 @@ def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: M
 
 
 def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> Iterator[OpenPack]:
-    """Begin to read the rows of packs, several at a time; yield the packs in their order.
+    """Read the rows of packs, several at a time, and return an iterator of the packs in their order.
 
     The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
     """
