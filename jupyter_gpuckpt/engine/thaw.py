@@ -42,17 +42,30 @@ from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree, current
 
 
+class Writing(Protocol):
+    """The writing of streams into files, of which other threads use what is written already."""
+
+    def run(self) -> None:
+        """Write all of it, in parallel, each stream from its beginning on."""
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        """Wait until `run` has written a stream from `begin` to `end`; return the end of what it has written from there.
+
+        Raises the error of `run`.
+        """
+
+
 class Content(Protocol):
     """The source of a snapshot's bytes. All methods verify digests."""
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
-    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
-        """Look up the chunks of streams; return a function that does the rest of `to_file`."""
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Writing:
+        """Look up the chunks of streams; return what writes them into the files."""
 
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
-        """Make a file of the bytes of a stream between two offsets."""
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
+        """Make a file of the bytes of a stream between two offsets; return the second one."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
@@ -188,6 +201,7 @@ def thaw(
             allowed_gpus,
             progress,
             lanes_written=gpu.finish,
+            wait_for=gpu.wait_for,
             read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):
@@ -240,8 +254,8 @@ class _GpuFiles:
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
     and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
-    `finish_drivers` and `finish` return when the bytes are complete and verified. `by_windows`: the caller writes the lanes', window
-    by window.
+    `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the lanes',
+    window by window.
     """
 
     def __init__(self, restore: _Restore, *, by_windows: bool) -> None:
@@ -258,7 +272,12 @@ class _GpuFiles:
         if by_windows:
             self._lanes = []
         self._error: BaseException | None = None
-        self._drivers_written, self._ended = threading.Event(), False
+        self._drivers_written, self._begun, self._ended = (
+            threading.Event(),
+            threading.Event(),
+            False,
+        )
+        self._writing: Writing | None = None
         #: Set it to let the lanes' files be written.
         self.lanes_may = threading.Event()
         self._content, self._progress = restore.content, restore.progress
@@ -270,14 +289,16 @@ class _GpuFiles:
         try:
             self._content.to_file(self._drivers)
             self._drivers_written.set()
-            write = self._content.writing(self._lanes)
+            self._writing = self._content.writing(self._lanes)
+            self._begun.set()
             self.lanes_may.wait()
             if not self._ended:
-                write()
+                self._writing.run()
         except BaseException as error:
             self._error = error
         finally:
             self._drivers_written.set()
+            self._begun.set()
 
     def __enter__(self) -> Self:
         return self
@@ -296,6 +317,17 @@ class _GpuFiles:
         """Wait until the driver's files are written. Raises the thread's error."""
         if self._drivers:
             self._wait(self._drivers_written.wait)
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        """Wait until a lane's file is written from `begin` to `end`; return the end of what is written from there.
+
+        Raises the thread's error.
+        """
+        self.lanes_may.set()
+        self._begun.wait()
+        if self._writing is None:
+            raise self._error or RuntimeError("the thread has ended")
+        return self._writing.wait_for(stream, begin, end)
 
     def finish(self) -> None:
         """Wait until all is written. Raises the thread's error."""

@@ -18,6 +18,7 @@ from ..store.local import LocalStore
 from ..store.manifests import digests_of
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
+from .written import places_of
 
 # Records with at most this many bytes between them are read together.
 _RUN_GAP = 256 << 10
@@ -37,11 +38,17 @@ def zeros_in(streams: Sequence[Stream]) -> int:
 
 
 def table_of(
-    streams: Sequence[Stream], store: LocalStore, *, run_bytes: int, threads: int
+    streams: Sequence[Stream],
+    store: LocalStore,
+    *,
+    run_bytes: int,
+    threads: int,
+    by_stream: bool = False,
 ) -> RunTable:
     """Return the table of all runs to read for `streams`: of up to `run_bytes` or one chunk each, balanced for `threads`.
 
-    The sink number of a target is the index of its stream.
+    The sink number of a target is the index of its stream. The runs are in the order of the packs; `by_stream`: in the order in which
+    the streams have them, which lets the streams be used from their beginnings on.
 
     Raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
     """
@@ -60,7 +67,12 @@ def table_of(
     numbers, pack = np.unique(pack, return_inverse=True)
     runs = _runs(records, pack, alone, run_bytes, threads)
     paths = [str(store.path_of(places.packs[number])) for number in numbers.tolist()]
-    return RunTable(paths, runs, records, targets)
+    table = RunTable(paths, runs, records, targets)
+    if by_stream:
+        begins = np.cumsum([0, *(one.length for one in streams)], dtype=np.int64)[:-1]
+        table = table._replace(runs=runs[np.argsort(places_of(table, begins)[0], kind="stable")])
+    table.runs["number"] = np.arange(len(table.runs))
+    return table
 
 
 def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:

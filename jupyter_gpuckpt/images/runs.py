@@ -30,9 +30,10 @@ RECORD = np.dtype(
 )
 #: A target: `length` bytes from `start` of a chunk go to `offset` of the stream's sink (by its number).
 TARGET = np.dtype([("sink", "u4"), ("offset", "u8"), ("start", "u4"), ("length", "u4")])
-#: A run: the range from `start` to `end` of a pack, with the ranges of its records and of their targets in the table.
+#: A run: its number in the table, the range from `start` to `end` of a pack, and the ranges of its records and of their targets.
 RUN = np.dtype(
     [
+        ("number", "u4"),
         ("pack", "u4"),
         ("start", "u8"),
         ("end", "u8"),
@@ -122,7 +123,7 @@ class RunWorker:
     """The worker of one thread. Many threads wait for the GIL, so the code per chunk is kept short.
 
     `read(pack, start, end)` returns these bytes as writable memory; `damaged` is called with chunks that are missing or damaged;
-    `advance` is called with the number of bytes written.
+    `written` is called with a run's number when all of it is written, and how many bytes that were.
     """
 
     def __init__(
@@ -131,15 +132,15 @@ class RunWorker:
         read: Callable[[str, int, int], memoryview],
         writes: Sequence[Write],
         damaged: Callable[[Damaged], None],
-        advance: Callable[[int], None],
+        written: Callable[[int, int], None],
     ) -> None:
         self._table, self._read, self._writes = table, read, writes
-        self._damaged, self._advance = damaged, advance
+        self._damaged, self._written = damaged, written
         self._unpacked, self._decompressor = Scratch(), Decompressor()
 
     def work(self, run: RunRow) -> None:
         """Process one run, a row of the table."""
-        pack, start, end, record, records, target, targets = run
+        number, pack, start, end, record, records, target, targets = run
         rows = self._table.records[record : record + records]
         places: list[Target] = self._table.targets[target : target + targets].tolist()
         buffer = self._read(self._table.packs[pack], start, end)
@@ -161,4 +162,4 @@ class RunWorker:
                 self._damaged(Damaged(bytes(digest), places[first:last]))
                 done += sum(length for *_, length in places[first:last])
             first = last
-        self._advance(done)
+        self._written(number, done)

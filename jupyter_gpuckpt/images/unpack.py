@@ -27,6 +27,7 @@ from .workers.processes import worth_it
 from .workers.threads import share_out
 from .workers.unpack_client import SharedSink, UnpackClient
 from .working_memory import fitting
+from .written import WrittenBytes
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Unpacking:
 
     The constructor looks up the places of all chunks and prepares the sinks, so that `run` only reads, verifies and writes.
 
+    `by_stream`: the streams are written from their beginnings on, so that `wait_for` returns early.
+
     Buffers take at most `memory_bytes` (0: a quarter of the free memory), but always as much as one thread needs: 6 MiB. The
     constructor raises ObjectCorrupt, which names a chunk that is not in the store, ManifestInvalid, and the errors of `prepare`.
     """
@@ -84,6 +87,7 @@ class Unpacking:
         *,
         threads: int,
         memory_bytes: int = 0,
+        by_stream: bool = False,
     ) -> None:
         self._jobs, self._store = jobs, store
         self._threads, run_bytes = fitting(
@@ -95,7 +99,11 @@ class Unpacking:
         )
         streams = [stream for stream, _ in jobs]
         self._digests, self._zeros = digests_of(streams), zeros_in(streams)
-        self._table = table_of(streams, store, run_bytes=run_bytes, threads=self._threads)
+        self._table = table_of(
+            streams, store, run_bytes=run_bytes, threads=self._threads, by_stream=by_stream
+        )
+        lengths = [stream.length for stream in streams]
+        self._written = WrittenBytes(self._table, lengths)
         self._shared = [sink for _, sink in jobs if isinstance(sink, SharedSink)]
         stored = sum(stream.length for stream in streams) - self._zeros
         wide = len(self._shared) == len(jobs) and worth_it(stored, self._threads)
@@ -111,6 +119,20 @@ class Unpacking:
         raised: a sink's own error, OperationCancelled, ObjectCorrupt naming pack and chunk. Chunks that were moved to another
         pack after the look-up are found there.
         """
+        try:
+            self._run(progress)
+        except BaseException as error:
+            self._written.fail(error)
+            raise
+
+    def wait_for(self, stream: int, begin: int, end: int) -> int:
+        """Wait until `run` has written a stream, by its number, from `begin` to `end`; return the end of what it has written from there.
+
+        Raises the error of `run`, and waits for ever if that is not called.
+        """
+        return self._written.wait_for(stream, begin, end)
+
+    def _run(self, progress: Progress) -> None:
         with self._store.holding(self._digests):
             progress.advance(self._zeros)
             writes = [sink.write for _, sink in self._jobs]
@@ -121,15 +143,17 @@ class Unpacking:
                 for number, at, start, length in damaged.targets:
                     writes[number](at, data[start : start + length])
 
+            def written(run: int, count: int) -> None:
+                self._written.finish_run(run)
+                progress.advance(count)
+
             if self._processes is not None:
-                self._processes.work(self._shared, progress, read_again)
+                self._processes.work(self._shared, written, read_again)
                 return
 
             def make_worker() -> Callable[[RunRow], None]:
                 reader = RunReader(self._store.read_run)
-                return RunWorker(
-                    self._table, reader.read, writes, read_again, progress.advance
-                ).work
+                return RunWorker(self._table, reader.read, writes, read_again, written).work
 
             runs = self._table.runs.tolist()
             share_out(runs, make_worker, min(self._threads, len(runs)))

@@ -207,6 +207,20 @@ def _changed(file: MappedFile, digests: FileDigests) -> str:
     return f"The file {file.path}, which the kernel uses, was replaced ({was} then, {now} now)."
 
 
+class _Writing(NamedTuple):
+    """An implementation of `thaw.Writing`: the names of the streams, and their unpacking."""
+
+    names: Sequence[str]
+    unpacking: Unpacking
+    progress: Progress
+
+    def run(self) -> None:
+        self.unpacking.run(self.progress)
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        return self.unpacking.wait_for(self.names.index(stream), begin, end)
+
+
 class _StoredContent:
     """An implementation of `thaw.Content` that reads from the store."""
 
@@ -217,17 +231,22 @@ class _StoredContent:
         self._settings, self._progress = settings, progress
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        self.writing(jobs)()
+        self._unpacking(self._files(jobs)).run(self._progress)
 
-    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
-        streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-        return partial(self._unpacking(streams).run, self._progress)
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> _Writing:
+        names = [name for name, _ in jobs]
+        found = self._unpacking(self._files(jobs), by_stream=True)
+        return _Writing(names, found, self._progress)
 
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
+    def _files(self, jobs: Sequence[tuple[str, Path]]) -> list[tuple[Stream, Sink]]:
+        return [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
+
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
         found = part_of(self._manifest.stream(stream), [(begin, end)])
         counted = Progress(lambda record: self._progress.advance(0))
         with WindowSink(target, begin, end) as sink:
             self._unpacking([(found, sink)]).run(counted)
+        return end
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         parts: list[tuple[Stream, Sink]] = []
@@ -236,12 +255,15 @@ class _StoredContent:
             parts.append((part_of(self._manifest.stream(name), wanted), sink))
         return partial(self._unpacking(parts).run, self._progress)
 
-    def _unpacking(self, jobs: Sequence[tuple[Stream, Sink]]) -> Unpacking:
+    def _unpacking(
+        self, jobs: Sequence[tuple[Stream, Sink]], *, by_stream: bool = False
+    ) -> Unpacking:
         return Unpacking(
             jobs,
             self._store,
             threads=self._settings.threads,
             memory_bytes=self._settings.memory_bytes,
+            by_stream=by_stream,
         )
 
     def images(self, directory: Path) -> None:

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from jupyter_gpuckpt.engine import preflight, recovery
-from jupyter_gpuckpt.engine.gpu import lane_copies, lane_windows, restore
+from jupyter_gpuckpt.engine.gpu import lane_copies, lane_fills, lane_windows, restore
+from jupyter_gpuckpt.engine.gpu.lane_orders import Allocation
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import (
     FreezeFailed,
@@ -429,7 +430,7 @@ def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
         seen.append(given)
         if len(seen) > number:
             raise ObjectCorrupt("a chunk is damaged", hint="")
-        original(self, *given)
+        return original(self, *given)
 
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     with monkeypatch.context() as patched:
@@ -453,7 +454,7 @@ def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
     def reading(self, *given):
         threading.Event().wait(0.8)
         seen.append({path: path.read_bytes() for path in ticks} == ticks)
-        original(self, *given)
+        return original(self, *given)
 
     monkeypatch.setattr(resume._StoredContent, "to_window", reading)
     resumed(gpu, saved, memory)
@@ -514,5 +515,5 @@ def test_ranges_and_parts_are_divided_into_windows(monkeypatch):
     monkeypatch.setattr(lane_windows, "WINDOW_BYTES", 10)
     found = list(lane_windows.windows([(0, 4), (6, 27), (30, 31)]))
     assert found == [[(0, 4), (6, 12)], [(12, 22)], [(22, 27), (30, 31)]]
-    parts = [lane_windows.Allocation(0, length, 0, 0, 1) for length in (4, 6, 1, 12, 3)]
-    assert list(lane_windows.groups(parts)) == [(0, 2, 10), (2, 1, 1), (3, 1, 12), (4, 1, 3)]
+    parts = [Allocation(0, length, 0, 0, 1) for length in (4, 6, 1, 12, 3)]
+    assert list(lane_fills.groups(parts)) == [(0, 2, 10), (2, 1, 1), (3, 1, 12), (4, 1, 3)]

@@ -44,7 +44,7 @@ def stream(name, chunks):
 
 def by_run(table):
     """(pack, start, end, digests, targets of each) of every run."""
-    for pack, start, end, record, records, target, targets in table.runs.tolist():
+    for _, pack, start, end, record, records, target, targets in table.runs.tolist():
         rows = table.records[record : record + records]
         places = table.targets[target : target + targets].tolist()
         assert rows["targets"].sum() == targets
@@ -149,7 +149,7 @@ def test_processes_take_every_run_once_and_see_the_same_table(store):
     table = table_of([stream("a", chunks)], store, run_bytes=64 * KB, threads=4)
     # Many more, to take at the same time.
     runs = np.concatenate([table.runs] * 200)
-    runs["target"] = np.arange(len(runs))
+    runs["number"] = np.arange(len(runs))
     records, heap = RunTable(table.packs, runs, table.records, table.targets).share()
     pipes = []
     wait, go = os.pipe()
@@ -159,10 +159,10 @@ def test_processes_take_every_run_once_and_see_the_same_table(store):
             try:
                 os.close(go)
                 own = taken(heap)
-                os.write(theirs, next(own)[5].to_bytes(4, "little"))
+                os.write(theirs, next(own)[0].to_bytes(4, "little"))
                 os.read(wait, 1)
                 for run in own:
-                    os.write(theirs, run[5].to_bytes(4, "little"))
+                    os.write(theirs, run[0].to_bytes(4, "little"))
             finally:
                 os._exit(0)
         os.close(theirs)

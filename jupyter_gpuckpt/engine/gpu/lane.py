@@ -63,9 +63,8 @@ _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
 
-
-#: Fills all memory by orders to the library; the path is that of a file that it may make for this.
-FillWindows = Callable[[Library, Path], None]
+#: Fills all memory by orders to the library; the path is that of the first of its files.
+Fill = Callable[[Library, Path], None]
 
 
 class Status(NamedTuple):
@@ -293,12 +292,12 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def reopen(self, *, keep: bool = False, fill: FillWindows | None = None) -> None:
+    def reopen(self, *, keep: bool = False, fill: Fill | None = None) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
         This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. With `keep` the
-        memory stays in init for `copy_handed_over`, unless the GPU has no room. `fill`: gives the memory of a resumed process back, in
-        place of `file`. Raises FreezeFailed; another call continues.
+        memory stays in init for `copy_handed_over`, unless the GPU has no room. `fill`: gives the memory of a resumed process back.
+        Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(Order.STATUS)

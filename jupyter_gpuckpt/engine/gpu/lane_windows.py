@@ -2,13 +2,13 @@
 
 In a suspend nothing has left the process until all windows are stored, so that a failure needs no undo. A resume fills whole parts.
 
-Covers: when windows are used, how memory is divided into them. Does not cover: the copies (`lane_copies.py`), the orders (`lane.py`).
+Covers: when windows are used, how a suspend divides memory into them. Does not cover: the copies (`lane_copies.py`), the windows of a
+resume (`lane_fills.py`).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,7 +21,6 @@ from ..tree.launch import pids
 from ..tree.tree import Tree
 from .digests import Ranges
 from .lane import LANE_FILES, Lane
-from .lane_orders import Allocation, Library, Order
 from .lane_room import PART_BYTES, fits_by_parts, free_room
 
 #: The bytes of a window, of which there is one at a time. Whole parts are filled, so it has room for the largest.
@@ -63,12 +62,6 @@ class StoreWindow(Protocol):
 
     def __call__(self, stream: str, paths: Sequence[Path], length: int, ranges: Ranges) -> None:
         """Store the ranges. Raises what `pack` raises."""
-
-
-#: Makes a file of the bytes of a stream between two offsets: (stream, begin, end, path of the file).
-ReadStream = Callable[[str, int, int, Path], None]
-#: The same for one stream.
-_ReadWindow = Callable[[int, int, Path], None]
 
 
 def is_short(length: int, needs: RamNeeds, pid: int) -> bool:
@@ -139,30 +132,3 @@ def windows(ranges: Ranges) -> Iterator[Ranges]:
                 window, left = Ranges(), WINDOW_BYTES
     if window:
         yield window
-
-
-def fill(read: _ReadWindow, library: Library, target: Path) -> None:
-    """Give a process its memory, all of which is handed over, window by window. `target`: the path of a file for them."""
-    offset = 0
-    for first, count, length in groups(library.listed()):
-        read(offset, offset + length, target)
-        descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            library.order(Order.FILL, first, count, descriptors=[descriptor])
-        finally:
-            os.close(descriptor)
-        offset += length
-    target.unlink(missing_ok=True)
-
-
-def groups(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
-    """Divide parts, all of which are handed over, into windows: yield the number of the first, how many, and their bytes."""
-    first = count = length = 0
-    for number, one in enumerate(listed):
-        if count and length + one.bytes > WINDOW_BYTES:
-            yield first, count, length
-            first, count, length = number, 0, 0
-        count += 1
-        length += one.bytes
-    if count:
-        yield first, count, length

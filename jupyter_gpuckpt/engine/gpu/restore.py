@@ -25,9 +25,9 @@ from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
-from . import cuda, lane_windows
-from .lane import FillWindows, Lane
-from .lane_windows import ReadStream
+from . import cuda, lane_fills, lane_windows
+from .lane import Fill, Lane
+from .lane_fills import ReadStream, WaitForStream
 from .placement import UNKNOWN, Placement, place, together
 
 #: How long to wait for other programs to free GPU memory.
@@ -46,16 +46,17 @@ def restore(
     allowed: Collection[str] | None,
     progress: Progress,
     *,
-    lanes_written: Callable[[], None] = lambda: None,
+    lanes_written: Callable[[], None],
+    wait_for: WaitForStream,
     read: ReadStream | None = None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    `lanes_written`: waits until the lanes' files are complete; the driver's are already. `read`: where RAM is short for these, makes
-    files of a part of a stream.
+    The driver's files are complete. `wait_for`: waits until the file of a lane's stream is written so far; `lanes_written`: until all of
+    these are complete. `read`: where RAM is short for them, makes files of a part of a stream.
     Every thread but the driver's own and the lane's is held meanwhile, and after an error these processes are killed before the threads
     are released, so user code does not run without its memory (but see `_fill_lanes`). On return the CUDA processes' tasks run.
-    Raises ThawFailed, or the error of `lanes_written`.
+    Raises ThawFailed, or the error of `lanes_written` or `read`.
     """
     if not records:
         return
@@ -90,9 +91,15 @@ def restore(
             running.append(held.enter_context(threads))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
-        lanes_written()
-        reading = _Reading(read) if read is not None else None
-        _fill_lanes(lanes, _by_windows(records, by_nspid, reading), reading, held)
+        reading = _Reading(wait_for if read is None else read)
+        way = lane_fills.as_written if read is None else lane_fills.by_windows
+        fills = {
+            by_nspid[record.pid]: partial(way, reading, f"gpu{path}")
+            for record in records
+            for path in record.staging
+            if lane_windows.is_lanes(path)
+        }
+        _fill_lanes(lanes, fills, reading, held, running, lanes_written)
     _remove([tree.inside(path) for record in records for path in record.staging])
 
 
@@ -123,63 +130,50 @@ def _killed_after_an_error(running: Iterable[ThreadsHeld]) -> Iterator[None]:
 
 
 class _Reading:
-    """A `ReadStream` that reports whether anything was read lately: as long as that is so, no lane waits for a held thread.
+    """A `ReadStream` or a `WaitForStream` that reports whether it was called lately: then no lane waits for a held thread.
 
-    Several lanes read at the same time.
+    Several lanes call it at the same time.
     """
 
-    def __init__(self, read: ReadStream) -> None:
+    def __init__(self, read: Callable[..., int]) -> None:
         self._read, self._lock = read, threading.Lock()
         self._begun = self._ended = self._seen = 0
 
-    def __call__(self, stream: str, begin: int, end: int, target: Path) -> None:
+    def __call__(self, stream: str, begin: int, end: int, *target: Path) -> int:
         with self._lock:
             self._begun += 1
         try:
-            self._read(stream, begin, end, target)
+            return self._read(stream, begin, end, *target)
         finally:
             with self._lock:
                 self._ended += 1
 
     def goes_on(self) -> bool:
-        """Return whether something is being read, or was since the last call."""
+        """Return whether a call is not over, or one was over since the last question."""
         with self._lock:
             before, self._seen = self._seen, self._ended
             return self._begun > self._ended or self._ended > before
 
 
-def _by_windows(
-    records: Sequence[GpuProcess], by_nspid: Mapping[int | None, int], read: ReadStream | None
-) -> dict[int, FillWindows]:
-    """Return for each process with a lane the function that fills its memory window by window; none if nothing is read so."""
-    if read is None:
-        return {}
-    streams = {
-        by_nspid[record.pid]: f"gpu{path}"
-        for record in records
-        for path in record.staging
-        if lane_windows.is_lanes(path)
-    }
-    return {
-        pid: partial(lane_windows.fill, partial(read, stream)) for pid, stream in streams.items()
-    }
-
-
 def _fill_lanes(
     lanes: Mapping[int, Lane],
-    fills: Mapping[int, FillWindows],
-    reading: _Reading | None,
+    fills: Mapping[int, Fill],
+    reading: _Reading,
     held: ExitStack,
+    running: Iterable[ThreadsHeld],
+    written: Callable[[], None],
 ) -> None:
-    """Give the lanes their memory, from their files or by `fills`, and open their gates. Raises FreezeFailed.
+    """Give the lanes their memory and open their gates; wait until all files are `written`. Raises FreezeFailed, or the error of `written`.
 
     A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds, in which nothing was
     `reading` for a lane: as long as the gate is closed, none of them can use the GPU.
     """
-    with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
+    with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool, _killed_after_an_error(running):
         filled = [pool.submit(lane.reopen, fill=fills.get(pid)) for pid, lane in lanes.items()]
+        # Its error comes first: it is that of the lanes, too.
+        written()
         while wait(filled, timeout=_LANE_SECONDS).not_done:
-            if reading is None or not reading.goes_on():
+            if not reading.goes_on():
                 held.close()
                 break
         for each in filled:

@@ -21,7 +21,6 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 import msgspec
 
 from ...errors import CheckpointError, ErrorRecord, error_from
-from ...progress import Progress
 from ..runs import Damaged, RunTable
 from .messages import receive, send_with_descriptors
 from .processes import fork
@@ -65,8 +64,9 @@ class Sinks(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker's report: the bytes written since its last report, and its error."""
+    """A worker's report: a run that is written, if any, and its bytes; or an error."""
 
+    run: int | None = None
     count: int = 0
     damaged: Damaged | None = None
     error: ErrorRecord | None = None
@@ -104,12 +104,13 @@ class UnpackClient:
     def work(
         self,
         sinks: Sequence[SharedSink],
-        progress: Progress,
+        written: Callable[[int, int], None],
         damaged: Callable[[Damaged], None],
     ) -> None:
         """Let the workers write all runs to the sinks; on return they have closed the sinks again.
 
-        `damaged` is called in this process for each chunk whose bytes are wrong. The first error of any worker stops all.
+        `written` is called in this process with the number and the bytes of each run that is written, `damaged` before it for each of
+        its chunks whose bytes are wrong. The first error of any worker stops all.
         """
         try:
             shares = [Share(*sink.share()) for sink in sinks]
@@ -117,13 +118,15 @@ class UnpackClient:
             descriptors = [one.descriptor for one in shares if one.descriptor is not None]
             for ours in self._sockets:
                 send_with_descriptors(ours, request, descriptors)
-            self._listen(progress, damaged)
+            self._listen(written, damaged)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise _lost() from error
         finally:
             self._close()
 
-    def _listen(self, progress: Progress, damaged: Callable[[Damaged], None]) -> None:
+    def _listen(
+        self, written: Callable[[int, int], None], damaged: Callable[[Damaged], None]
+    ) -> None:
         with selectors.DefaultSelector() as selector:
             for connection in self._sockets:
                 selector.register(connection, selectors.EVENT_READ)
@@ -139,7 +142,8 @@ class UnpackClient:
                         raise OSError(report.errno, os.strerror(report.errno))
                     if report.damaged is not None:
                         damaged(report.damaged)
-                    progress.advance(report.count)
+                    if report.run is not None:
+                        written(report.run, report.count)
                     if report.end:
                         # EOF comes when the worker has exited and its descriptors are closed.
                         ours.recv(1)

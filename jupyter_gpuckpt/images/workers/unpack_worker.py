@@ -54,7 +54,7 @@ def _work(
         read,
         writes,
         lambda damaged: send(connection, WorkerReport(damaged=damaged)),
-        lambda count: send(connection, WorkerReport(count)),
+        lambda run, count: send(connection, WorkerReport(run, count)),
     )
     try:
         for run in runs:

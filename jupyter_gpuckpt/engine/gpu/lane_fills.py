@@ -1,0 +1,85 @@
+"""The filling of a resumed lane's memory from the store: as its file is written, or window by window where RAM is short for that.
+
+All parts of the lane are handed over, and whole parts are filled. Does not cover: the orders (`lane_orders.py`), memory that init holds
+or that was copied out earlier (`lane.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from . import lane_windows
+from .lane_orders import Allocation, Library, Order
+
+#: The bytes that are waited for before they are filled: each order takes 20 ms besides.
+_LEAST_BYTES = 2 << 30
+
+#: Makes a file of the bytes of a stream between two offsets, (stream, begin, end, path of the file), and returns the second one.
+ReadStream = Callable[[str, int, int, Path], int]
+
+
+class WaitForStream(Protocol):
+    """A function that waits until the file of a stream is written from `begin` to `end`."""
+
+    def __call__(self, stream: str, begin: int, end: int) -> int:
+        """Return the end of what is written from there."""
+
+
+def as_written(wait_for: WaitForStream, stream: str, library: Library, target: Path) -> None:
+    """Fill the parts from the lane's file as soon as it is written so far. Raises what `wait_for` raises."""
+    listed = library.listed()
+    written = offset = first = 0
+    with _opened(target) as descriptor:
+        while first < len(listed):
+            count, length = _leading(listed[first:], _LEAST_BYTES, more=0)
+            written = max(written, wait_for(stream, offset, offset + length))
+            count, length = _leading(listed[first:], _LEAST_BYTES, more=written - offset)
+            library.order(Order.FILL, first, count, offset=offset, descriptors=[descriptor])
+            first, offset = first + count, offset + length
+
+
+def by_windows(read: ReadStream, stream: str, library: Library, target: Path) -> None:
+    """Fill the parts from a file that `read` makes of one window after the other. Raises what `read` raises."""
+    offset = 0
+    for first, count, length in groups(library.listed()):
+        read(stream, offset, offset + length, target)
+        with _opened(target) as descriptor:
+            library.order(Order.FILL, first, count, descriptors=[descriptor])
+        offset += length
+    target.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(target: Path) -> Iterator[int]:
+    descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _leading(listed: Sequence[Allocation], least: int, *, more: int) -> tuple[int, int]:
+    """Return how many of the first parts, and their bytes, have at least so many bytes, or all parts; and what else ends at `more`."""
+    count = length = 0
+    for one in listed:
+        if length >= least and length + one.bytes > more:
+            break
+        count, length = count + 1, length + one.bytes
+    return count, length
+
+
+def groups(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
+    """Divide parts into windows: yield the number of the first, how many, and their bytes."""
+    first = count = length = 0
+    for number, one in enumerate(listed):
+        if count and length + one.bytes > lane_windows.WINDOW_BYTES:
+            yield first, count, length
+            first, count, length = number, 0, 0
+        count += 1
+        length += one.bytes
+    if count:
+        yield first, count, length
