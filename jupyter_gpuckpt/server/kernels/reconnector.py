@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...states import KernelState
+from ..jupyter_internals import buffered
+from ..messages import routing_ids
 from ..messages.probe import wait_until_connected
 from . import agent
 from .sessions import environment_of, manager_of, sessions_of
@@ -82,6 +84,11 @@ class Reconnector:
         manager = manager_of(self._kernels, served.kernel_id)
         # The culler counts from the last message; a kernel that was just resumed is not idle since then.
         manager.last_activity = datetime.now(UTC)
+        # An agent is only in ipykernel, and a cell that runs is answered under the routing id of its request.
+        if served.is_reconnecting and not served.has_agent and manager.execution_state != "busy":
+            served.renew_routing_ids()
+            left = buffered(self._kernels, served.kernel_id)
+            routing_ids.renew(left["channels"] if left else {})
         if not await wait_until_connected(manager, served, self._timeout_seconds):
             self._log.warning(
                 "kernel %s: not connected again within %s s; output may be missing",

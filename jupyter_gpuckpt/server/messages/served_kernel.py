@@ -14,6 +14,7 @@ from ...errors import ErrorRecord
 from ...progress import Stage
 from ...protocol import Kernel, Operation, OperationKind, Position
 from ...states import ABSENT, GPU_AWAY, KernelState
+from . import routing_ids
 from .comms import SavedComms
 from .output import KernelOutput
 
@@ -52,6 +53,8 @@ class Connection(Protocol):
 
     #: The key of kernel and page; it is the same when the page connects again.
     session_key: str
+    #: The sockets to the kernel, by name.
+    channels: dict[str, Any]
 
     def on_gate(self) -> None:
         """Handle a change of gate or state: send held requests if the gate is open."""
@@ -69,7 +72,6 @@ class Connection(Protocol):
 class LeftPage(Connection, Protocol):
     """A connection whose page disconnected while it held requests, which are still delivered."""
 
-    channels: dict[str, Any]
     #: The kernel's replies meanwhile, as pairs of channel and message.
     unreceived: list[tuple[str, list[bytes]]]
 
@@ -290,6 +292,11 @@ class ServedKernel:
         self._saved_changes, self.peer_access_is_off = 0, False
         self.drop_held()
         self._start_reconnecting(came_back=False)
+
+    def renew_routing_ids(self) -> None:
+        """Connect the sockets of all pages to the kernel under new routing ids."""
+        for connection in self._all_connections():
+            routing_ids.renew(connection.channels)
 
     def _all_connections(self) -> list[Connection]:
         return [*self.left_pages.values(), *self.connections]
