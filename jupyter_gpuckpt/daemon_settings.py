@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from . import decoding
+from .control_groups import processors
 from .errors import ConfigurationError
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
@@ -85,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def worker_threads(self) -> int:
         """The number of threads of an operation."""
-        return self.threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        return self.threads or min(MAX_THREADS, processors())
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:

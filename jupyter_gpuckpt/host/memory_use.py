@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import control_groups
 from ..protocol import MemoryUse
-from . import cgroups, processes
+from . import memory_limits, processes
 
 _PRESSURE = Path("/proc/pressure/memory")
 
 
 def memory_uses(
-    root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP
+    root: Path = control_groups.ROOT, membership: Path = control_groups.MEMBERSHIP
 ) -> list[MemoryUse]:
     """Return the use of this machine's memory and below each limit of the groups above this process."""
-    limits = cgroups.memory_limits(root, membership, throttling_too=True)
+    limits = memory_limits.limits(root, membership, throttling_too=True)
     total, available = processes.machine_memory()
     machine = MemoryUse("This machine", total, available, _stalled_percent(_PRESSURE))
     return [machine, *map(_of_group, limits)]
 
 
-def _of_group(limit: cgroups.MemoryLimit) -> MemoryUse:
+def _of_group(limit: memory_limits.MemoryLimit) -> MemoryUse:
     return MemoryUse(
         f"The control group {limit.folder}",
         limit.limit_bytes,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import cgroups
+from . import memory_limits
 
 PROC = Path("/proc")
 _DELETED = " (deleted)"
@@ -283,13 +283,13 @@ class AvailableMemory:
 
     def __init__(self, pid: int | None = None) -> None:
         memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]
-        found = (cgroups.memory_groups(membership=path) for path in memberships)
+        found = (memory_limits.groups(membership=path) for path in memberships)
         self._groups = dict.fromkeys(group for groups in found for group in groups)
 
     def read_bytes(self) -> int:
         """Return how many bytes are available now."""
         _, free = machine_memory()
-        headroom = cgroups.memory_headroom(self._groups)
+        headroom = memory_limits.headroom(self._groups)
         return max(0, free if headroom is None else min(free, headroom))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -26,6 +25,7 @@ from traitlets import Bool, Dict, Float, Int, default
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
+from ..control_groups import processors
 from ..errors import ConfigurationError, GpuCkptError
 from ..hub_records import (
     SET_ASIDE,
@@ -129,7 +129,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     @default("suspends_at_once")
     def _default_suspends_at_once(self) -> int:
-        return len(os.sched_getaffinity(0)) if self.is_on_this_machine() else 0
+        return processors() if self.is_on_this_machine() else 0
 
     async def stop(self, now: bool = False) -> None:
         """Suspend the kernels, then stop the server, even if suspending fails."""

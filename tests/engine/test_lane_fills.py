@@ -109,6 +109,7 @@ def test_a_chunk_that_is_damaged_after_the_first_fill_fails_the_resume_before_an
     check_running(gpu)
 
 
+@pytest.mark.slow
 def test_threads_are_held_as_long_as_files_are_written(gpu, monkeypatch):
     """Writing takes longer than the time after which a lane is taken for one that waits for a held thread."""
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()

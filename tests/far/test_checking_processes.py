@@ -223,7 +223,7 @@ def test_they_end_with_the_process_that_asked_for_them():
 
 def test_few_processors_or_bytes_are_for_threads(monkeypatch):
     def chosen(processors, stored_bytes):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+        monkeypatch.setattr(check_client, "processors", lambda: processors)
         return check_client.checkers(stored_bytes)
 
     assert isinstance(chosen(2, 8 << 30), CheckingThreads)

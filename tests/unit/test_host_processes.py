@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.host import cgroups, processes
+from jupyter_gpuckpt import control_groups
+from jupyter_gpuckpt.host import memory_limits, processes
 
 NOBODY = 2**22 + 1  # above the largest possible pid
 
@@ -234,11 +235,11 @@ def test_the_tightest_group_above_decides(tmp_path):
     (outer / "memory.stat").write_text("anon 400\ninactive_file 50\n")
     membership = tmp_path / "cgroup"
     membership.write_text("0::/outer/inner\n")
-    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 350
+    assert memory_limits.headroom(memory_limits.groups(tmp_path / "fs", membership)) == 350
     (inner / "memory.max").write_text("110\n")
-    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 10
+    assert memory_limits.headroom(memory_limits.groups(tmp_path / "fs", membership)) == 10
     membership.write_text("0::/\n")
-    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) is None
+    assert memory_limits.headroom(memory_limits.groups(tmp_path / "fs", membership)) is None
 
 
 def test_memory_that_linux_can_reclaim_counts_as_free(tmp_path):
@@ -259,7 +260,7 @@ def test_memory_that_linux_can_reclaim_counts_as_free(tmp_path):
         else:
             stat += ["slab_reclaimable 30", "slab_unreclaimable 7"]
         (group / "memory.stat").write_text("\n".join(stat) + "\n")
-    limits = cgroups.memory_limits(tmp_path / "fs", membership)
+    limits = memory_limits.limits(tmp_path / "fs", membership)
     assert [(one.folder, one.free_bytes) for one in limits] == [(old, 650), (new, 680)]
 
 
@@ -270,6 +271,53 @@ def test_groups_of_version_1_count_too(tmp_path):
     (group / "memory.usage_in_bytes").write_text("1200\n")
     membership = tmp_path / "cgroup"
     membership.write_text("3:cpu:/\n2:memory:/box\n0::/\n")
-    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) == 0
+    assert memory_limits.headroom(memory_limits.groups(tmp_path / "fs", membership)) == 0
     (group / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
-    assert cgroups.memory_headroom(cgroups.memory_groups(tmp_path / "fs", membership)) is None
+    assert memory_limits.headroom(memory_limits.groups(tmp_path / "fs", membership)) is None
+
+
+def test_a_limit_of_processor_time_counts_as_so_many_processors(tmp_path, monkeypatch):
+    """The same files as the operating system's, of both versions."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    old, new = tmp_path / "fs" / "cpu" / "box", tmp_path / "fs" / "outer"
+    for folder in (old, new / "inner"):
+        folder.mkdir(parents=True)
+    membership = tmp_path / "cgroup"
+    membership.write_text("2:cpu,cpuacct:/box\n0::/outer/inner\n")
+
+    def processors():
+        return control_groups.processors(tmp_path / "fs", membership)
+
+    assert processors() == 64
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    (new / "inner" / "cpu.max").write_text("max 100000\n")
+    assert processors() == 64
+    (new / "cpu.max").write_text("450000 100000\n")
+    assert processors() == 5
+    (old / "cpu.cfs_quota_us").write_text("20000\n")
+    assert processors() == 1
+
+
+def test_a_real_limit_of_processor_time_is_found():
+    """Of version 1 or 2, as this machine has it."""
+    folder, modern = control_groups.ROOT / "cpu", False
+    if not folder.is_dir():
+        folder, modern = control_groups.ROOT, True
+    group = folder / f"gpuckpt-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        try:
+            (group / ("cpu.max" if modern else "cpu.cfs_quota_us")).write_text("100000")
+        except OSError as error:
+            pytest.skip(f"the controller of processors is not there: {error}")
+        code = "from jupyter_gpuckpt.control_groups import processors; print(processors())"
+        script = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        command = ["sh", "-c", script, "sh", sys.executable, "-c", code]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert found.stdout == "1\n"
+    finally:
+        group.rmdir()

@@ -20,6 +20,7 @@ from typing import Self
 
 import msgspec
 
+from ...control_groups import processors
 from ...errors import ErrorRecord, GpuCkptError, error_from
 from ...host import commands
 from ...pwrite import pwrite_all
@@ -62,7 +63,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 def checkers(stored_bytes: int) -> Checkers:
     """Return the checkers for packs of `stored_bytes` in all: processes where they are faster than threads."""
-    workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // _PROCESSORS)
+    workers = min(_MAX_WORKERS, processors() // _PROCESSORS)
     if workers < _MIN_WORKERS or stored_bytes < _MIN_BYTES:
         return CheckingThreads()
     return CheckingProcesses(workers)

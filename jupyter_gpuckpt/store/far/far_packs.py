@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...control_groups import processors
 from ..codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ..packs import Entry
 from ..scratch import Scratch
@@ -81,7 +82,7 @@ class FarChunk(NamedTuple):
 
 def workers(least: int, most: int) -> int:
     """Return how many threads make or check packs at a time; other processors are for the endpoint's connections and the kernels."""
-    return max(least, min(most, len(os.sched_getaffinity(0)) // 4))
+    return max(least, min(most, processors() // 4))
 
 
 def new_name() -> str:

@@ -1,4 +1,4 @@
-"""Limits that the control groups above this process set (man page: cgroups(7), both versions)."""
+"""The limits of memory that the control groups above this process set."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+from ..control_groups import MEMBERSHIP, ROOT, ControlGroup, groups_above
 
 #: Fields of memory.stat whose memory Linux reclaims before it kills a process. Files that were read twice are in `active_file`.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-
-
-class MemoryGroup(NamedTuple):
-    """A group that may limit memory. `modern`: of version 2."""
-
-    folder: Path
-    modern: bool
 
 
 class MemoryLimit(NamedTuple):
@@ -28,43 +20,28 @@ class MemoryLimit(NamedTuple):
     free_bytes: int
 
 
-def memory_limits(
+def limits(
     root: Path = ROOT, membership: Path = MEMBERSHIP, *, throttling_too: bool = False
 ) -> list[MemoryLimit]:
     """Return the memory limits of the groups above this process, innermost first.
 
     `throttling_too`: also memory.high of version 2, beyond which Linux slows the processes down instead of killing one.
     """
-    return list(_limits(memory_groups(root, membership), throttling_too=throttling_too))
+    return list(_limits(groups(root, membership), throttling_too=throttling_too))
 
 
-def memory_headroom(groups: Iterable[MemoryGroup]) -> int | None:
+def headroom(above: Iterable[ControlGroup]) -> int | None:
     """Return the bytes left below the tightest memory limit of these groups; None: no limit."""
-    limits = _limits(groups, throttling_too=False)
-    return min((limit.free_bytes for limit in limits), default=None)
+    found = _limits(above, throttling_too=False)
+    return min((limit.free_bytes for limit in found), default=None)
 
 
-def memory_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[MemoryGroup]:
+def groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[ControlGroup]:
     """Return the memory groups of this process, innermost first."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        modern = not controllers
-        top = root if modern else root / "memory"
-        inner = top / path.lstrip("/")
-        # In a container the path may be the host's; then only the top group is visible.
-        chain = [inner, *inner.parents] if inner.is_dir() else [top]
-        found += [MemoryGroup(folder, modern) for folder in chain if folder.is_relative_to(top)]
-    return found
+    return groups_above("memory", root, membership)
 
 
-def _limits(groups: Iterable[MemoryGroup], *, throttling_too: bool) -> Iterator[MemoryLimit]:
+def _limits(groups: Iterable[ControlGroup], *, throttling_too: bool) -> Iterator[MemoryLimit]:
     for folder, modern in groups:
         for name in _limit_files(modern=modern, throttling_too=throttling_too):
             if (limit := _limit(folder, name, modern=modern)) is not None:
