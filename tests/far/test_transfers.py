@@ -306,7 +306,7 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
     a = machine()
     a.save("s1", *chunks(1, 120))
     made, sending, most = set(), set(), []
-    ninth_is_made = threading.Event()
+    ninth_is_made, eight_are_sent = threading.Event(), threading.Event()
     fill, create = far_packs.NewPack.fill, a.bucket.create
 
     def making(pack, *arguments):
@@ -319,7 +319,10 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
         if name.startswith("packs/"):
             sending.add(name)
             most.append(len(sending))
+            if len(sending) == 8:
+                eight_are_sent.set()
             assert ninth_is_made.wait(60)
+            assert eight_are_sent.wait(60)
         done = create(name, data)
         sending.discard(name)
         return done
