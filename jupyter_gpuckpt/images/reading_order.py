@@ -22,8 +22,8 @@ from .written import places_of
 
 # Records with at most this many bytes between them are read together.
 _RUN_GAP = 256 << 10
-# Towards the end runs become shorter, down to this length, so that threads end at about the same time: a run has at most one
-# `_PART`-th of the remaining bytes per thread.
+# Towards the end of the packs runs become shorter, down to this length, so that threads end at about the same time: a run has at most
+# one `_PART`-th of the remaining bytes per thread. In the order of the streams they may be anywhere.
 _MIN_RUN_BYTES = 256 << 10
 _PART = 4
 # The number of places to which one thread writes a chunk that occurs many times.
@@ -142,7 +142,9 @@ def _split(records: _Rows, pack: _Rows, parts: _Rows) -> tuple[_Rows, _Rows, _Ro
     records = records[origin]
     share = -(-counts // parts)[origin]
     records["targets"] = np.clip(counts[origin] - part * share, 0, share)
-    return records, pack[origin], part > 0
+    # Where the targets do not divide evenly, nothing is left for the last parts.
+    some = records["targets"] > 0
+    return records[some], pack[origin][some], (part > 0)[some]
 
 
 def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: int) -> _Rows:

@@ -28,7 +28,7 @@ class WrittenBytes:
         self._begins = np.cumsum([0, *lengths], dtype=np.int64)
         self._left = np.ones(len(table.runs), np.bool_)
         self._changed = threading.Condition()
-        # The runs for which threads wait, each as often as threads do.
+        # The runs for which threads wait, once for each thread.
         self._awaited = list[int]()
         self._error: BaseException | None = None
 
@@ -80,13 +80,18 @@ class WrittenBytes:
 def places_of(
     table: RunTable, begins: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each run's first target begins and its last one ends. `begins`: where each sink's stream begins among all bytes."""
+    """Return where each run's first target begins and its last one ends. `begins`: where each sink's stream begins among all bytes.
+
+    Each run must have targets.
+    """
     targets: NDArray[Any] = table.targets
     if not len(table.runs):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = begins[targets["sink"]] + targets["offset"].astype(np.int64)
     at = table.runs["target"].astype(np.int64)
-    # Each run has a target, and the runs' targets are one after the other, though the runs may be in another order.
+    if not table.runs["targets"].all():
+        raise ValueError("a run has no targets")
+    # The runs' targets are one after the other, though the runs may be in another order.
     order = np.argsort(at)
     lowest, highest = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     lowest[order] = np.minimum.reduceat(first, at[order])

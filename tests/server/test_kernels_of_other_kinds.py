@@ -92,6 +92,21 @@ def test_its_page_is_answered_after_each_resume(server, opened):
         server.do("suspend", opened.kernel_id)
 
 
+def test_a_page_that_connects_during_a_cell_after_a_resume_gets_the_reply(server, opened):
+    """The reply goes to the routing id under which the cell was sent. With another page the server keeps no sockets of the first one."""
+    assert opened.run("one") == "one\n"
+    server.do("suspend", opened.kernel_id)
+    assert opened.run("two") == "one two\n"
+    cell = opened.send("execute_request", {"code": "ask", "silent": False, "allow_stdin": True})
+    opened.wait_for(lambda message: message["msg_type"] == "input_request")
+    server.page(opened.kernel_id)
+    opened.close()
+    again = server.page(opened.kernel_id, client_id=opened.client_id)
+    again.wait_for(lambda message: message["msg_type"] == "input_request")
+    again.send("input_reply", {"value": "three"}, "stdin")
+    assert again.output(cell) == "one two three\n"
+
+
 def test_it_asks_the_page_for_input_after_a_resume(server, opened):
     assert opened.run("one") == "one\n"
     server.do("suspend", opened.kernel_id)

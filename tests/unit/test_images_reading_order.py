@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import ManifestInvalid, ObjectCorrupt
 from jupyter_gpuckpt.images import reading_order
 from jupyter_gpuckpt.images.reading_order import table_of
 from jupyter_gpuckpt.images.runs import RECORD, RUN, TARGET, RunTable, shared_table, taken
+from jupyter_gpuckpt.images.written import places_of
 from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
@@ -193,3 +195,32 @@ def test_a_table_of_nothing_can_be_shared():
     assert not len(shared_table([], 0, records).records)
     os.close(records)
     os.close(heap)
+
+
+def covered(table):
+    """Where the targets of each run begin and end at most, by looking at each."""
+    found = []
+    for run in table.runs.tolist():
+        places = table.targets[run[6] : run[6] + run[7]].tolist()
+        assert places, "a run without targets"
+        found.append((min(at for _, at, _, _ in places), max(at + n for _, at, _, n in places)))
+    return found
+
+
+@pytest.mark.parametrize("by_stream", [False, True])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_each_run_of_a_chunk_that_goes_to_many_places_has_some_of_them(store, is_last, by_stream):
+    """So many whole copies, and a composed chunk with two parts of it, do not divide evenly among the runs."""
+    chunks = put(store, [8 * KB, 16 * KB, 8 * KB])
+    often = chunks.pop(2 if is_last else 0)
+    half = often.length // 2
+    parts = encoded_parts([Part(often.digest, 0, 100), Part(often.digest, half, half)])
+    composed = Chunk(digest_of(b"composed"), half + 100, parts)
+    for whole in (287, 288, 600, 1100):
+        order = [chunks[1], *[often] * whole, composed, chunks[0]]
+        table = table_of([stream("a", order)], store, run_bytes=MB, threads=2, by_stream=by_stream)
+        first, last = places_of(table, np.zeros(1, np.int64))
+        assert list(zip(first.tolist(), last.tolist(), strict=True)) == covered(table)
+        assert table.runs["targets"].sum() == len(table.targets) == whole + 4
+        if by_stream:
+            assert first.tolist() == sorted(first.tolist())

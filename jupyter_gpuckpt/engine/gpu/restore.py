@@ -56,7 +56,7 @@ def restore(
     these are complete. `read`: where RAM is short for them, makes files of a part of a stream.
     Every thread but the driver's own and the lane's is held meanwhile, and after an error these processes are killed before the threads
     are released, so user code does not run without its memory (but see `_fill_lanes`). On return the CUDA processes' tasks run.
-    Raises ThawFailed, or the error of `lanes_written` or `read`.
+    Raises ThawFailed, or the error of `lanes_written`, `wait_for` or `read`.
     """
     if not records:
         return
@@ -119,18 +119,18 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 @contextmanager
-def _killed_after_an_error(running: Iterable[ThreadsHeld]) -> Iterator[None]:
+def _killed_after_an_error(running: list[ThreadsHeld]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for threads in running:
+        while running:  # each once: afterwards its pid may be another process's
             with suppress(OSError):
-                threads.kill()
+                running.pop().kill()
         raise
 
 
 class _Reading:
-    """A `ReadStream` or a `WaitForStream` that reports whether it was called lately: then no lane waits for a held thread.
+    """A `ReadStream` or a `WaitForStream` that reports whether it was called lately: then a slow lane need not wait for a held thread.
 
     Several lanes call it at the same time.
     """
@@ -160,7 +160,7 @@ def _fill_lanes(
     fills: Mapping[int, Fill],
     reading: _Reading,
     held: ExitStack,
-    running: Iterable[ThreadsHeld],
+    running: list[ThreadsHeld],
     written: Callable[[], None],
 ) -> None:
     """Give the lanes their memory and open their gates; wait until all files are `written`. Raises FreezeFailed, or the error of `written`.
@@ -172,6 +172,7 @@ def _fill_lanes(
         filled = [pool.submit(lane.reopen, fill=fills.get(pid)) for pid, lane in lanes.items()]
         # Its error comes first: it is that of the lanes, too.
         written()
+        reading.goes_on()  # only what is read from now on counts
         while wait(filled, timeout=_LANE_SECONDS).not_done:
             if not reading.goes_on():
                 held.close()

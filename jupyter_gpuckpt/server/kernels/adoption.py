@@ -171,7 +171,7 @@ class Adoption:
         if not client_session:
             return
         channels: dict[str, Any] = {"iopub": manager.connect_iopub()}
-        identity = client_session.encode()
+        identity = served.routing_id(client_session)
         for name in ("shell", "control", "stdin"):
             channels[name] = getattr(manager, f"connect_{name}")(identity=identity)
         for name, stream in channels.items():

@@ -85,10 +85,12 @@ class Reconnector:
         # The culler counts from the last message; a kernel that was just resumed is not idle since then.
         manager.last_activity = datetime.now(UTC)
         # An agent is only in ipykernel, and a cell that runs is answered under the routing id of its request.
-        if served.is_reconnecting and not served.has_agent and manager.execution_state != "busy":
+        is_busy = manager.execution_state == "busy" or served.output.runs_cell
+        if served.is_reconnecting and not served.has_agent and not is_busy:
             served.renew_routing_ids()
-            left = buffered(self._kernels, served.kernel_id)
-            routing_ids.renew(left["channels"] if left else {})
+            if left := buffered(self._kernels, served.kernel_id):
+                client_session = left["session_key"].partition(":")[2]
+                routing_ids.renew(left["channels"], served.routing_id(client_session))
         if not await wait_until_connected(manager, served, self._timeout_seconds):
             self._log.warning(
                 "kernel %s: not connected again within %s s; output may be missing",

@@ -25,6 +25,7 @@ from tornado.websocket import WebSocketClosedError
 
 from ...plurals import counted
 from ..jupyter_internals import known_info, send_to_page
+from . import routing_ids
 from .comms import IopubMessage, PageComms
 from .page_requests import V1, Request, read_request
 
@@ -92,6 +93,13 @@ class GatedConnection(_Base):
             unsent = self.take_over(cast("GatedConnection", left)) if left is not None else []
             connected.add_done_callback(lambda _: self._join(served, unsent, question))
         return connected
+
+    def create_stream(self) -> None:
+        """Connect to the kernel as the base does, under the page's present routing id."""
+        super().create_stream()
+        served = self._served
+        if served is not None and served.output.renewals:
+            routing_ids.renew(self.channels, served.routing_id(self.client_session))
 
     def take_over(self, previous: GatedConnection) -> list[tuple[Any, ...]]:
         """Take over the requests that the page's last connection held, before all others; return its unsent messages."""

@@ -86,6 +86,8 @@ class KernelOutput:
         self._questions: dict[str, list[bytes]] = {}
         #: The session id of the page that sent the last cell.
         self.asked_by = ""
+        #: How often the routing ids of the pages' sockets were renewed (`routing_ids.py`).
+        self.renewals = 0
         #: `header.session` of the kernel's own messages.
         self.kernel_session = ""
         #: The number of messages that may be due to a change, since the kernel was started.
@@ -188,6 +190,7 @@ class KernelOutput:
             "running": sorted(self._running),
             "cells": {key: self._cells[key] for key in self._cells.keys() & self._asked},
             "asked_by": self.asked_by,
+            "renewals": self.renewals,
             "questions": {
                 client: [b64encode(part).decode() for part in parts]
                 for client, parts in self._questions.items()
@@ -197,6 +200,7 @@ class KernelOutput:
     def load(self, described: dict[str, Any]) -> None:
         """Continue after the server that suspended the kernel; without its description the file is deleted."""
         self.asked_by = described.get("asked_by", "")
+        self.renewals = described.get("renewals", 0)
         self._asked = set(described.get("asked", ()))
         self._journal.unlink(missing_ok=True)
         for client, parts in described.get("questions", {}).items():

@@ -7,7 +7,7 @@ connect again by themselves before it has. ipykernel sets the option; xeus, IRke
 
 from __future__ import annotations
 
-import uuid
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,25 @@ if TYPE_CHECKING:
 _ROUTED = ("shell", "control", "stdin")
 
 
-def renew(channels: Mapping[str, ZMQStream]) -> None:
-    """Connect a page's sockets to the kernel again under a new routing id. What is in transit on them is lost."""
-    routing_id = uuid.uuid4().hex.encode()
+_log = logging.getLogger(__name__)
+
+
+def routing_id(client_session: str, renewals: int) -> bytes:
+    """Return the routing id of a page's sockets after so many renewals; the first one is Jupyter's own."""
+    return (f"{client_session}-{renewals}" if renewals else client_session).encode()
+
+
+def renew(channels: Mapping[str, ZMQStream], new_id: bytes) -> None:
+    """Connect a page's sockets to the kernel again under a new routing id. Replies that have not arrived are lost."""
     for name in _ROUTED:
         stream = channels.get(name)
         if stream is None or stream.closed():
             continue
         socket = stream.socket
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        socket.disconnect(endpoint)
-        socket.setsockopt(zmq.ROUTING_ID, routing_id)
-        socket.connect(endpoint)
+        try:
+            socket.disconnect(endpoint)
+            socket.setsockopt(zmq.ROUTING_ID, new_id)
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            _log.warning("a page's %s socket keeps its connection: %s", name, error)

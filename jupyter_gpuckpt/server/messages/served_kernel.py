@@ -56,6 +56,10 @@ class Connection(Protocol):
     #: The sockets to the kernel, by name.
     channels: dict[str, Any]
 
+    @property
+    def client_session(self) -> str:
+        """Return the page's own session id, the same when it connects again."""
+
     def on_gate(self) -> None:
         """Handle a change of gate or state: send held requests if the gate is open."""
 
@@ -295,8 +299,13 @@ class ServedKernel:
 
     def renew_routing_ids(self) -> None:
         """Connect the sockets of all pages to the kernel under new routing ids."""
+        self.output.renewals += 1
         for connection in self._all_connections():
-            routing_ids.renew(connection.channels)
+            routing_ids.renew(connection.channels, self.routing_id(connection.client_session))
+
+    def routing_id(self, client_session: str) -> bytes:
+        """Return the routing id by which the kernel knows the sockets of a page now."""
+        return routing_ids.routing_id(client_session, self.output.renewals)
 
     def _all_connections(self) -> list[Connection]:
         return [*self.left_pages.values(), *self.connections]
