@@ -91,7 +91,7 @@ def _round(memory: np.ndarray, sink: _Memory, threads: int) -> tuple[float, floa
             ended = time.monotonic()
     finally:
         shutil.rmtree(folder)
-    return between - began, packed.raw_bytes / packed.stored_bytes, ended - between
+    return between - began, packed.raw_bytes / packed.new_bytes, ended - between
 
 
 def _memory_folder(length: int) -> Path:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jupyter_gpuckpt.engine.freeze import Frozen, frozen
 from jupyter_gpuckpt.engine.preflight import plan
+from jupyter_gpuckpt.manifest_records import SaveOptions
 from jupyter_gpuckpt.progress import Progress
 
 from . import stock_criu
@@ -90,7 +91,8 @@ def _ours(kernel: EngineKernel, threads: int) -> tuple[float, float]:
     began, read = time.monotonic(), 0.0
     chosen = plan(kernel.tree, kernel.settings, private_shm=True, stop=True, gpu_bytes=0)
     try:
-        with frozen(kernel.tree, chosen, kernel.settings, stop=True, progress=Progress()) as state:
+        options = SaveOptions(stop=True)
+        with frozen(kernel.tree, chosen, kernel.settings, options, progress=Progress()) as state:
             from_here = time.monotonic()
             total = _read_all(state, threads)
             ended = time.monotonic()

@@ -21,7 +21,9 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.protocol import Operation, Result
 
 from .environment import kernel, wait_until_ready
 
@@ -327,20 +329,19 @@ class Ours(Session):
 
     def save(self) -> int:
         """Suspend."""
-        result = self._daemon.wait(self._daemon.suspend(self._kernel_id).operation_id)
-        return result.sizes.stored_bytes
+        return self._done(calls.suspend(self._kernel_id)).sizes.stored_bytes
 
     def leave(self) -> None:
         """Do nothing: the suspend has ended the kernel."""
 
     def come_back(self) -> None:
         """Resume, up to the first reply."""
-        self._daemon.wait(self._daemon.resume(self._kernel_id).operation_id)
+        self._done(calls.resume(self._kernel_id))
         wait_until_ready(self.client, 60)
 
     def interrupt(self) -> None:
         """SIGINT."""
-        self._daemon.signal(self._kernel_id, signal.SIGINT)
+        self._daemon.send(calls.signal(self._kernel_id, signal.SIGINT))
         with suppress(RuntimeError):
             self.client.wait_for_ready(timeout=10)
 
@@ -349,3 +350,6 @@ class Ours(Session):
         if self._kernel_id:
             self._open.__exit__(None, None, None)
             self._kernel_id = ""
+
+    def _done(self, call: calls.Call[Operation]) -> Result:
+        return self._daemon.wait(self._daemon.send(call).operation_id)

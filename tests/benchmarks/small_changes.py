@@ -7,9 +7,9 @@ to once more, so that their reference counts changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
-from msgspec.structs import replace
 
 from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.progress import Progress, Stage
