@@ -102,7 +102,8 @@ class _Drain:
             return
         with self._server.accept()[0] as connection:
             while len(head := connection.recv(_LENGTH.size, socket.MSG_WAITALL)) == _LENGTH.size:
-                connection.recv(*_LENGTH.unpack(head), socket.MSG_WAITALL)
+                [length] = _LENGTH.unpack(head)
+                connection.recv(length, socket.MSG_WAITALL)
                 (reading,) = socket.recv_fds(connection, 1, 1)[1]
                 thread = threading.Thread(target=self._drain, args=(reading,), daemon=True)
                 thread.start()

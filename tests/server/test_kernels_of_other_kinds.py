@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-#: A kernel that looks at its sockets now and then only, so that libzmq's commands pile up: it joins the lines of cells, asks for one, or gives the routing id.
+#: A kernel that looks at its sockets now and then only, so that commands of libzmq pile up. It joins the lines of cells, asks for one, or
+#: gives the routing id of the request.
 PLAIN = """
 import json, sys, threading, time, zmq
 from jupyter_client.session import Session

@@ -6,6 +6,7 @@ import uuid
 
 import nbclient
 import nbclient.client
+import pytest
 from jupyter_core.utils import run_sync
 from papermill.engines import NBClientEngine, papermill_engines
 
@@ -58,7 +59,7 @@ def replace(distribution: str) -> None:
         nbclient.NotebookClient = nbclient.client.NotebookClient = RunClient
 
 
-def use_stock_engine(monkeypatch) -> None:
+def use_stock_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put papermill's own engine back for a test."""
     engines = {**papermill_engines._engines, None: NBClientEngine}
     monkeypatch.setattr(papermill_engines, "_engines", engines)

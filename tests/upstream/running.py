@@ -148,5 +148,5 @@ def _left(folder: Path) -> int:
     while (left := processes_naming(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     for pid in left:
-        print(f"left: {pid} {Path(f'/proc/{pid}/cmdline').read_bytes()}", flush=True)
+        print(f"left: {pid} {Path(f'/proc/{pid}/cmdline').read_bytes()!r}", flush=True)
     return len(left)
