@@ -68,7 +68,9 @@ class UserDeletions:
                 return {}
             except msgspec.DecodeError as error:
                 _log.warning(
-                    "%s is damaged, so the remote keeps snapshots that were deleted here: %s", self._path, error
+                    "%s is damaged, so the remote keeps snapshots that were deleted here: %s",
+                    self._path,
+                    error,
                 )
                 return {}
 
