@@ -256,7 +256,7 @@ def snapshot_notebook(snapshot_id: str) -> Call[SnapshotNotebook]:
 def delete_snapshot(snapshot_id: str, *, here_only: bool = False) -> Call[None]:
     """Delete a snapshot, which `undelete` can undo for a while; SnapshotInUse if a suspended kernel needs it.
 
-    `here_only`: no remote is told, because no user requested it.
+    `here_only`: the deletion is not sent to remotes, because no user requested it.
     """
     path, params = _path("snapshots", snapshot_id), {"here_only": "1"} if here_only else {}
     return Call(type(None), "DELETE", path, params=params, seconds=KILL_SECONDS)

@@ -43,7 +43,7 @@ def groups_above(
 def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """Return how many processors this process may use: at least one, and a part of one counts as one.
 
-    A container with a CPU limit sees all processors of its machine. In each period it may use as much time as some of them have.
+    A container with a CPU limit sees all processors of its machine, but may use only the time of some of them in each period.
     """
     allowed = len(os.sched_getaffinity(0))
     limits = _processor_limits(groups_above("cpu", root, membership))

@@ -21,7 +21,7 @@ DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
 DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
-#: The variable with an administrator's rules for how long snapshots are kept, and their names, which are those of the traits.
+#: The variable with an administrator's retention rules for snapshots. The rules have the names of the traits.
 RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
 _RETENTION = ("keep_last", "keep_suspends", "keep_within", "max_bytes")
 #: The largest value of a rule: a JSON number up to this is exact.
@@ -136,7 +136,7 @@ def _usable_retention(text: str) -> Mapping[str, float]:
 
 
 def _retention(rules: object) -> tuple[dict[str, float], list[str]]:
-    """Return the usable ones of some rules, and a sentence for each other one."""
+    """Return the valid rules, and a sentence about each invalid one."""
     if not isinstance(rules, dict):
         return {}, ["The rules are not a JSON object."]
     usable, wrong = {}, []

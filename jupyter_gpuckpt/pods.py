@@ -27,7 +27,7 @@ NODE_IMAGE = "busybox:stable"
 _USER, HOME = 1000, "/home/jovyan"
 IMAGE = "jupyter-gpuckpt"
 _PORT = 8888
-#: With these root can do everything that a save takes, also if parts of /proc are hidden.
+#: The capabilities with which root can save kernels, even if parts of /proc are hidden.
 _CAPABILITIES = ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]
 
 

@@ -1,8 +1,8 @@
 """The TCP sockets of a network namespace: by sock_diag(7) from this process's own, else from /proc/net/tcp (man proc_net_tcp).
 
-Linux looks through its whole hash table for each list, 262,144 places on a machine with 8 GB, and in the files for IPv4 and IPv6
-separately: those two take 9 to 18 ms of processor time, a request of sock_diag 2 ms. A save needs several lists. The request is the
-one of include/uapi/linux/inet_diag.h that names no family (TCPDIAG_GETSOCK, struct inet_diag_req): its answer has both.
+Linux scans its whole hash table for each list: 262,144 places on a machine with 8 GB. The two files, for IPv4 and IPv6, take 9 to 18 ms
+of processor time together, a request of sock_diag 2 ms. A save needs several lists. Of the requests in include/uapi/linux/inet_diag.h,
+this module uses the one that names no family (TCPDIAG_GETSOCK, struct inet_diag_req), because its answer has both.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ DESCRIPTION = (
     " JupyterLab, without a hub."
 )
 FILES = ("hub-values", "node-filter", "pod")
-#: The files for which an argument is.
+#: The files to which each argument applies.
 _USES = {"claim": ("pod",), "gpus": ("hub-values", "pod")}
 
 

@@ -1,4 +1,4 @@
-"""The changes of this machine's snapshots that a remote has to be told: which there are, and how far sessions are changed by them."""
+"""The changes of this machine's snapshots that must be sent to a remote: which there are, and how they change its far sessions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from .remote_keys import Opened
 if TYPE_CHECKING:
     from ..store.local import LocalStore
 
-#: After so many sessions that did not answer, one after the other, the rest is told later.
+#: After so many sessions in a row that did not answer, the remaining changes are sent later.
 _MAX_MISSES = 2
 
 _log = logging.getLogger(__name__)
 
 
 class Amended(msgspec.Struct, frozen=True):
-    """The result of amendments: the far session of each snapshot that was found, and the snapshots that no far session lists.
+    """The result of amendments: the far session of each snapshot that was found, and those that no far session lists now (`gone`).
 
-    `later`: the snapshots of far sessions that did not answer, which are told again later because of `error`. `kept`: the deleted
-    snapshots that far sessions list nevertheless; `gone` has the other ones. `deleted`: those that far sessions list no longer.
+    `later`: the snapshots of far sessions that did not answer; their changes are sent again later. `error`: why. `kept`: snapshots that
+    were deleted here, but that far sessions still list. `deleted`: those that were marked as deleted in far sessions.
     """
 
     sessions: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Amended(msgspec.Struct, frozen=True):
 
 
 class LocalState(NamedTuple):
-    """The state of this machine's snapshots, as far as a remote is told of it.
+    """The state of this machine's snapshots, as far as it is sent to remotes.
 
     `needed`: the snapshots that suspended kernels need. `store`: the identity of the store. `is_deleted`: whether a snapshot was deleted
     for good; one that cannot be read, or whose store is not mounted, was not.
@@ -81,7 +81,7 @@ class LocalState(NamedTuple):
         return cls(found, needed, identity, stubs.is_deleted, stubs.is_listed, is_elsewhere)
 
     def is_relied_on(self, snapshot_id: str, remote: str, *, newest: bool) -> bool:
-        """Return whether this machine relies on a remote's copy. No rule removes the `newest` of a kernel, so its need is not told."""
+        """Return whether this machine relies on a remote's copy. A kernel's need of its `newest` does not count: no rule removes it."""
         stub = self.stubs.get(snapshot_id)
         # If the stub is damaged, any remote may have the only copy.
         is_only_there = stub is not None and stub.remote in {"", remote}
@@ -101,10 +101,10 @@ def changes_to_tell(
     sessions_of: Callable[[SnapshotInfo], list[str]],
     deletions: Collection[str] = (),
 ) -> list[Amendment]:
-    """Return the changes since a remote was told, without those that users deleted (`deletions`).
+    """Return the changes that a remote has not been sent, without those of snapshots that users deleted (`deletions`).
 
-    `there`: the snapshots of this machine that the remote has, newest first. `known`: what was told. `sessions_of`: the far sessions that
-    may list a snapshot.
+    `there`: the snapshots of this machine that the remote has, newest first. `known`: what was sent, by snapshot. `sessions_of`: returns
+    the far sessions that may list a snapshot.
     """
     found = {info.snapshot_id: info for info in there}
     newest = {info.kernel_id: name for name, info in reversed(list(found.items()))}
@@ -118,13 +118,13 @@ def changes_to_tell(
             now = msgspec.structs.replace(now, pinned_there=True)
         if now != before:
             if before and before.pinned_there:
-                # Nothing is told of another machine's pin: it ends or goes on there.
+                # Another machine's pin is not sent as a change: only that machine ends it.
                 before = msgspec.structs.replace(before, pinned=now.pinned)
             sessions = list(dict.fromkeys([*filter(None, [relied_on_in]), *sessions_of(info)]))
             changes.append(Amendment(name, sessions, before, now, about(info), info.title))
     for name in local.deleted(known, found).difference(deletions):
         before = known[name]
-        # It was deleted here, so this machine needs it there no longer.
+        # It was deleted here, so this machine no longer relies on the remote's copy.
         if before.relied_on_in and before.store == local.store:
             now = msgspec.structs.replace(before, relied_on_in="", store="")
             changes.append(Amendment(name, [before.relied_on_in], before, now))
@@ -132,7 +132,7 @@ def changes_to_tell(
 
 
 class _Amending:
-    """One run of amendments, session after session. `ahead`: the seconds by which the remote's clock is ahead."""
+    """A single run that sends changes, session by session. `ahead`: the seconds by which the remote's clock is ahead."""
 
     def __init__(
         self,
@@ -149,34 +149,34 @@ class _Amending:
         self._kept: dict[str, Kept] = {}
         self._deleted, self._ahead = set[str](), ahead
         self._error: ErrorRecord | None = None
-        #: How many sessions did not answer, one after the other.
+        #: How many sessions in a row did not answer.
         self._misses = 0
 
     def tell(self, place: int) -> None:
-        """Tell those far sessions that are at this place in the lists of the sessions that may list a snapshot."""
+        """Send each remaining change to the far session at index `place` of its list of candidate sessions."""
         by_session: dict[str, dict[str, Amendment]] = {}
         for name, one in self._left.items():
             if place < len(one.sessions) and name not in self._later:
                 by_session.setdefault(one.sessions[place], {})[name] = one
-        # In any order, so that those that do not answer are not always the first ones.
+        # In random order, so that sessions that do not answer are not always tried first.
         for session_id, some in random.sample(list(by_session.items()), len(by_session)):
             self._tell(session_id, some)
 
     def _tell(self, session_id: str, some: dict[str, Amendment]) -> None:
         if self._misses == _MAX_MISSES:
-            self._later.update(some)  # each attempt may take long
+            self._later.update(some)  # each attempt may take a long time
             return
         try:
             listed = self._changed(session_id, some)
         except FarObjectMissing:
             listed = set()
         except (StoreUnavailable, AccessDenied) as error:
-            _log.warning("session %s is told of changes later: %s", session_id, error)
+            _log.warning("changes are sent to session %s later: %s", session_id, error)
             self._misses, self._error = self._misses + 1, record_of(error)
             self._later.update(some)
             return
         except (FarObjectInvalid, FormatTooNew, ConfigurationError) as error:
-            _log.warning("session %s is not told of changes: %s", session_id, error)
+            _log.warning("changes are not sent to session %s: %s", session_id, error)
             self._unclear.update(some)
             deleted = (name for name, one in some.items() if one.deletion)
             self._keep(dict.fromkeys(deleted, Kept(str(error), waits=True)))
@@ -187,7 +187,7 @@ class _Amending:
             del self._left[name]
 
     def _changed(self, session_id: str, some: dict[str, Amendment]) -> set[str]:
-        """Change a far session; return the ids of those snapshots that it lists. Deleted ones are looked for in all sessions."""
+        """Change a far session; return the ids of the snapshots that it lists, without deletions: these go to all candidate sessions."""
         deletions = {name: one.deletion for name, one in some.items() if one.deletion}
         if deletions:
             fenced = any(journal.path_of(self._state_dir, name).exists() for name in deletions)
@@ -202,14 +202,14 @@ class _Amending:
         return self._sessions.amend(session_id, others, self._machine) if others else set()
 
     def _keep(self, kept: Mapping[str, Kept]) -> None:
-        """Note why a session keeps snapshots. If one of the sessions that list a snapshot may keep it no longer, all are asked again."""
+        """Record why a session keeps deleted snapshots. Of several reasons for one snapshot, one that may end has precedence."""
         for name, one in kept.items():
             before = self._kept.get(name)
             if before is None or not before.waits:
                 self._kept[name] = one
 
     def result(self) -> Amended:
-        """Return what came of it."""
+        """Return the result of the run."""
         later = sorted(self._later)
         gone = sorted(self._left.keys() - self._unclear - self._later - self._kept.keys())
         kept = {name: one for name, one in self._kept.items() if name not in self._later}
@@ -217,9 +217,9 @@ class _Amending:
 
 
 def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amended:
-    """Tell a remote what has changed. Raises what `Bucket` raises, except for a session that does not answer: that prevents no other.
+    """Send changes to a remote. Raises what `Bucket` raises, but not for a session that does not answer: the others are still changed.
 
-    A far session that cannot be read is logged and left as it is. Nothing is told to a remote that only another machine may write to.
+    A far session that cannot be read is logged and left as it is. A remote that only another machine may write to is not changed.
     """
     if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         why = Kept("only another machine may write to this remote", waits=False)

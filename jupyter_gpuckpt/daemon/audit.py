@@ -41,8 +41,8 @@ _log = logging.getLogger("jupyter_gpuckpt_audit")
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line. `time`: UTC; `what`: the operation's kind, the request's method and path, or "remove".
 
-    `cause`: why the snapshot was taken (`model.Cause`), or for "remove" "retention", "deletion" (the time for undoing one is over),
-    or the rule by which this daemon removed it from a remote.
+    `cause`: why the snapshot was taken (`manifest_records.Cause`). For "remove": "retention", "deletion" (one that can no longer be
+    undone), or the rule by which this daemon removed the snapshot from a remote.
     """
 
     time: str

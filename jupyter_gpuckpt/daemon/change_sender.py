@@ -1,7 +1,7 @@
-"""The sender of what has changed of this machine's snapshots in a remote: pins, titles, deletions, and on which it relies there.
+"""The sender of changes of this machine's snapshots to a remote: pins, titles, deletions, and the copies that it relies on there.
 
-What was told is on record (`sent_changes.py`); the difference to the present state is what has to be told. While a snapshot becomes a
-stub (`near_copy.py`), nothing is told, so that one of both cannot undo what the other tells.
+A record has what was sent (`sent_changes.py`); the difference from the present state must be sent. While a snapshot becomes a stub
+(`near_copy.py`), nothing is sent, so that neither task undoes the changes of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
-    """Try to be the only one of this machine that tells a remote something inside the block; yield whether that is so."""
+    """Try to take the lock for sending changes to a remote, one per machine and remote; yield whether the block has it."""
     with (
         store_errors(data_dir),
         alone_at_once(data_dir / "remotes" / f"{remote}.telling") as is_alone,
@@ -45,10 +45,11 @@ def correct_record(
     infos: Iterable[SnapshotInfo] = (),
     set_pin: Callable[[str, bool], None] = lambda snapshot_id, pinned: None,
 ) -> None:
-    """Correct the record of what a remote was told if its far sessions no longer say it, so that it is told again. Raises StoreError.
+    """Remove from the record of sent changes what the far sessions no longer contain, so that it is sent again. Raises StoreError.
 
-    Something may have removed it there: another machine that was told that this one is lost, an older version, a restored backup.
-    What another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local snapshots.
+    It may have been removed by another machine, on which a user declared this one lost, by an older version, or by a restored backup.
+    A snapshot that another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local
+    snapshots.
     """
     machine = remote_keys.machine_id(data_dir)
     listed: dict[str, list[FarSnapshot]] = {}
@@ -69,7 +70,7 @@ def correct_record(
             name, found = info.snapshot_id, listed.get(info.snapshot_id, [])
             pinned = _followed(corrected[name], info, found) if name in corrected else None
             if pinned is not None:
-                # It is pinned before that is recorded: the other way round, a crash would make the missing pin a change to be told.
+                # The pin is set before it is recorded. In the other order, after a crash the missing pin would be sent as a change.
                 set_pin(name, pinned)
                 corrected[name] = msgspec.structs.replace(
                     corrected[name], pinned=pinned, pinned_there=pinned
@@ -78,16 +79,16 @@ def correct_record(
 
 
 def _followed(known: Told, info: SnapshotInfo, found: list[FarSnapshot]) -> bool | None:
-    """Return whether a local snapshot is to be pinned because of its entries in the remote; None: as it is."""
+    """Return whether its entries in the remote require that a local snapshot is pinned; None: its pin stays as it is."""
     abouts = [one.about for one in found if one.about is not None]
     is_pinned = any(one.pinned for one in abouts)
     if info.pinned != known.pinned or not abouts or is_pinned == known.pinned:
-        return None  # what the user has changed here since is told first
+        return None  # a later change by the user of this machine is sent first
     return is_pinned if is_pinned or known.pinned_there else None
 
 
 def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
-    """Return that part of what is on record which the entries of a snapshot still say."""
+    """Return the record of a snapshot without what its entries in the remote no longer contain."""
     if not any(machine in one.relied_on_by for one in found):
         known = msgspec.structs.replace(known, relied_on_in="", store="")
     abouts = [one.about for one in found if one.about is not None]
@@ -100,20 +101,20 @@ def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
 
 
 class ChangeSender:
-    """The changes that one remote has to be told. Used in a thread. Methods raise StoreError."""
+    """The sender of changes to one remote, for use in threads. Methods raise StoreError."""
 
     def __init__(self, data_dir: Path, remote: str) -> None:
         self._data_dir, self._remote = data_dir, remote
         state = remote_keys.state_dir(data_dir, remote)
         self._file, self._leases = SentChanges(state), LeaseFile(state)
         self._deletions = UserDeletions(state)
-        #: What could not be told and is not tried again.
+        #: The states that could not be sent and are not tried again, by snapshot.
         self._refused: dict[str, Told] = {}
-        #: How many deletions the remote has not carried out, or is not to be told yet, at the last look.
+        #: How many deletions can no longer be undone and were not carried out by the remote, at the last look.
         self.deletions = 0
 
     def changes(self, there: Iterable[SnapshotInfo], local: LocalState) -> list[Amendment]:
-        """Return the changes to be told. `there`: the snapshots that the remote has, newest first."""
+        """Return the changes to be sent. `there`: the snapshots that the remote has, newest first."""
         known, deletions = self._file.all(), self._deletions.all()
         sessions_of = self._leases.sessions_of
         found = changes_to_tell(self._remote, there, local, known, sessions_of, deletions)
@@ -121,7 +122,7 @@ class ChangeSender:
             name: one
             for name, one in deletions.items()
             if one.is_due
-            and one.store == local.store  # that of another store is told by its daemon
+            and one.store == local.store  # the daemon of another store sends that store's
             and local.is_deleted(name)
             and not local.is_elsewhere(name)
         }
@@ -150,7 +151,7 @@ class ChangeSender:
         local_now: Callable[[], LocalState],
         send: Callable[[list[Amendment]], Amended],
     ) -> Amended | None:
-        """Tell the remote by `send`; return what came of it, or None if that has to wait. Raises what `send` raises."""
+        """Send the changes by `send`, and record them; return the result, None if another task has the lock. Raises what `send` raises."""
         with telling_lock(self._data_dir, self._remote) as is_alone:
             if not is_alone:
                 return None
@@ -163,7 +164,7 @@ class ChangeSender:
                 if one.snapshot_id in done.sessions
             }
             deleted = self._note_deletions(changes, done)
-            # Nothing more is told of what was deleted here or is gone there.
+            # No more changes are sent of snapshots that were deleted here or are gone there.
             ended = {one.snapshot_id for one in changes if one.about is None}
             forgotten = ended & {*noted, *done.gone} | set(done.gone)
             self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
@@ -175,7 +176,7 @@ class ChangeSender:
         return msgspec.structs.replace(done, gone=left)
 
     def _note_deletions(self, changes: list[Amendment], done: Amended) -> set[str]:
-        """Record which deletions were told, and return them; those that have to wait there are told again after a day."""
+        """Record the results of deletions; return the snapshots of those that are settled. The others are sent again after a day."""
         known, settled, waiting = self._deletions.all(), {}, {}
         for change in changes:
             name = change.snapshot_id
@@ -199,7 +200,7 @@ class ChangeSender:
     def forget_deleted(self, there: Iterable[SnapshotInfo], local: LocalState) -> None:
         """Remove the records of snapshots that were deleted here and that this machine does not rely on.
 
-        A deletion that was undone, or whose snapshot has come back, is no longer told.
+        A deletion that was undone, or whose snapshot has come back, is no longer sent.
         """
         known, deletions = self._file.all(), self._deletions.all()
         if undone := {
@@ -219,7 +220,7 @@ class ChangeSender:
             self._file.note({}, gone)
 
     def refuse(self, changes: Sequence[Amendment], why: str = "") -> None:
-        """Do not try these again until they are others; deletions are tried again after a day."""
+        """Do not send these changes again until they differ; send deletions again after a day. `why`: recorded with deletions."""
         self._refused |= {one.snapshot_id: one.now for one in changes if not one.deletion}
         if deletions := {one.snapshot_id for one in changes if one.deletion}:
             known = self._deletions.all()
@@ -228,7 +229,7 @@ class ChangeSender:
             )
 
     def note(self, told: Mapping[str, Told], *, new_only: bool = False) -> None:
-        """Record what was told with an upload; with `new_only` keep what is on record of a snapshot already."""
+        """Record what was sent with uploads, by snapshot; with `new_only` do not replace existing records."""
         known = self._file.all() if new_only else {}
         self._file.note({name: one for name, one in told.items() if name not in known})
 

@@ -61,7 +61,7 @@ def _not_listed(opened: Opened, info: SnapshotInfo) -> SnapshotNotFound:
 
 
 def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> None:
-    """Tell a remote that this machine will have the content of a snapshot nowhere else, so that no rule removes it there.
+    """Record in a remote that this machine will have the content of a snapshot nowhere else, so that no rule removes it there.
 
     `store`: the identity of the store that has the rest of the snapshot.
 
@@ -70,12 +70,12 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
     only = opened.keyring.public.only_machine
     if only not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
-            f"This machine may not write to remote {opened.remote.name}, so it cannot tell it what it has only there."
+            f"This machine may not write to remote {opened.remote.name}, so it cannot record there which snapshots it relies on."
         )
     session_id, _ = _find(data_dir, opened, info)
     file, name = SentChanges(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)
-    # It is recorded first: if this daemon is killed, the next one knows that the remote may have to be told otherwise.
+    # It is recorded here first: if this daemon is killed, the next one can withdraw it in the remote.
     known = before or Told(title=title_of(info))
     file.note({name: msgspec.structs.replace(known, relied_on_in=session_id, store=store)})
     now = told(info, session_id, store)

@@ -46,7 +46,7 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     else:
         _require_useful(data_dir, opened, wanted)
         rule = rules.Rule(1, wanted)
-    # A rule is set only if it could be judged by. To end one must be possible even if something in the remote is damaged.
+    # A rule is set only if it could be applied to all snapshots. Ending one must work even if something in the remote is damaged.
     removes = not rule.policy.removes_nothing
     verdicts, freed = _judged(opened, rule.policy, lost) if removes else ([], 0)
     if lost.machines and not call.keep.dry_run:
@@ -79,7 +79,7 @@ class _Lost(NamedTuple):
     snapshots: frozenset[str] = frozenset()
 
     def without(self, session: FarSession) -> FarSession:
-        """Return a far session on which these machines rely no longer."""
+        """Return a far session without the reliance of these machines on its snapshots."""
         snapshots = list(map(self._without, session.snapshots))
         return msgspec.structs.replace(session, snapshots=snapshots)
 
@@ -91,7 +91,7 @@ class _Lost(NamedTuple):
 def _lost(
     data_dir: Path, opened: remote_keys.Opened, sessions: list[FarSession], machine: str
 ) -> _Lost:
-    """Return a lost machine, given by host name or id. Raises ConfigurationError unless it is clear which one, and that it is lost."""
+    """Return a lost machine, given by host name or id. Raises ConfigurationError if that is ambiguous, or if the machine seems alive."""
     name, known = opened.remote.name, dict[str, str]()
     for session in sessions:
         for one in session.listed:
@@ -126,7 +126,7 @@ def _lost(
 
 
 def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
-    """Return whether a daemon on a host of this name has a heartbeat in the remote that is not long over."""
+    """Return whether a daemon on a host of this name wrote a heartbeat to the remote within the last hour."""
     capabilities = opened.remote.capabilities
     now = time.time() + (capabilities.clock_ahead_seconds if capabilities else 0.0)
     for found in opened.bucket.list(leases.FOLDER):
@@ -143,7 +143,7 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
 
 
 def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -> None:
-    """Take back what lost machines have told of snapshots on which they rely."""
+    """Remove the reliance of lost machines on snapshots from the far sessions."""
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     for session in known:
         if lost.without(session) != session:
@@ -154,7 +154,7 @@ def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -
 def _judged(
     opened: remote_keys.Opened, policy: RetentionPolicy, lost: _Lost
 ) -> tuple[list[Judged], int]:
-    """Return the verdicts on all snapshots without those machines, and the bytes that the removal frees."""
+    """Return the verdicts on all snapshots without the reliance of lost machines, and the bytes that the removals free."""
     bucket, seal = opened.bucket, opened.keyring.seal
     packs, known = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
     sessions = list(map(lost.without, known))

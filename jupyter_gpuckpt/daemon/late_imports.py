@@ -18,7 +18,7 @@ def load() -> None:
         from . import late_modules  # noqa: F401, PLC0415 - late: see there
     except ImportError as error:
         raise ToolMissing(
-            f"What kernels are saved with cannot be imported: {error}",
+            f"The modules that save kernels cannot be imported: {error}",
             hint="Install jupyter_gpuckpt and what it needs again. Kernels are started when that works.",
         ) from error
     finally:

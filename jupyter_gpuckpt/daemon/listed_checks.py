@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listed(NamedTuple):
-    """The snapshots that a remote lists, and those that it does not list; of others that is not known."""
+    """The snapshots that a remote lists, and those that it does not list. Snapshots in neither set could not be checked."""
 
     there: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
@@ -71,7 +71,7 @@ class ListedChecks:
     def start(self) -> None:
         """Start the schedule."""
         self._task = asyncio.get_running_loop().create_task(
-            repeat(self.look, _LOOK_SECONDS, _log, "it is not checked what remotes list")
+            repeat(self.look, _LOOK_SECONDS, _log, "a check of what remotes list failed")
         )
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class ListedChecks:
             await asyncio.wait({self._task})
 
     async def look(self) -> None:
-        """Check each remote in which that is due."""
+        """Check each remote whose check is due, until a user waits for other work."""
         for remote, _ in await self._uploads.recorded():
             if not remote.paused and await asyncio.to_thread(self._is_due, remote):
                 if self._is_busy():
@@ -96,12 +96,16 @@ class ListedChecks:
             try:
                 found = await asyncio.to_thread(self._listed, remote, infos)
             except GpuCkptError as error:
-                _log.warning("remote %s: it is not known what it lists: %s", name, error)
+                _log.warning("remote %s: what it lists could not be checked: %s", name, error)
                 continue
             await self._uploads.note_listed(name, found.there)
-            self._uploads.wake()  # a deletion that the remote did not carry out is told again
+            self._uploads.wake()  # a deletion that the remote did not carry out is sent again
             if found.gone:
-                _log.info("remote %s does not list any more: %s", name, ", ".join(found.gone))
+                _log.info(
+                    "remote %s no longer lists snapshots that it had: %s",
+                    name,
+                    ", ".join(found.gone),
+                )
                 await self._uploads.note_gone(name, found.gone)
 
     def _listed(self, remote: Remote, infos: list[SnapshotInfo]) -> Listed:
@@ -125,7 +129,7 @@ class ListedChecks:
         return not 0 <= time.time() - last < _EVERY_SECONDS
 
     def _note(self, remote: Remote) -> None:
-        """Record the attempt, so that a remote that cannot be reached is not asked all the time."""
+        """Record the attempt, so that a remote that cannot be reached is not tried at each look."""
         path = self._path(remote)
         with store_errors(path.parent):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,9 +145,10 @@ def listed(
     infos: Sequence[SnapshotInfo],
     set_pin: Callable[[str, bool], None],
 ) -> Listed:
-    """Return which snapshots the far sessions list in which they may be; correct the record of what was told. Raises what `Bucket` raises.
+    """Return which snapshots the far sessions list; correct the record of what was sent. Raises what `Bucket` raises.
 
-    Nothing is known of a snapshot if one of these sessions cannot be read. `set_pin`: pins a local snapshot that another machine pinned.
+    An unlisted snapshot does not count as gone if a session that may list it cannot be read. `set_pin`: pins or unpins a local snapshot
+    as another machine did.
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)

@@ -44,7 +44,7 @@ from .uploads import Uploads
 _LOOK_SECONDS = 0.2
 #: The time until a remote is asked again that did not answer or lacked a snapshot.
 _AGAIN_SECONDS = 300.0
-#: The same while another task or daemon works on the remote's snapshots.
+#: The time until a remote is tried again while another task or daemon works on its snapshots.
 _SOON_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class _Candidate(NamedTuple):
 
 
 class _NotThere(Exception):  # noqa: N818 - an event
-    """A remote does not list a snapshot any more."""
+    """A remote no longer lists a snapshot."""
 
 
 class NearCopy:
@@ -77,7 +77,7 @@ class NearCopy:
         self._inventory, self._uploads, self._is_busy = inventory, uploads, is_busy
         #: Whether chunks of stubs may still be on the disk: an earlier daemon may have been killed before it removed them.
         self._is_uncollected = True
-        #: Whether a lock that somebody else held prevented a snapshot from becoming a stub.
+        #: Whether a lock that another task or daemon held prevented a snapshot from becoming a stub.
         self._is_blocked = False
         self._woken = asyncio.Event()
         self._stop = threading.Event()

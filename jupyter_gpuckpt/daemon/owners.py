@@ -162,7 +162,7 @@ class Owners:
                 await self._replace_taken_ports(kernel)
 
     async def _replace_taken_ports(self, kernel: ManagedKernel) -> None:
-        """Give a kernel without a process other ports for those that could not be held, and those of other kernels. Never raises.
+        """Replace the ports of a kernel without a process that could not be held or belong to other kernels. Never raises.
 
         No client knows its ports yet. If there are no others, the kernel can be resumed when its own are free.
         """

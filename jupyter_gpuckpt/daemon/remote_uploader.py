@@ -163,7 +163,7 @@ class RemoteUploader:
             return known.and_now(snapshot_id, found, last_at=last_at)
 
         self.queue.uploaded = change(self.queue.uploaded)
-        # A pin or a title that it has here already is still to be told; others that have none undo nothing there.
+        # A pin or title that the snapshot already has here is still sent. If it has none here, nothing is undone in the remote.
         told = Told(pinned_there, title=title_of(info), pinned_there=pinned_there) if info else None
         self._note(self._put_on_record(change, {snapshot_id: told} if told else {}))
 
@@ -174,12 +174,12 @@ class RemoteUploader:
         self._note_change(gone, lambda known: known.without(gone))
 
     def note_listed(self, snapshot_ids: Collection[str]) -> None:
-        """Record that the remote lists snapshots; it may have seemed that it does not list some of them any more."""
+        """Record that the remote lists snapshots; some of them may have been recorded as gone."""
         if back := [one for one in snapshot_ids if one in self.queue.uploaded.gone]:
             self._note_change(back, lambda known: known.with_again(back))
 
     def ask(self, snapshot_ids: list[str]) -> None:
-        """Upload snapshots before all others. Those that are gone from the remote are no longer kept away, also by the next daemon."""
+        """Upload snapshots before all others, also those that are gone from the remote. The next daemon continues with these."""
         self.queue.ask(snapshot_ids)
         self._note_change(snapshot_ids, lambda known: known.with_wanted(snapshot_ids))
 
@@ -275,7 +275,7 @@ class RemoteUploader:
         return found
 
     def _local_state(self) -> LocalState:
-        """Return what the remote is to be told of. Raises StoreError. In a thread."""
+        """Return the state of the store that is sent to the remote. Raises StoreError. In a thread."""
         machine = self._machine
         return LocalState.of(machine.store, self._needed, machine.finder_elsewhere())
 
@@ -330,7 +330,7 @@ class RemoteUploader:
             self._current = None
 
     async def _amend(self, found: dict[str, SnapshotInfo]) -> bool:
-        """Tell the remote what has changed of its snapshots; return False if that has to wait."""
+        """Send the changes of snapshots to the remote; return False if another task has the lock for that."""
         there, changes = self.queue.there(found), self.queue.amendments
         current = self._begin("")
 
@@ -343,7 +343,7 @@ class RemoteUploader:
         except OperationCancelled:
             return True
         except Exception as error:
-            _log.warning("%s is not told what has changed: %s", self.remote.name, error)
+            _log.warning("changes could not be sent to %s: %s", self.remote.name, error)
             if not self.queue.amending_failed(error):
                 await asyncio.to_thread(self._changes.refuse, changes, str(error))
             return True
@@ -358,7 +358,7 @@ class RemoteUploader:
             self.queue.told()
         if done.gone:
             names = ", ".join(done.gone)
-            _log.info("%s does not have these snapshots any more: %s", self.remote.name, names)
+            _log.info("%s no longer has these snapshots: %s", self.remote.name, names)
             self.note_gone(done.gone)
         return True
 

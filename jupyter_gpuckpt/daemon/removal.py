@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Removal:
     """A remover of the store's snapshots: deletion, undeletion and retention.
 
-    `on_deleted`: called when deletions by users can no longer be undone, so that remotes are told of them.
+    `on_deleted`: called when deletions by users can no longer be undone, so that they are sent to remotes.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Removal:
         self._purges: set[asyncio.Task[None]] = set()
 
     async def delete(self, snapshot_id: str, *, here_only: bool = False) -> None:
-        """Delete a snapshot, which can be undone for a while; with `here_only` no remote is told.
+        """Delete a snapshot, which can be undone for a while; with `here_only` it is not sent to remotes.
 
         Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
         """
@@ -83,7 +83,7 @@ class Removal:
         if here_only and known:
             user_deletions.forget_in_all(self._data_dir, [snapshot_id])
         for info in () if here_only else known:
-            # This comes first, so that no crash loses it. It is told only after it became final.
+            # This comes first, so that no crash loses it. It is sent only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
         until = store.mark_deleted(snapshot_id, self._undo_seconds)
         if is_unreadable and not here_only:
@@ -101,18 +101,20 @@ class Removal:
         try:
             user_deletions.forget_in_all(self._data_dir, [snapshot_id], store.stubs.identity())
         except GpuCkptError as error:
-            # It never becomes final, so no remote is told.
+            # The deletion never becomes final, so it is never sent.
             _log.warning("the record of a deletion that was undone stays: %s", error)
         return info
 
     def _purge_due(self) -> list[str]:
-        """Remove the deleted snapshots whose time for undoing is over, and record that before; return their ids. Raises StoreError."""
+        """Record as final the deletions that can no longer be undone, and remove their snapshots; return the ids. Raises StoreError."""
         now = time.time()
         found = self._machine.deleted_snapshots()
         due = [one.info.snapshot_id for one in found if one.annotations.kept_until <= now]
         self._finish(due)
         gone = self._machine.store.purge()
-        self._finish([one for one in gone if one not in due])  # their time has ended just now
+        self._finish(
+            [one for one in gone if one not in due]
+        )  # can no longer be undone since a moment ago
         return gone
 
     def _finish(self, ids: list[str]) -> None:

@@ -69,7 +69,7 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class Amend(msgspec.Struct, frozen=True, tag=True):
-    """A task to tell the remote what has changed of snapshots that it has."""
+    """A task to send changes of snapshots that the remote has."""
 
     data_dir: str
     remote: Remote
@@ -136,7 +136,7 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The end of the upload, or of what was done instead."""
+    """The end of the task: an upload, giving one up, or sending changes."""
 
     count_bytes: int = 0
     packs: int = 0
@@ -170,7 +170,7 @@ class Sending:
         self._is_stopped = self._is_held = False
         #: The lease with which the upload was begun.
         self.lease = KernelLease("")
-        #: What the remote was told about the snapshot by the upload; None if it listed the snapshot before.
+        #: What the upload sent about the snapshot; None if it listed the snapshot before.
         self.told: Told | None = None
 
     def run(
@@ -210,7 +210,7 @@ class Sending:
         self._done(task, _nothing, lambda done, total: None, trouble)
 
     def amend(self, changes: list[Amendment], trouble: OnTrouble = lambda error: None) -> Amended:
-        """Tell the remote what has changed of snapshots. Raises as `run` does."""
+        """Send changes of snapshots to the remote. Raises as `run` does."""
         task = Amend(str(self._data_dir), self._remote, changes)
         return self._done(task, _nothing, lambda done, total: None, trouble).amended
 

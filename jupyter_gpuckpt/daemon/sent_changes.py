@@ -1,6 +1,6 @@
-"""The file that records, for one remote, what this machine has told it about its snapshots: pins, titles, and which it has only there.
+"""The file that records what this machine has sent to one remote about its snapshots: pins, titles, and which it has only there.
 
-What differs from the present state is told again. So nothing is lost when a daemon ends or the remote cannot be reached.
+A state that differs from the record is sent again. So no change is lost when a daemon ends or the remote cannot be reached.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _log = logging.getLogger(__name__)
 
 
 class SentChanges:
-    """The file of one remote, in the folder of this machine's state about it. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
+    """The file of changes sent to one remote, in the folder of its local state. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "told.json"
 
     def all(self) -> dict[str, Told]:
-        """Return what was told, by snapshot. If the file is damaged, nothing is known; then only what protects snapshots is told."""
+        """Return what was sent, by snapshot; nothing if the file is damaged. Then only changes that protect snapshots are sent."""
         with store_errors(self._path.parent):
             try:
                 return decoding.from_json(self._path.read_bytes(), dict[str, Told])
             except FileNotFoundError:
                 return {}
             except msgspec.DecodeError as error:
-                _log.warning("%s is damaged, so all of it is told again: %s", self._path, error)
+                _log.warning("%s is damaged, so its changes are sent again: %s", self._path, error)
                 return {}
 
     def note(self, told: Mapping[str, Told], forgotten: Collection[str] = ()) -> None:
-        """Record what was told about snapshots, and remove the records of others."""
+        """Record what was sent about snapshots, and remove the records of those in `forgotten`."""
         change_records(
             self._path,
             self.all,

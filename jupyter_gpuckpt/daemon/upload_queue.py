@@ -82,7 +82,7 @@ class Uploaded(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, gone=left)
 
     def with_again(self, snapshot_ids: Iterable[str]) -> Uploaded:
-        """Return a copy in which the remote has these snapshots, of which it was said that it has them no longer."""
+        """Return a copy in which the remote has those of these snapshots that were recorded as gone."""
         back = dict.fromkeys((one for one in snapshot_ids if one in self.gone), time.time())
         left = {one: at for one, at in self.gone.items() if one not in back}
         return msgspec.structs.replace(self, snapshots=self.snapshots | back, gone=left)
@@ -128,13 +128,13 @@ class RemoteQueue:
         self._not_given_up: set[str] = set()
         self._failed: dict[str, ErrorRecord] = {}
         self._pauses = Pauses()
-        #: The pauses of telling changes. They are not those of uploads, which must not wait because one session cannot be changed.
+        #: The pauses of sending changes. Uploads have their own, because they must not wait when one session cannot be changed.
         self._pauses_of_changes = Pauses()
         #: The snapshot of the failed last attempt: another one goes first, in case only this one causes the error.
         self._stuck = ""
         #: Whether this machine goes soon: the newest snapshot of each kernel comes first, the smallest first.
         self.hurries = False
-        #: The changes of snapshots that the remote has to be told; the caller updates them.
+        #: The changes of snapshots that must be sent to the remote; the caller updates them.
         self.amendments: list[Amendment] = []
 
     def taken_over(self, remote: Remote, uploaded: Uploaded) -> RemoteQueue:
@@ -216,14 +216,14 @@ class RemoteQueue:
             self._failed[snapshot_id] = record
 
     def amending_failed(self, error: BaseException) -> bool:
-        """Record that the remote could not be told of changes; return whether that is tried again."""
+        """Record that changes could not be sent to the remote; return False if the changes themselves caused the error."""
         if not isinstance(error, (*_PASSES, *_OF_THE_REMOTE)):
             return False
         self._pauses_of_changes.failed(record_of(error), refused=isinstance(error, _OF_THE_REMOTE))
         return True
 
     def told(self) -> None:
-        """Record that the remote was told of all changes."""
+        """Record that all changes were sent to the remote."""
         self.amendments = []
         self._pauses_of_changes.end()
 
@@ -269,7 +269,7 @@ class RemoteQueue:
         return self._is_uploaded(info) or (is_only_there and not is_lost)
 
     def amends(self, local_snapshots: Mapping[str, SnapshotInfo]) -> bool:
-        """Return whether the remote is to be told of changes now. After a failure the uploads go first."""
+        """Return whether changes are to be sent to the remote now. After a failure, uploads come first."""
         pauses = self._pauses_of_changes
         if not self._has_changes or not pauses.is_over:
             return False
@@ -299,7 +299,7 @@ class RemoteQueue:
         return next(waiting, first) if first == self._stuck else first
 
     def is_worth_waiting(self, local_snapshots: Mapping[str, SnapshotInfo]) -> bool:
-        """Return whether an upload may start soon, or the remote may soon be told of changes."""
+        """Return whether an upload, or the sending of changes, may start soon."""
         return any(one.is_worth_waiting for one in self._pending(local_snapshots))
 
     def upload_of(self, info: SnapshotInfo) -> Upload | None:

@@ -1,4 +1,4 @@
-"""The process that uploads one snapshot, gives an upload up, or tells a remote what has changed of snapshots.
+"""The process that uploads one snapshot, gives an upload up, or sends changes of snapshots to a remote.
 
 It has the lowest priority unless this machine goes soon. `sending.py` starts it and defines the messages.
 
@@ -58,7 +58,7 @@ _RUN_BYTES, _GAP_BYTES = 4 << 20, 256 << 10
 
 
 class Answering(Protocol):
-    """Whoever knows the open store."""
+    """A connection to the daemon, which has the store open."""
 
     def ask(self, question: Locate | Read) -> Located | Chunk:
         """Return the answer to a request. Raises the error with which it is refused."""

@@ -39,7 +39,7 @@ class Uploads:
     """The uploads to all remotes. On the event loop's thread.
 
     `is_busy`: whether work runs for which a user waits. `tell`: called with the change of a snapshot whose uploads changed. `on_lost`:
-    called in a thread when another machine has taken over the far session of an upload. `inventory`: says what suspended kernels need.
+    called in a thread when another machine has taken over the far session of an upload. `inventory`: lists what suspended kernels need.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Uploads:
         self._take(found, uploaded)
 
     def _look_at_kernels(self) -> None:
-        """Let remotes be told if suspended kernels need other snapshots now."""
+        """Wake the uploaders if suspended kernels need other snapshots now, because that is sent to remotes."""
         suspended = self._inventory.suspended_here()
         if suspended != self._suspended:
             self._suspended = suspended
@@ -143,7 +143,7 @@ class Uploads:
         self._wake()
 
     def wake(self) -> None:
-        """Let the uploaders look again for what remotes are to be told."""
+        """Let the uploaders look again for changes to send."""
         self._snapshots.is_stale = True
         self._wake()
 
@@ -225,13 +225,13 @@ class Uploads:
             uploader.note_there(snapshot_id, pinned_there=pinned_there)
 
     async def note_gone(self, name: str, snapshot_ids: Collection[str]) -> None:
-        """Record that a remote does not list snapshots any more that it had: they are there no longer, and stay away."""
+        """Record that a remote no longer lists snapshots that it had, so that they are uploaded again only on request."""
         await self.look()
         if uploader := self._uploaders.get(name):
             uploader.note_gone(snapshot_ids)
 
     async def note_listed(self, name: str, snapshot_ids: Collection[str]) -> None:
-        """Record that a remote lists snapshots; it may have seemed that it does not list some of them any more."""
+        """Record that a remote lists snapshots; some of them may have been recorded as gone."""
         if uploader := self._uploaders.get(name):
             uploader.note_listed(snapshot_ids)
 

@@ -1,8 +1,8 @@
-"""The record of the deletions by users of which remotes have to be told. One file for each remote, so nothing is lost offline.
+"""The record of users' deletions that must be sent to remotes. Each remote has a file of its own, so nothing is lost while it is offline.
 
-A deletion is recorded when the user deletes the snapshot, and becomes final when it can no longer be undone here; only then it is told,
-by the daemon with the store in which it was made. Retention on this machine is no deletion by a user: what a remote keeps is decided by
-the remote's own rule. So the record of what retention removes is forgotten, whatever left it.
+A deletion is recorded when the user deletes the snapshot, and becomes final when it can no longer be undone here. Only then is it sent,
+by the daemon of the store in which it was made. Retention on this machine is no deletion by a user: a remote's own rule decides what
+the remote keeps. So when retention removes a snapshot, any record of its deletion is removed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..store.faults import store_errors
 from . import remote_keys
 from .whole_files import change_records
 
-#: The time until a remote that kept a deleted snapshot is asked again.
+#: The time after which a deletion is sent again to a remote that kept the snapshot.
 _AGAIN_SECONDS = 86_400.0
 
 _log = logging.getLogger(__name__)
 
 
 class UserDeletion(msgspec.Struct, frozen=True):
-    """The deletion of a snapshot by a user. Times are seconds since the epoch; `tried_at` 0: the remote was not told yet.
+    """The deletion of a snapshot by a user. Times are seconds since the epoch; `tried_at` 0: it was not sent yet.
 
-    `store`: the identity of the store in which it was made. `is_final`: whether it can no longer be undone.
+    `store`: the identity of the store with the snapshot. `is_final`: whether the deletion can no longer be undone.
     """
 
     kernel_id: str
@@ -39,14 +39,14 @@ class UserDeletion(msgspec.Struct, frozen=True):
     store: str = ""
     is_final: bool = False
     tried_at: float = 0.0
-    #: Whether it was pinned here then.
+    #: Whether the snapshot was pinned here when it was deleted.
     pinned: bool = False
     #: Why the remote still lists the snapshot.
     reason: str = ""
 
     @property
     def is_due(self) -> bool:
-        """Whether the remote is to be told now."""
+        """Whether the deletion is to be sent now."""
         return self.is_final and not 0 <= time.time() - self.tried_at < _AGAIN_SECONDS
 
 
@@ -54,13 +54,13 @@ _Change = Callable[[dict[str, UserDeletion]], dict[str, UserDeletion]]
 
 
 class UserDeletions:
-    """The file of one remote, in the folder of this machine's state about it. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
+    """The file of deletions for one remote, in the folder of its local state. Thread-safe. Methods raise StoreUnavailable, StoreFull."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "deletions.json"
 
     def all(self) -> dict[str, UserDeletion]:
-        """Return the recorded deletions, by snapshot. If the file is damaged, no remote is told to delete anything."""
+        """Return the recorded deletions, by snapshot. If the file is damaged, there are none, and nothing is deleted in the remote."""
         with store_errors(self._path.parent):
             try:
                 return decoding.from_json(self._path.read_bytes(), dict[str, UserDeletion])
@@ -68,7 +68,9 @@ class UserDeletions:
                 return {}
             except msgspec.DecodeError as error:
                 _log.warning(
-                    "%s is damaged, so what was deleted stays there: %s", self._path, error
+                    "%s is damaged, so the remote keeps snapshots that were deleted here: %s",
+                    self._path,
+                    error,
                 )
                 return {}
 
@@ -94,7 +96,7 @@ class UserDeletions:
         )
 
     def finish(self, ids: Collection[str], store: str) -> None:
-        """Record that these deletions in a store can no longer be undone. Without a record nothing is written."""
+        """Record that these deletions in a store can no longer be undone. If none of them is recorded, nothing is written."""
 
         def final(name: str, one: UserDeletion) -> UserDeletion:
             is_meant = name in ids and one.store == store
@@ -104,7 +106,7 @@ class UserDeletions:
             self._change(lambda known: {name: final(name, one) for name, one in known.items()})
 
     def forget(self, ids: Collection[str], store: str = "") -> None:
-        """Remove the records of these snapshots; with `store` only of deletions in that store. Without a record nothing is written."""
+        """Remove the records of these snapshots; with `store` only of deletions in that store. If there are none, nothing is written."""
         if self.all().keys() & set(ids):
             self._change(
                 lambda known: {
@@ -117,13 +119,13 @@ class UserDeletions:
 
 
 def note_in_all(data_dir: Path, info: SnapshotInfo, at: float, store: str) -> None:
-    """Record for all remotes that a snapshot is about to be deleted. Never raises: the deletion here must not fail because of it."""
+    """Record for all remotes that a snapshot is about to be deleted. Never raises: the deletion here must not fail for that."""
     noted = {info.snapshot_id: UserDeletion(info.kernel_id, at, store, pinned=info.pinned)}
     _in_all(data_dir, [info.snapshot_id], lambda file: file.note(noted))
 
 
 def finish_in_all(data_dir: Path, ids: Collection[str], store: str) -> None:
-    """Record for all remotes that these deletions in a store can no longer be undone. Never raises; no remote is told otherwise."""
+    """Record for all remotes that these deletions in a store are final. Never raises; a deletion that is not recorded is never sent."""
     _in_all(data_dir, ids, lambda file: file.finish(ids, store))
 
 

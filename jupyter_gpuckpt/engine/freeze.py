@@ -187,9 +187,9 @@ def frozen(
             rollback.pop_all()
             # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
-            # What is begun in this thread ends before anything is undone.
+            # This thread's work ends before anything is undone.
             result._beside = rollback.enter_context(ThreadPoolExecutor(1, "beside-save"))
-            if gpu.lanes.has_handed_over:  # other memory is stored meanwhile
+            if gpu.lanes.has_handed_over:  # the caller stores other memory meanwhile
                 result._gpu_copying = result._beside.submit(_copy_gpu, gpu, result, gpu_files_taken)
         yield result
         if stop:

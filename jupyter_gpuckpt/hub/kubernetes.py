@@ -30,13 +30,13 @@ _DEFAULT_START_TIMEOUT = 60
 _ROOT, _HOME_OF_ROOT = 0, "/root"
 
 
-#: Within calls in which KubeSpawner itself may stop a pod: whether at once. A variable of the task, because the hub may stop it meanwhile.
+#: Set while KubeSpawner itself may stop a pod: True to stop it at once. It belongs to the task, because the hub may stop the pod meanwhile.
 _own_stop: ContextVar[bool | None] = ContextVar("_own_stop", default=None)
 
 
 @contextmanager
 def _own_stops(*, now: bool) -> Iterator[None]:
-    """Let stops in this block, of this task, be KubeSpawner's own."""
+    """Treat stops by this task inside the block as KubeSpawner's own."""
     token = _own_stop.set(now)
     try:
         yield
@@ -149,7 +149,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         create: Callable[..., Any] = super()._make_create_pod_request
         # A pod in the way of this one, which KubeSpawner would kill, gets its time: it may be suspending kernels, because it is evicted.
         with _own_stops(now=False):
-            # Two times: the first may have stopped a pod in the way.
+            # Two attempts: the first may only have stopped a pod in the way.
             created: object = await create(pod, request_timeout)
             return created or await create(pod, request_timeout)
 

@@ -14,7 +14,7 @@ from ..plurals import size
 
 
 def environment(retention: dict[str, float], disk_limit: int) -> dict[str, str]:
-    """Return the variables by which servers get the rules; automatic snapshots beyond the limit are removed, unless a rule says else."""
+    """Return the variables by which servers get the rules; automatic snapshots beyond the limit are removed, unless a rule has another."""
     rules = ({"max_bytes": disk_limit} if disk_limit else {}) | retention
     return {daemon_settings.RETENTION_VARIABLE: json.dumps(rules)} if rules else {}
 

@@ -36,7 +36,7 @@ class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[mi
     batch_script: str
 
     def check_configuration(self) -> None:
-        """Refuse a signal that comes less time before the time limit than a suspend may take, and warn of what loses the signal."""
+        """Refuse a signal less time before the time limit than a suspend may take, and warn if no step of the job gets the signal."""
         self._check(self.req_options)
         if not (self.req_srun or _SRUN.search(_REPLACED.sub("", self.batch_script))):
             self.log.warning(

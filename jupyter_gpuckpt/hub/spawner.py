@@ -303,7 +303,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             found = await server_request.usage(server_url, tokens, self._ssl_context())
             was_exceeded = limits.exceeds(self._usage)
             self._usage = now = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
-            # Once and not with each request.
+            # Log this once, not at each request.
             if limits.exceeds(now) and not was_exceeded:
                 self.log.warning(
                     "%s: the snapshots take %s on the disk, more than the limit of %s.",

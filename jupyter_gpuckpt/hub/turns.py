@@ -1,8 +1,8 @@
 """Turns for servers of one machine: a few suspend their kernels at a time.
 
-If all did at the same time, they would share the processors, all would end at about the same time, and a deadline shortly before
-that would find nothing saved: a half-done suspend saves nothing. But a machine may be busy otherwise, and a server may hang. So
-those who wait begin in any case, evenly over the time that they can wait.
+If all servers suspended at once, they would share the processors and end at about the same time. A deadline shortly before that would
+leave nothing saved, because a half-done suspend saves nothing. But the machine may be busy with other work, and a server may hang. So
+servers that wait begin in any case, evenly over the time that they can wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class _Entry(NamedTuple):
-    """One who waits. `at_once`: how many may hold a turn, this one included; `latest`: when it begins in any case."""
+    """A server that waits. `at_once`: how many may hold a turn, this one included; `latest`: the loop's time when it begins in any case."""
 
     begins: asyncio.Future[None]
     at_once: int
@@ -32,7 +32,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, at_once: int, within_seconds: float) -> AsyncIterator[None]:
-        """Hold one of `at_once` turns (0: there is no limit), which begins `within_seconds` even if others do not end."""
+        """Hold one of `at_once` turns (0: no limit). It begins after `within_seconds` at the latest, even if others do not end."""
         if not at_once:
             yield
             return
@@ -60,7 +60,7 @@ class Turns:
             raise
 
     def _admit(self) -> None:
-        """Let begin who may, and set the timer for the next one."""
+        """Begin the turns that are free, and set the timer for the next server that waits."""
         while self._waiting and self._taken < self._waiting[0].at_once:
             self._begin_next()
         if self._timer is not None:

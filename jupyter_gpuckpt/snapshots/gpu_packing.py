@@ -27,8 +27,8 @@ from . import gpu_tables
 from .gpu_tables import EarlierGpuMemory
 
 _LOOK_SECONDS = 0.05
-#: The pages of a chunk of the lanes' memory on average, before the limit of a chunk's length. It is large memory, of which often little
-#: changes. 24 GB in chunks of the usual length are 95,000, and a save takes 5 us for each of them.
+#: The average number of pages in a chunk of the lanes' memory, before the limit of a chunk's length applies. This memory is large, and
+#: often little of it changes. 24 GB in chunks of the usual length would be 95,000 chunks, and a save takes 5 us for each.
 _LANE_CHUNK_PAGES = 256
 
 
@@ -159,7 +159,7 @@ class GpuPacking:
         self._new_bytes += packed.new_bytes
 
     def _of_windows(self) -> Packed:
-        """Return the streams that `store_window` has stored, with the chunks that are the same as in the earlier snapshot."""
+        """Return the streams that `store_window` has stored, with the chunks that they share with the earlier snapshot."""
         streams = []
         for name, copy in self._copies.items():
             if not copy.is_stored:
@@ -207,7 +207,7 @@ class GpuPacking:
     def __enter__(self) -> Self:
         with ExitStack() as held:
             if self._predecessor is not None:
-                # Chunks of the predecessor that are to be used must not be removed before they are.
+                # Chunks of the predecessor must stay in the store until they are used.
                 held.enter_context(self._store.holding(self._predecessor.digests))
             if self._earlier is not None:
                 self._earlier.prepare()

@@ -186,7 +186,7 @@ def _stored(
     predecessor: Predecessor | None,
     progress: Progress,
 ) -> Packed:
-    """Store `sources` while GPU memory is copied and stored, and then the tables of that."""
+    """Store `sources` while GPU memory is copied and stored, then the tables of digests of that memory."""
     storing = partial(
         pack,
         store=store,
@@ -234,7 +234,7 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
 
 @contextmanager
 def _telling_a_loss(tree: Tree) -> Iterator[None]:
-    """Raise KernelLost in place of a save's error if the kernel has ended: each step fails then, for a reason of its own."""
+    """Raise KernelLost in place of a save's error if the kernel has ended, because each step then fails with a misleading error."""
     try:
         yield
     except CheckpointError as error:

@@ -1,6 +1,6 @@
 """Codecs of chunks in packs: their numbers, which are part of the format, and their decompression.
 
-Numbers are only ever added. A change that writes a new one must raise `model.FORMAT_VERSION`, so that older releases refuse such
+Numbers are only ever added. A change that writes a new one must raise `manifest_records.FORMAT_VERSION`, so that older releases refuse such
 snapshots with a clear error; a reader that still finds an unknown number reports a newer format, not a damaged chunk.
 """
 

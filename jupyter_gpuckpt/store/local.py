@@ -145,7 +145,7 @@ class LocalStore:
             return self._catalog.recent.locate(digests).undamaged()
 
     def missing(self, digests: set[bytes]) -> set[bytes]:
-        """Return those of `digests` that `find` does not find."""
+        """Return the `digests` of chunks that the store lacks, or has only damaged as far as it knows."""
         if self._catalog.recent.has_all(digests):
             return set()
         return digests.difference(self.find(digests).digests)

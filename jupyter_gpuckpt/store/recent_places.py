@@ -14,9 +14,9 @@ import numpy as np
 
 from .places import PlaceRows, Places, digests_in, unique
 
-#: Fewer than this are looked up in the database quickly enough, and are not worth remembering.
+#: Look-ups of fewer chunks are not remembered, because the database is quick enough for them.
 _FEW = 1000
-#: The most rows that are remembered, in times of those of the last look-up.
+#: The most rows that are remembered, as a multiple of the rows of the last look-up.
 _MOST = 2
 
 
@@ -51,7 +51,7 @@ class RecentPlaces:
     def locate(self, digests: Collection[bytes], *, keep: bool = False) -> Places:
         """Return the places of those of `digests` that the store has, as `Catalog.locate` does; with `keep` they are remembered.
 
-        What is remembered already stays: a resume looks up one part of its snapshot after the other.
+        Rows that are remembered already stay, because a resume looks up its snapshot in parts, unless there would be too many (`_MOST`).
         """
         moves, wanted = self._catalog.moves, unique(digests)
         kept = self._kept(moves)

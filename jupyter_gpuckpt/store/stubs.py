@@ -51,7 +51,7 @@ class Stubs:
         return {one.info.snapshot_id: one.stub for one in listed if one.stub is not None}
 
     def identity(self) -> str:
-        """Return what tells this store from others, also if its folder is not mounted and another one is in its place."""
+        """Return the identity of this store. A store that is mounted at the same path instead has another one."""
         with store_errors(self._directory):
             return f"{self._directory.stat().st_ino:x}"
 

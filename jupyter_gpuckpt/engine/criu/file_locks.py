@@ -1,8 +1,8 @@
 """File locks in CRIU's images that a restore would not get: CRIU waits for some of them for ever, and names none.
 
 The layout is that of file_lock_entry (images/file-lock.proto), task_kobj_ids_entry (images/core.proto) and fdinfo_entry
-(images/fdinfo.proto). Files are not opened, which could have effects: Linux lists locks (man proc_locks), those of the processes that
-are seen from here.
+(images/fdinfo.proto). Files are not opened, because that could have side effects. Linux lists the locks (man proc_locks) of the processes
+that are visible from here.
 """
 
 from __future__ import annotations

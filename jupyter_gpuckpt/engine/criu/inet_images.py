@@ -41,7 +41,7 @@ class Moved(msgspec.Struct):
     addresses: dict[tuple[int, str], str] = {}
     #: The destinations of connected UDP sockets, to which no route leads, by family, address and port.
     unreachable: set[tuple[int, str, int]] = set()
-    #: Of the changes, those that clients of the tree's servers must know.
+    #: The changed ports of listeners and unconnected UDP sockets, which clients of the tree's servers must know.
     server_ports: dict[int, int] = {}
     server_addresses: dict[str, str] = {}
     #: Sockets that reserve the new ports until the tree has them.
@@ -58,7 +58,7 @@ class Moved(msgspec.Struct):
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """The address and port that a TCP or UDP socket of the tree is bound to. `remote`: of a connected UDP socket, else None."""
+    """The address and port that a TCP or UDP socket of the tree is bound to. `remote`: the peer of a connected UDP socket, else None."""
 
     kind: int
     family: int
@@ -146,12 +146,12 @@ def _read(files: Path) -> tuple[list[bytes], list[_Bound]]:
     """Return the messages of files.img, and its TCP and UDP sockets that are bound, apart from connections."""
     entries = list(criu_images.messages(files))
     for entry in entries:
-        _edited(entry, {}, Moved())  # can be read as a whole
+        _edited(entry, {}, Moved())  # raises if the entry cannot be decoded completely
     sockets = list(_bound_sockets(entries))
     ports = [bound.port for bound in sockets]
     ports += [bound.remote[1] for bound in sockets if bound.remote]
     if any(not 0 <= port <= _MAX_PORT for port in ports):
-        raise ValueError("a port is none")
+        raise ValueError("a port number is out of range")
     return entries, sockets
 
 
@@ -207,7 +207,7 @@ def _is_taken(bound: _Bound, address: str, port: int) -> bool:
             if bound.listens:
                 probe.listen()
         except OSError as error:
-            # Not for any other error: another port would not help.
+            # After any other error another port would not help.
             return error.errno in {errno.EADDRINUSE, errno.EACCES}
     return False
 

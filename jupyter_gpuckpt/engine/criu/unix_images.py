@@ -49,7 +49,7 @@ def _read(files: Path) -> tuple[list[bytes], dict[bytes, bytes]]:
     """Return the messages of files.img, and new names for abstract unix sockets whose names are in use."""
     entries = list(criu_images.messages(files))
     for entry in entries:
-        _edited(entry, 0, {})  # can be read as a whole
+        _edited(entry, 0, {})  # raises if the entry cannot be decoded completely
     return entries, _new_names(entries)
 
 
@@ -74,7 +74,7 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
 
 
 def names_in_use() -> set[str]:
-    """Return the paths of unix sockets that are bound in this network namespace (man proc_net_unix)."""
+    """Return the names of bound unix sockets in this network namespace: paths, abstract ones with "@" (man proc_net_unix)."""
     found = set()
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:

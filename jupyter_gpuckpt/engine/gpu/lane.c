@@ -149,8 +149,8 @@ static properties_t properties_of(int device) {
     return made;
 }
 
-/* Give a GPU and its peers access to memory of it. `must_all`: it is an error if one gets none. Otherwise a peer may get none: after a
- * resume on other GPUs it may have no way to the memory, which must come back all the same. */
+/* Give a GPU and its peers access to memory on that GPU. `must_all`: fail if any of them gets no access. Otherwise a peer may get none:
+ * after a resume on other GPUs it may be unable to reach the memory, which must be given back nevertheless. */
 static result_t share(address_t address, size_t bytes, const access_t *access, uint32_t count, int must_all) {
     result_t error = driver.cuMemSetAccess(address, bytes, access, count);
     if (!error || must_all || count == 1) return error;
@@ -223,8 +223,9 @@ static result_t add_parts(address_t address, size_t whole, int device, context_t
     return SUCCESS;
 }
 
-/* Return whether programs of other processes may get memory by cuIpcGetMemHandle, which does not work on memory from cuMemCreate: NCCL
- * does it on several GPUs if its variable says so, and then all memory is the driver's. Otherwise NCCL's own memory is (`given_to`). */
+/* Return whether memory may be shared with other processes by cuIpcGetMemHandle, which does not work on memory from cuMemCreate. NCCL
+ * does that on several GPUs if NCCL_CUMEM_ENABLE is 0: then the driver allocates all memory. Otherwise it allocates only NCCL's own memory
+ * (`given_to`). */
 static int may_share_by_handles(void) {
     static volatile int found; /* 0: not asked yet, 1: no, 2: yes */
     if (!found) {
@@ -364,14 +365,14 @@ static result_t set_access(int from, int to, int flags) {
     return error;
 }
 
-/* Find the two contexts and their devices that an order about peer access is about. */
+/* Find the current context, and the devices of it and of its peer. */
 static result_t sides(context_t peer, context_t *own, int *from, int *to) {
     result_t error = driver.cuCtxGetCurrent(own);
     if (!error) error = driver.cuCtxGetDevice(from);
     return error ? error : device_of(peer, to);
 }
 
-/* The errors are the driver's own, but for a lack of what giving access needs; then nothing has changed. */
+/* Switch peer access on. Return the driver's error, or that of giving access to the lane's memory; after an error nothing has changed. */
 static result_t enable_peer(context_t peer, unsigned flags) {
     context_t own;
     int from, to;
@@ -431,7 +432,8 @@ static void *entry_of(void *function) {
     return result;
 }
 
-/* Return where a function of ours that the gate has called returns to, behind the gate. `frame`: the function's own. */
+/* Return the address in the program to which the gate will return, for a function of ours that the gate has called; NULL if it has not.
+ * `frame`: the function's own. */
 static void *caller_of(void **frame) {
     unsigned char *gate_at = frame[1];
     void **gate_frame = frame[0];
@@ -604,7 +606,7 @@ static int receive_with(int from, request_t *request, int *descriptors) {
     return -1;
 }
 
-/* Return an error of the driver's; where it had no room for a descriptor, return that as the cause. `open`: any descriptor. */
+/* Return an error of the driver, or -EMFILE if the process can open no more descriptors, as the likely cause. `open`: any open one. */
 static result_t cause_of(result_t error, int open) {
     int spare = dup(open);
     if (spare >= 0) close(spare);
@@ -683,7 +685,7 @@ static void drop_import(address_t spare, size_t bytes, handle_t handle) {
     driver.cuMemAddressFree(spare, bytes);
 }
 
-/* Give a part new memory and let the GPU begin to copy imported memory into it. An error leaves nothing behind. */
+/* Create new memory for a part, and start a copy of imported memory into it on the GPU. An error leaves nothing behind. */
 static result_t begin_copy(part_t *part, context_t context, stream_t *stream, int descriptor, address_t *spare, handle_t *handle) {
     context_t popped;
     result_t error = driver.cuCtxPushCurrent_v2(context);
@@ -700,7 +702,7 @@ static result_t begin_copy(part_t *part, context_t context, stream_t *stream, in
     return error;
 }
 
-/* Let a call be made for the streams that there are, each in its context; return the first error. */
+/* Call a function for each existing stream, in the stream's context; return the first error. */
 static result_t with_streams(result_t (*call)(stream_t), const contexts_t *contexts, const stream_t *streams) {
     result_t error = SUCCESS;
     context_t popped;

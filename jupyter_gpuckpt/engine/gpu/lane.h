@@ -6,7 +6,7 @@
 
 #define PIECE (2UL << 20) /* the granularity of cuMemCreate; smaller allocations share such pieces in the driver */
 #define MAX_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
-#define MAX_GPUS 64 /* that a process sees, and the bits of a uint64_t; memory of others is the driver's */
+#define MAX_GPUS 64 /* that a process sees: one bit of a uint64_t each; the driver allocates the memory of GPUs beyond them */
 
 typedef int result_t; /* CUresult; errors of our own are negative errno values */
 typedef uint64_t address_t, handle_t;
@@ -78,7 +78,7 @@ typedef struct { context_t of[MAX_GPUS]; } contexts_t;
 /* Files that together hold a sequence of bytes, in stripes: as stripes.py. */
 typedef struct { const int *descriptors; uint32_t count; } files_t;
 
-/* Copy runs to files, or back; several GPUs at the same time. In the bytes of the files the runs follow each other from the offset. */
+/* Copy runs to files, or back; several GPUs at the same time. The runs are stored one after the other, from the offset on. */
 result_t copy_runs(const run_t *runs, uint32_t count, const contexts_t *contexts, files_t files, uint64_t offset, int to_files);
 
 /* Write the digests of all 64 KB of these runs to a file, from the offset. The key is at the file's begin. */
@@ -87,23 +87,23 @@ result_t digest_runs(const run_t *runs, uint32_t count, const contexts_t *contex
 /* Read or write all bytes; return an error if the file has fewer. */
 result_t move_file(int file, void *memory, size_t bytes, uint64_t offset, int to_file);
 
-/* Peer access, which programs switch on by contexts, is that of GPUs for memory from cuMemCreate (lane_peers.c). The caller excludes
- * others. `set_access` lets a GPU reach all memory of another one, or no longer. */
+/* Programs switch peer access on by contexts, but for memory from cuMemCreate it is by GPUs (lane_peers.c). Callers hold the lock of the
+ * parts. `set_access` gives one GPU access to all memory of another, or takes it away. */
 typedef result_t set_access_t(int from, int to, int flags);
 
-/* Note that one context has access to another's memory; the first of a pair of GPUs sets it. After an error nothing has changed. */
+/* Record that one context has access to another's memory; the first record of a pair of GPUs gives access. An error changes nothing. */
 result_t add_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
 
 /* Return whether a GPU has access to the memory of another one. */
 int has_access(int from, int to);
 
-/* Note that it has it no longer; the last of a pair of GPUs takes the access away. */
+/* Remove such a record; the removal of the last one of a pair of GPUs takes the access away. */
 void remove_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access);
 
-/* Note that a context ends; NULL: all contexts of a device. */
+/* Remove the records of a context that ends; NULL: those of all contexts of a device. */
 void remove_peers_of(context_t context, int device, set_access_t *set_access);
 
-/* Write the access that new memory of a GPU has: that GPU's own, and that of its peers. Return how many entries there are. */
+/* List the access to be set on new memory of a GPU, for that GPU and its peers; return the number of entries. */
 uint32_t access_to(int device, access_t access[MAX_GPUS]);
 
 void forget_peers(void);
@@ -114,7 +114,7 @@ void find_copies(void *library, void *(*find)(void *, const char *));
 void *copy_in_place_of(void *function);
 
 /* What lane.c knows of the memory: whether the process has used several GPUs, a context of memory of the lane (NULL: it is not the
- * lane's), and whether the current GPU has got access to memory to which it had none before. */
+ * lane's), and whether a call has given the current GPU access to memory that it could not reach before. */
 int uses_several_gpus(void);
 context_t context_of(address_t address);
 int reach_all_memory(void);

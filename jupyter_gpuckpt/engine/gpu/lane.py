@@ -154,7 +154,7 @@ class Lane:
             library.order(Order.OPEN)
 
     def allocated_bytes(self) -> int:
-        """Return how many bytes of memory the library has allocated for the process, which may run; 0 if it does not say it."""
+        """Return how many bytes of memory the library has allocated for the process, which may run; 0 if an older library reports none."""
         with self._connected() as library:
             return library.allocated_bytes()
 
@@ -164,7 +164,7 @@ class Lane:
             return library.listed()
 
     def devices(self) -> dict[int, str]:
-        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not say it."""
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not report them."""
         with self._connected() as library:
             return library.devices()
 

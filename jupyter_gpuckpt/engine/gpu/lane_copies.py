@@ -52,7 +52,7 @@ class LaneCopy(NamedTuple):
 class LaneCopying:
     """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's.
 
-    `store_window`: where RAM is short for the file, memory is stored by it, window by window. `needs`: what else needs RAM.
+    `store_window`: stores memory window by window if RAM is short for the file. `needs`: what else needs RAM.
     """
 
     tree: Tree
@@ -169,7 +169,7 @@ class LaneCopying:
     def _files(self, length: int, beside: int) -> Iterator[tuple[StagingFile, list[int]]]:
         """Replace the process's files by new ones of `length` bytes in all; yield their record and descriptors.
 
-        `beside`: how many bytes must be free besides. Raises FreezeFailed.
+        `beside`: how many bytes must be free in addition. Raises FreezeFailed.
         """
         self.lane.remove_file()
         # The files take memory only when they are written, where Linux may end the kernel for lack of it.

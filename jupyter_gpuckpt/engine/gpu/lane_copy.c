@@ -2,8 +2,9 @@
  * writes the other one to a file, or reads it.
  *
  * Several GPUs copy at the same time. Page-locking the files' own pages would take 0.18 s per GB. The buffers take up to 128 MB, or 256 MB
- * with several GPUs, for the time of a copy; later the driver's Checkpoint would have to save them. There are several files, because writes to one exclude each other, and whole stripes are
- * written, because Linux zeroes new pages that are mapped or written in part (24 GB into new pages: 0.5 s; mapped, 1.1 s).
+ * with several GPUs. They are freed after each copy, because the driver's Checkpoint would have to save them. There are several files,
+ * because writes to one file exclude each other. Whole stripes are written, because Linux zeroes new pages that are mapped or written in
+ * part (24 GB into new pages: 0.5 s; mapped, 1.1 s).
  */
 #define _GNU_SOURCE
 #include "lane.h"
@@ -88,7 +89,7 @@ static result_t begin_unit(const copy_t *copy, slot_t *slot) {
     return SUCCESS;
 }
 
-/* Wait until no GPU copies to or from a slot's buffer; `ends`: no GPU will any more. */
+/* Wait until no GPU copies to or from a slot's buffer. `ends`: no GPU will copy again, so the streams are destroyed. */
 static result_t wait_for(const copy_t *copy, slot_t *slot, int ends) {
     result_t error = SUCCESS;
     context_t popped;

@@ -1,9 +1,9 @@
 /* Copies of memory that is on another GPU than that of the current context, or on two GPUs.
  *
- * Memory from cuMemAlloc belongs to a context, and the driver finds that by the address. Memory from cuMemCreate belongs to none, and what
- * the driver does differs in two ways (580). Where the current GPU has no access to it, a copy is CUDA_ERROR_INVALID_VALUE. And a copy
- * between two GPUs that returns when it is done does not wait for the work of the other GPU, nor that for the copy. So copies between GPUs
- * are made by cuMemcpyPeer, which names the contexts, and other copies are tried again when the current GPU has access to all memory.
+ * Memory from cuMemAlloc belongs to a context, which the driver finds by the address. Memory from cuMemCreate belongs to none, so the
+ * driver (580) treats it differently in two ways. A copy fails with CUDA_ERROR_INVALID_VALUE if the current GPU has no access to the
+ * memory. And a synchronous copy between two GPUs does not wait for earlier work of the other GPU, nor does later work of that GPU wait
+ * for the copy. So copies between GPUs are made by cuMemcpyPeer, which names the contexts. Others are repeated with access to all memory.
  */
 #include "lane.h"
 
@@ -15,7 +15,7 @@ enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE
 #define ASYNC_FILL (address_t to, unsigned value, size_t count, stream_t stream)
 #define FILL_2D (address_t to, size_t pitch, unsigned value, size_t width, size_t height)
 #define ASYNC_FILL_2D (address_t to, size_t pitch, unsigned value, size_t width, size_t height, stream_t stream)
-/* Functions with these arguments, whose variants are for the two meanings of the default stream. */
+/* Apply X to both variants of a function, for the legacy and the per-thread default stream. */
 #define BOTH(X, name, more, ...) X(name, __VA_ARGS__) X(name##more, __VA_ARGS__)
 #define RETRIED(X)                                                                                     \
     BOTH(X, cuMemcpyHtoD_v2, _ptds, SYNC_COPY, (to, from, bytes))                                      \
@@ -36,7 +36,7 @@ enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE
     BOTH(X, cuMemsetD2D32Async, _ptsz, ASYNC_FILL_2D, (to, pitch, value, width, height, stream))       \
     BOTH(X, cuMemcpy2DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))            \
     BOTH(X, cuMemcpy3DAsync_v2, _ptsz, (const void *what, stream_t stream), (what, stream))
-/* The last argument: of which dimensions the description of the copy is. */
+/* Synchronous copies of rows or layers; the last argument selects the description of the copy. */
 #define WAITED_FOR(X)                                                           \
     BOTH(X, cuMemcpy2D_v2, _ptds, (const void *what), (what), rows)             \
     BOTH(X, cuMemcpy2DUnaligned_v2, _ptds, (const void *what), (what), rows)    \
@@ -73,7 +73,7 @@ static int find_gpu(address_t address, int *device, context_t *context) {
     return !driver.cuPointerGetAttributes(sizeof attributes / sizeof *attributes, attributes, found, address) && type == DEVICE_MEMORY && !managed;
 }
 
-/* Return whether a copy is one between GPUs, and the contexts of both. */
+/* Return whether a copy is between two GPUs, and find a context of each. */
 static int is_between(address_t to, address_t from, context_t *to_context, context_t *from_context) {
     int to_device, from_device;
     if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context) || !find_gpu(from, &from_device, from_context) || to_device == from_device)
@@ -83,7 +83,7 @@ static int is_between(address_t to, address_t from, context_t *to_context, conte
     return *to_context && *from_context;
 }
 
-/* What the driver's header declares as CUDA_MEMCPY2D and CUDA_MEMCPY3D, up to the addresses of the target. */
+/* The beginnings of CUDA_MEMCPY2D and CUDA_MEMCPY3D in cuda.h: the members that describe source and target. */
 typedef struct {
     size_t x, y;
     int kind;
@@ -138,7 +138,7 @@ static int is_between_layers(const layers_copy_t *copy, context_t *to, context_t
         result_t error = real.name(to, from, bytes);                                             \
         return error == INVALID_VALUE && reach_all_memory() ? real.name(to, from, bytes) : error; \
     }
-/* In a stream of the program's a copy comes after and before what it must; only the default streams are those of contexts. */
+/* A stream that the program made orders the copy correctly; only a default stream belongs to one context, so it needs cuMemcpyPeerAsync. */
 #define DEFINE_BETWEEN_ASYNC(name, peer)                                                         \
     static result_t NAME_OF(name) ASYNC_COPY {                                                   \
         context_t to_context, from_context;                                                      \

@@ -15,7 +15,7 @@ from typing import Protocol
 from . import lane_windows
 from .lane_orders import Allocation, Library, Order
 
-#: The least bytes of an order to fill, which takes 20 ms in addition.
+#: The least bytes to wait for before an order fills them, because each order takes an additional 20 ms.
 _LEAST_BYTES = 2 << 30
 
 #: Makes a file of the bytes of a stream between two offsets, (stream, begin, end, path of the file), and returns the second one.
@@ -30,7 +30,7 @@ class WaitForStream(Protocol):
 
 
 def as_written(wait_for: WaitForStream, stream: str, library: Library, target: Path) -> None:
-    """Fill the parts from the lane's file while it is written. Raises what `wait_for` raises."""
+    """Fill the parts from the lane's file while it is written, each as soon as its bytes are there. Raises what `wait_for` raises."""
     listed = library.listed()
     written = offset = first = 0
     with _opened(target) as descriptor:
@@ -63,7 +63,7 @@ def _opened(target: Path) -> Iterator[int]:
 
 
 def _leading(listed: Sequence[Allocation], least: int, *, more: int) -> tuple[int, int]:
-    """Return the number and the bytes of the first parts that together have at least `least` bytes, or more if they end before `more`."""
+    """Return the number and bytes of the first parts that together have `least` bytes (or of all), with those that end by byte `more`."""
     count = length = 0
     for one in listed:
         if length >= least and length + one.bytes > more:

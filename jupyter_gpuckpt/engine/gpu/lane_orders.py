@@ -113,7 +113,7 @@ class Library:
         return count if result != -errno.ENOSYS else 1
 
     def allocated_bytes(self) -> int:
-        """Return how many bytes of memory the library has allocated; an older library does not say it: 0."""
+        """Return how many bytes of memory the library has allocated; 0 if an older library does not report it."""
         return self.ask(Order.BYTES)[2]
 
     def listed(self) -> list[Allocation]:
@@ -123,7 +123,7 @@ class Library:
         return [Allocation(*row) for row in _LISTED.iter_unpack(self._more(count * _LISTED.size))]
 
     def devices(self) -> dict[int, str]:
-        """Return the UUIDs of the GPUs that the process sees, by its own numbers; an older library does not say it: empty."""
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not report them."""
         result, count, _ = self.ask(Order.DEVICES)
         if result == -errno.ENOSYS:
             return {}

@@ -1,7 +1,7 @@
 /* Peer access for memory from cuMemCreate: cuCtxEnablePeerAccess does not reach it, so each peer gets access by cuMemSetAccess.
  *
  * Programs switch peer access on by contexts. What counts here is whether any context of one GPU has access to any context of another:
- * more access than the driver would give does no harm. Handles of contexts may change in a Restore, the devices do not.
+ * more access than the driver would give does no harm. A Restore may change the handles of contexts, but not the devices.
  */
 #include "lane.h"
 

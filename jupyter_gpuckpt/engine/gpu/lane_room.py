@@ -1,7 +1,7 @@
 """The room on the GPUs for memory that init holds and that must be given back to its process, and which GPU has how much of it.
 
-Memory that was given back is on the GPU twice until init frees its own. A process numbers its GPUs itself (CUDA_VISIBLE_DEVICES), and
-the driver reports what each of this machine's has of a process.
+Memory that was given back is on the GPU twice until init frees its own. A process numbers its GPUs itself (CUDA_VISIBLE_DEVICES). The
+driver reports, by UUID, how many bytes a process has on each GPU of this machine.
 """
 
 from __future__ import annotations

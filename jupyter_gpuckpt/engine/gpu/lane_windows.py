@@ -1,6 +1,6 @@
-"""Windows of a lane's memory, for where RAM is short: one after the other is copied and stored, or read and filled.
+"""Windows of a lane's memory, used when RAM is short: each is copied and stored, or read and filled, before the next one.
 
-In a suspend nothing has left the process until all windows are stored, so that a failure needs no undo. A resume fills whole parts.
+In a suspend all memory stays in the process until all windows are stored, so that a failure needs no undo. A resume fills whole parts.
 
 Covers: when windows are used, how a suspend divides memory into them. Does not cover: the copies (`lane_copies.py`), the windows of a
 resume (`lane_fills.py`).
@@ -30,13 +30,13 @@ _SPARE_BYTES = 2 << 30
 
 
 class RamNeeds(NamedTuple):
-    """The RAM that a freeze needs: for GPU memory, of lanes or not, as much as that has, and what it needs beside."""
+    """The RAM that a freeze needs. `gpu_bytes`: for copies of all GPU memory, of lanes or not; `beside_bytes`: for everything else."""
 
     beside_bytes: int = 0
     gpu_bytes: int = 0
 
     def beside(self, copied_bytes: int) -> RamNeeds:
-        """Return what is needed beside so many bytes of GPU memory, which are copied by now or next."""
+        """Return the needs without `copied_bytes` of GPU memory, which are copied already or next."""
         return self._replace(gpu_bytes=max(0, self.gpu_bytes - copied_bytes))
 
     @property
@@ -50,7 +50,7 @@ class RamNeeds(NamedTuple):
         return self.most_bytes - spared([self.gpu_bytes])
 
 
-#: Where nothing is known of them, as for parking.
+#: No known needs, as for parking.
 NO_NEEDS = RamNeeds()
 
 
@@ -91,9 +91,9 @@ def is_lanes(path: str) -> bool:
 
 
 def spared(lengths: Sequence[int]) -> int:
-    """Return how much less RAM than for whole copies is needed where one window at a time is there of each of these lengths.
+    """Return the bytes of RAM that windows save, compared with whole copies of these lengths; one window of each is in RAM at a time.
 
-    What else is needed with windows is counted.
+    The bytes that windows need in addition (`_SPARE_BYTES`) are subtracted.
     """
     return max(0, sum(max(0, length - WINDOW_BYTES) for length in lengths) - _SPARE_BYTES)
 

@@ -41,7 +41,7 @@ class Until(Enum):
 class Lanes:
     """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
 
-    `earlier`: what the store has of their memory already. Without it everything is copied, and nothing is said of its digests.
+    `earlier`: what the store has of their memory already. Without it everything is copied, and no digests are computed.
     `store_window`: stores memory of a suspended tree where RAM is short for a copy of it. `needs`: the RAM that the freeze needs.
     """
 
@@ -110,7 +110,7 @@ class Lanes:
         cuda.lock(pid, lock_seconds)
 
     def _promised(self, uuid: str) -> int:
-        """Return how much memory other processes of this freeze will have twice on a GPU; on any, if it is not known which."""
+        """Return the bytes that other processes of this freeze will have twice on a GPU, including those whose GPU is not known."""
         return sum(
             size
             for pid in self._uncopied
@@ -225,7 +225,7 @@ class Lanes:
 def _rest(
     used: Mapping[str, int], memory: Mapping[str, int], where: Mapping[int, str]
 ) -> dict[int, int]:
-    """Return for how many bytes room is held on each GPU, by the process's number of it; none where it is not certain which it is."""
+    """Return the bytes of room to hold on each GPU, by the process's number of it; none if the GPU is not certain or needs too much."""
     rest = without(used, memory)
     return {
         number: rest[uuid]

@@ -149,7 +149,7 @@ class _Reading:
                 self._ended += 1
 
     def goes_on(self) -> bool:
-        """Return whether a call is not over, or one was over since the last question."""
+        """Return whether a call is running, or one has ended since the last call of this method."""
         with self._lock:
             before, self._seen = self._seen, self._ended
             return self._begun > self._ended or self._ended > before

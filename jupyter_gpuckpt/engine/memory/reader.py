@@ -27,7 +27,7 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
     areas, current = [], (0, 0)
     content = Path(f"/proc/{pid}/smaps").read_bytes()
     if b" dc" not in content and b" wf" not in content:
-        return []  # as for most processes; the text has a quarter of a megabyte
+        return []  # true of most processes; the text has 250 KB
     for line in content.decode(errors="replace").splitlines():
         head = line.split(" ", 1)[0]
         if head == "VmFlags:":

@@ -62,8 +62,8 @@
 #endif
 
 /* Give the kernel terminals (ptys) of its own, numbered from 0: a snapshot's numbers are free wherever it is resumed, also beside the
- * kernel itself. Where that is forbidden, the kernel uses the machine's. The group "tty" does not exist in every user namespace.
- * An open of /dev/ptmx is for the /dev/pts beside it, unless it is itself a mount of another instance's (fs/devpts/inode.c,
+ * kernel that was saved. Where that is forbidden, the kernel uses the machine's. The group "tty" does not exist in every user namespace.
+ * Opening /dev/ptmx uses the instance at /dev/pts, unless /dev/ptmx is itself a mount from another instance (fs/devpts/inode.c,
  * devpts_acquire). */
 static void make_terminals(void) {
     struct stat file;

@@ -1,6 +1,6 @@
 """A kernel's secrets on its own scratch tmpfs. They exist as long as the kernel, and a snapshot contains them like its memory.
 
-They are opaque here (`model.LaunchSpec.secrets`). The content is untrusted: the kernel can write there.
+They are opaque here (`manifest_records.LaunchSpec.secrets`). The content is untrusted: the kernel can write there.
 """
 
 from __future__ import annotations

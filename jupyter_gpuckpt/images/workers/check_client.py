@@ -82,7 +82,7 @@ class _Worker:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        with suppress(ConnectionError):  # `wait` tells it
+        with suppress(ConnectionError):  # `wait` reports it
             send_with_descriptors(self._socket, CheckTask(), [descriptor])
 
     def check(self, run: Run, data: memoryview) -> list[Record]:
@@ -162,7 +162,7 @@ class CheckingProcesses:
                 raise
             except (
                 BaseException
-            ) as error:  # its answer may come yet, and must not be that to another run
+            ) as error:  # its answer may still come, and must not count for another run
                 self._drop(worker, error)
                 raise
         if worker is None or records is None:
@@ -207,7 +207,7 @@ class CheckingProcesses:
 
     def _drop(self, worker: _Worker, error: BaseException) -> None:
         logger.warning(
-            "A process that checks a fetch has ended (%s); what it had is checked again. Look whether memory is short.",
+            "A process that checks a fetch has ended (%s); what it had is checked again. The machine may be short of memory.",
             error,
         )
         with self._lock:

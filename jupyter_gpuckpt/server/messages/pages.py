@@ -1,4 +1,4 @@
-"""Pages that receive a kernel's messages, and those that have just caught up and may not be the ones that show them."""
+"""Pages that receive a kernel's messages, and pages that have just caught up but may soon close again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 #: The seconds after which a page counts as having received what it was sent. JupyterLab 4.2 opens a connection to the kernel before
-#: the notebook's own, and closes it again; what only that one was sent would be lost.
+#: the notebook's own, and closes it again. Messages that were sent only to that connection would be lost.
 SETTLED_SECONDS = 10.0
 
 
@@ -29,7 +29,7 @@ class Page(Protocol):
 
 
 class SettlingPages:
-    """A set of pages, each of which is removed after some seconds, and then `done` is called."""
+    """A set of pages. Each is removed `SETTLED_SECONDS` after it was added; then `done` is called."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done

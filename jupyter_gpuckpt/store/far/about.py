@@ -1,6 +1,6 @@
-"""What the retention of a remote must know of a snapshot that a far session lists, and how a machine's later changes get there.
+"""The facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 
-Each machine sends only what has changed there since it last told the remote, so that it does not undo another machine's pin.
+Each machine sends only what has changed on it since it last sent changes, so that it does not undo another machine's pin.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a snapshot on one machine, as it was or will be told to a remote.
+    """The state of a snapshot on one machine, as it was or will be sent to a remote.
 
     `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
-    identity of the local store that has the rest of the snapshot then. `pinned_there`: the pin came from another machine by the remote.
+    identity of the local store that has the rest of the snapshot then. `pinned_there`: another machine's pin, which came by the remote.
     """
 
     pinned: bool = False
@@ -47,8 +47,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 class Deletion(msgspec.Struct, frozen=True):
     """The deletion of a snapshot by a user of this machine.
 
-    `terms`: by far session the term of the last lease that this machine had of it. `unpinned`: whether the user ended the pin that this
-    machine had told. Other pins prevent the deletion, because an entry does not say which machines have pinned the snapshot.
+    `terms`: the term of this machine's last lease of each far session. `unpinned`: whether the user ended the pin that this machine had
+    sent. Other pins prevent the deletion, because an entry does not record which machines have pinned the snapshot.
     `was_relied_on`: whether the store in which it was deleted relied on it.
     """
 
@@ -58,10 +58,10 @@ class Deletion(msgspec.Struct, frozen=True):
 
 
 class Amendment(msgspec.Struct, frozen=True):
-    """A change of a snapshot that a far session has to be told. `sessions`: those that may list it, the likeliest first.
+    """A change of a snapshot to be sent to a far session. `sessions`: those that may list it, the likeliest first.
 
-    `before`: what this machine told last; None if that is not known. `about`: None if this machine has the snapshot no longer.
-    `title`: what the user has called it. `deletion`: that the user has deleted it here; None if not.
+    `before`: what this machine sent last; None if that is not known. `about`: None if this machine no longer has the snapshot.
+    `title`: the user's title. `deletion`: the deletion of the snapshot by the user; None if it was not deleted.
     """
 
     snapshot_id: str
@@ -74,7 +74,7 @@ class Amendment(msgspec.Struct, frozen=True):
 
 
 def about(info: SnapshotInfo) -> About:
-    """Return what retention must know of a snapshot."""
+    """Return the facts about a snapshot that retention needs."""
     return About(str(info.cause), info.reason, info.pinned, bool(info.title or info.note))
 
 
@@ -90,16 +90,16 @@ def told(info: SnapshotInfo, relied_on_in: str = "", store: str = "") -> Told:
 
 
 def amended(known: About | None, change: Amendment) -> About | None:
-    """Return what a far session has to say of a snapshot after a change. What others have told stays, unless this change differs.
+    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself.
 
-    If an older version uploaded the snapshot and said nothing of it, nothing is added: another machine cannot know whether the one that
-    uploaded it has pinned it, so retention keeps it.
+    If an older version uploaded the snapshot without these facts (`known` is None), none are added: no other machine can know whether
+    that one has pinned it, so retention keeps it.
     """
     before, now = change.before, change.now
     if change.about is None or known is None:
         return known
     if before is None:
-        # What was told before is not known, so only what protects the snapshot is told.
+        # What was sent before is not known, so only changes that protect the snapshot are sent.
         before = Told()
     return msgspec.structs.replace(
         known,

@@ -51,9 +51,9 @@ class Run(NamedTuple):
 
 
 class Checkers(Protocol):
-    """Whoever checks the chunks of a fetch. Thread-safe."""
+    """A checker of the chunks of a fetch. Thread-safe."""
 
-    #: How many runs other processes can check while this one reads: as many threads more wait for them.
+    #: How many runs other processes can check while this one reads. The fetch uses as many additional threads, which wait for them.
     elsewhere: int
 
     def __enter__(self) -> Self:

@@ -31,7 +31,7 @@ def delete(
     now: float,
     fenced: bool,
 ) -> tuple[dict[str, Kept], set[str]]:
-    """Mark snapshots of a far session as deleted, given by id; return the reasons for those that are kept, and those that are marked.
+    """Mark snapshots of a far session as deleted; return why each kept one is kept, and the ids of those that are marked.
 
     `now`: the time of the deletion, by the remote's clock. `fenced`: write the session even if it lists none of them, so that an
     upload that was stopped cannot list one later.
@@ -42,7 +42,7 @@ def delete(
     marked: set[str] = set()
 
     def mark(session: FarSession) -> FarSession:
-        # What a collector has marked by a rule may be listed again, if the rule ends: so it is judged, too, and gets the user's time.
+        # If the rule ends, snapshots that it has marked may be listed again. So they are judged as listed, and get the user's time.
         as_listed = [
             msgspec.structs.replace(one, deleted_at=0.0) if one.snapshot_id in wanted else one
             for one in session.snapshots
@@ -71,7 +71,7 @@ def delete(
 
 
 def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapshot:
-    """Return the entry of a snapshot on which this machine relies no longer, unless another store of it does."""
+    """Return the entry without this machine's reliance on the snapshot, unless another store of the machine relies on it."""
     if not deletion.was_relied_on:
         return one
     left = {name: host for name, host in one.relied_on_by.items() if name != machine_id}
@@ -89,7 +89,7 @@ def _why_kept(
         return Kept(f"machine {', '.join(hosts)} relies on it", waits=True)
     if one.about is not None and one.about.pinned and not deletion.unpinned:
         return Kept("it is pinned there", waits=True)
-    # Others may have no other copy of what they continue, and are told of no need for the newest (`LocalState.is_relied_on`).
+    # A machine that continues from the newest may have no other copy, and does not send that it needs it (`LocalState.is_relied_on`).
     if is_newest and session.term > deletion.terms.get(session.facts.session_id, 0):
         return Kept("another machine has continued from it", waits=True)
     return None

@@ -108,7 +108,7 @@ def are_there(bucket: Bucket, packs: Collection[PackRef], condemned: set[str]) -
 
 
 class OtherLengthError(Exception):
-    """An error about a chunk whose length is not the one for which the pack has room."""
+    """An error about a chunk whose length differs from the length reserved for it in the pack."""
 
 
 class NewPack:

@@ -39,7 +39,7 @@ def fetch(
 ) -> SnapshotInfo:
     """Fetch a snapshot into the local store, which lists it as a whole snapshot when this returns.
 
-    `progress` is called with the bytes fetched and the bytes in all. `checkers` returns who checks the chunks of packs of so many
+    `progress` is called with the bytes fetched and the bytes in all. `checkers` returns the checkers for packs of so many
     bytes. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
     OperationCancelled; then the local store lists the same as before.
     """

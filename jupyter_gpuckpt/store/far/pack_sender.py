@@ -1,6 +1,6 @@
-"""Makes the packs of an upload and sends them: threads make one pack after the other together, while other threads send.
+"""The making and sending of the packs of an upload: threads make one pack after the other together, while other threads send.
 
-All makers work on the same pack, so the first one is ready early: if each made a pack of its own, several would be ready at the same,
+All makers work on the same pack, so the first pack is ready early. If each made a pack of its own, all would be ready at the same
 later time. After an error no other pack is begun.
 """
 

@@ -2,10 +2,10 @@
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
 session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
-machine has nowhere else. Clocks of machines differ, so the one that was listed last counts as the newest, too.
+machine has nowhere else. Clocks of machines differ, so the snapshot that was listed last also counts as the newest.
 
 A removal takes two epochs of the collector: one marks the snapshots as deleted, the next removes their manifests. So a fetch that has
-begun can end. Nothing is marked in a session in which something that was judged has changed since.
+begun can finish. Nothing is marked in a session of which a judged entry has changed since.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _PackScales:
         self._packs_of, self._on = packs_of, set[str]()
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes of the packs that no snapshot needs that was added."""
+        """Return the bytes of the packs of a snapshot that no added snapshot needs."""
         packs = self._packs_of(info.snapshot_id)
         return sum(length for name, length in packs.items() if name not in self._on)
 
@@ -72,7 +72,7 @@ def judge(
     for session in sessions:
         newest = newest_of(session)
         for one in session.listed:
-            # The name of its manifest names an entry, because two sessions may list one snapshot.
+            # Entries are identified by their manifests, because two sessions may list one snapshot.
             listed[one.manifest] = session, one
             infos.append(_info(session, one))
             if why := newest.get(one.manifest) or _why_kept(one):
@@ -101,14 +101,14 @@ def would_free(verdicts: Iterable[Judged], packs_of: PacksOf) -> int:
 
 
 class Plan(NamedTuple):
-    """The removals that a rule asks for: by id the sessions as they were judged, with the names of the manifests that shall go."""
+    """The removals by a rule. `going`: by session id, the session as it was judged, and the manifests of the snapshots to remove."""
 
     rule: Rule | None
     going: dict[str, tuple[FarSession, set[str]]]
 
 
 def plan(bucket: Objects, seal: Sealing, seen: Remembering, packs_of: PacksOf) -> Plan:
-    """Judge by the rule of a remote, and change nothing. Raises FarObjectInvalid if the rule or a session is damaged."""
+    """Return what the rule of a remote removes; change nothing. Raises FarObjectInvalid if the rule or a session is damaged."""
     rule = rules.read(bucket, seal, seen)
     going: dict[str, tuple[FarSession, set[str]]] = {}
     if rule is not None and not rule.policy.removes_nothing:
@@ -128,8 +128,8 @@ def remove(
 ) -> Iterator[tuple[str, list[FarSnapshot]]]:
     """Mark the snapshots of a plan as deleted; yield each session's id with the snapshots that were marked.
 
-    `rule_now`: reads the rule. `is_ours`: whether no other collector has begun an epoch since. Otherwise, or if the rule has changed,
-    this collector may have been stopped for days, and removes nothing more.
+    `rule_now`: reads the rule. `is_ours`: returns whether the current epoch is still this collector's. If it is not, or if the rule has
+    changed, this collector may have been stopped for days, and marks nothing more.
     """
 
     def is_wanted() -> bool:
@@ -139,7 +139,7 @@ def remove(
         if not is_wanted():
             break
         found = _mark(sessions, judged, names, now, is_wanted)
-        # The rule may have changed just before the swap. Nothing of these snapshots has been removed yet.
+        # The rule may have changed just before the swap. The snapshots can be listed again, because no manifest has been removed yet.
         if (
             found
             and rule_now() != wanted.rule
@@ -153,12 +153,12 @@ def remove(
 def end_rule(sessions: Sessions) -> None:
     """Write all far sessions anew after the rule has changed.
 
-    A collector may have been stopped while it sent a swap by the former rule. That swap fails then, whenever it arrives. Raises
-    AccessDenied, StoreUnavailable.
+    A collector may have been stopped while it sent a compare-and-swap by the former rule. Whenever that request arrives, it now fails.
+    Raises AccessDenied, StoreUnavailable.
     """
 
     def rewrite(session_id: str) -> None:
-        # One that was erased just now, or that cannot be read, is changed by no collector.
+        # No collector changes a session that was erased just now, or that cannot be read.
         with suppress(FarObjectMissing, FarObjectInvalid, FormatTooNew):
             sessions.rewrite(session_id, lambda session: session)
 
@@ -184,10 +184,10 @@ def _mark(
     now: float,
     is_wanted: Callable[[], bool],
 ) -> dict[str, FarSnapshot]:
-    """Mark snapshots of a session as deleted, given by manifest, unless something changed that was judged; return those marked.
+    """Mark snapshots of a session as deleted, unless a judged entry has changed; return those marked, by manifest.
 
-    `is_wanted`: whether the rule still asks for it. It is called after each read of the session: if the rule has ended since, the session
-    is written anew (`end_rule`) after that read, so the swap fails.
+    `going`: their manifests. `is_wanted`: returns whether the rule is the same. It is called after each read of the session: if the rule
+    changes later, `end_rule` writes the session anew after that read, so the swap fails.
     """
     marked: dict[str, FarSnapshot] = {}
 
