@@ -100,10 +100,10 @@ def _lost(
     of_name = sorted(one for one, host in known.items() if host == machine)
     machines = [machine] if machine in known else of_name
     if not machines:
-        others = ", ".join(sorted(set(known.values()))) or "no other machine"
+        others = ", ".join(sorted(set(known.values()))) or "none"
         raise ConfigurationError(
             f"No other machine {machine[:200]!r} has snapshots only in remote {name}.",
-            hint=f"Those that have: {others}.",
+            hint=f"Machines that have: {others}.",
         )
     ids = f"by its id instead of its host name: {', '.join(machines)}."
     if len(machines) > 1:
