@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
@@ -22,6 +21,7 @@ from ..manifest_records import KeptFile, Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
 from .capture import clear
+from .content import Content
 from .criu import action_script, file_images, missing_files, owners
 from .criu import cache as criu_cache
 from .criu import images as criu_images
@@ -30,8 +30,8 @@ from .criu import options as criu_options
 from .criu.post_restore import PostRestore
 from .gpu import lane_windows
 from .gpu import restore as gpu_restore
-from .gpu.staging import STAGING_MODE
-from .memory.filling import Filling, PageSink
+from .gpu_files import GpuFiles
+from .memory.filling import Filling
 from .placing import Placing
 from .restore_watch import RestoreWatch
 from .settings import EngineSettings
@@ -40,41 +40,6 @@ from .tcp.remake import RemadeConnections
 from .tree import affinity, server_files, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree, current
-
-
-class Writing(Protocol):
-    """The writing of streams into files, of which other threads use what is written already."""
-
-    def run(self) -> None:
-        """Write all of it, in parallel, each stream from its beginning on."""
-
-    def wait_for(self, stream: str, begin: int, end: int) -> int:
-        """Wait until `run` has written a stream from `begin` to `end`; return the end of what it has written from there.
-
-        Raises the error of `run`.
-        """
-
-
-class Content(Protocol):
-    """The source of a snapshot's bytes. All methods verify digests."""
-
-    def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        """Write whole streams into files, in parallel."""
-
-    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Writing:
-        """Look up the chunks of streams; return what writes them into the files."""
-
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
-        """Make a file of the bytes of a stream between two offsets; return the second one."""
-
-    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
-        """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
-
-    def images(self, directory: Path) -> None:
-        """Write all image files into `directory`."""
-
-    def reader(self, stream: str) -> Callable[[int, int], bytes]:
-        """Return a function that reads `stream`: (offset, length) -> bytes."""
 
 
 class Thawed(NamedTuple):
@@ -188,7 +153,9 @@ def thaw(
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
         by_windows = lane_windows.is_short_for(manifest, filling.shared_bytes)
-        gpu = cleanup.enter_context(_GpuFiles(restore, by_windows=by_windows))
+        gpu = cleanup.enter_context(
+            GpuFiles(manifest, content, restore.inside, progress, by_windows=by_windows)
+        )
         with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
@@ -249,101 +216,8 @@ def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-class _GpuFiles:
-    """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
-
-    CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
-    `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the lanes',
-    window by window.
-    """
-
-    def __init__(self, restore: _Restore, *, by_windows: bool) -> None:
-        self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
-        for process in restore.manifest.gpu:
-            for path in process.staging:
-                target = restore.inside(path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as file:
-                    os.fchmod(file.fileno(), STAGING_MODE)
-                    file.truncate(restore.manifest.stream(f"gpu{path}").length)
-                jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
-                jobs.append((f"gpu{path}", target))
-        if by_windows:
-            self._lanes = []
-        self._error: BaseException | None = None
-        self._drivers_written, self._begun, self._ended = (
-            threading.Event(),
-            threading.Event(),
-            False,
-        )
-        self._writing: Writing | None = None
-        #: Set it to let the lanes' files be written.
-        self.lanes_may = threading.Event()
-        self._content, self._progress = restore.content, restore.progress
-        self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
-        if self._drivers or self._lanes:
-            self._thread.start()
-
-    def _write(self) -> None:
-        try:
-            self._content.to_file(self._drivers)
-            self._drivers_written.set()
-            self._writing = self._content.writing(self._lanes)
-            self._begun.set()
-            self.lanes_may.wait()
-            if not self._ended:
-                self._writing.run()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._drivers_written.set()
-            self._begun.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """End the thread and drop its error: another step has failed before."""
-        self._ended = True
-        self.lanes_may.set()
-        self._join()
-
-    def _join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def finish_drivers(self) -> None:
-        """Wait until the driver's files are written. Raises the thread's error."""
-        if self._drivers:
-            self._wait(self._drivers_written.wait)
-
-    def wait_for(self, stream: str, begin: int, end: int) -> int:
-        """Wait until a lane's file is written from `begin` to `end`; return the end of what is written from there.
-
-        Raises the thread's error.
-        """
-        self.lanes_may.set()
-        self._begun.wait()
-        if self._writing is None:
-            raise self._error or RuntimeError("the thread has ended")
-        return self._writing.wait_for(stream, begin, end)
-
-    def finish(self) -> None:
-        """Wait until all is written. Raises the thread's error."""
-        if self._lanes:
-            self.lanes_may.set()
-            self._wait(self._join)
-
-    def _wait(self, wait: Callable[[], object]) -> None:
-        with self._progress.stage(Stage.GPU_FILES):
-            wait()
-        if self._error is not None:
-            raise self._error
-
-
 def _run_criu(
-    restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch, gpu: _GpuFiles
+    restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch, gpu: GpuFiles
 ) -> None:
     """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
     init_pid = restore.namespaces.init_pid

@@ -208,7 +208,7 @@ def _changed(file: MappedFile, digests: FileDigests) -> str:
 
 
 class _Writing(NamedTuple):
-    """An implementation of `thaw.Writing`: the names of the streams, and their unpacking."""
+    """An implementation of `content.Writing`: the names of the streams, and their unpacking."""
 
     names: Sequence[str]
     unpacking: Unpacking
@@ -222,7 +222,7 @@ class _Writing(NamedTuple):
 
 
 class _StoredContent:
-    """An implementation of `thaw.Content` that reads from the store."""
+    """An implementation of `content.Content` that reads from the store."""
 
     def __init__(
         self, manifest: Manifest, store: LocalStore, settings: EngineSettings, progress: Progress

@@ -141,7 +141,7 @@ def restore(
 
 
 class _Images:
-    """`thaw.Content`: the few captured files from our store, the images from where CRIU wrote them."""
+    """`content.Content`: the few captured files from our store, the images from where CRIU wrote them."""
 
     def __init__(self, manifest: Manifest, store: LocalStore, images: Path) -> None:
         self._manifest, self._store, self._images = manifest, store, images

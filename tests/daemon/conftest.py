@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
-from jupyter_gpuckpt.errors import KernelNotFound
+from jupyter_gpuckpt.errors import KernelNotFound, SnapshotInUse
 from jupyter_gpuckpt.manifest_records import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.snapshot_records import UploadState
@@ -71,7 +71,16 @@ def emptied_daemon_env(short_dir, module_daemon_env):
         wait_for(lambda: has_no_kernel(client))
         for snapshot in client.send(calls.snapshots()):
             client.send(calls.annotate(snapshot.snapshot_id, pinned=False))
-            client.send(calls.delete_snapshot(snapshot.snapshot_id))
+            wait_for(lambda snapshot=snapshot: is_deleted(client, snapshot.snapshot_id))
+
+
+def is_deleted(client, snapshot_id):
+    """Delete a snapshot; return whether that was possible. The record of a kernel that has just ended may still be on the disk."""
+    try:
+        client.send(calls.delete_snapshot(snapshot_id))
+    except SnapshotInUse:
+        return False
+    return True
 
 
 def has_no_kernel(client):

@@ -288,7 +288,7 @@ def test_the_command_shows_and_sets_the_rule(tmp_path, share, capsys, monkeypatc
         "the newest of its session",
     }
     assert "cannot be combined" in said("--no-rule", "--keep-last", "2", status=2).err
-    assert "no other machine" in said("--lost-machine", "laptop", status=2).err
+    assert "Machines that have: none." in said("--lost-machine", "laptop", status=2).err
     assert "No rule is given" in said("--manual-too", status=2).err
     assert said("--no-rule").out == "Remote share keeps all snapshots.\n"
 

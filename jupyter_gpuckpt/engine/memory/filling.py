@@ -24,7 +24,7 @@ from .stopped_pages import StoppedPages
 
 #: A sink for the pages of a stream.
 PageSink = StoppedPages | PagesFile
-#: The type of `thaw.Content.to_memory`.
+#: The type of `content.Content.to_memory`.
 ToMemory = Callable[[Sequence[tuple[str, PageSink]]], Callable[[], None]]
 
 

@@ -1,0 +1,44 @@
+"""What a thaw needs of a snapshot's bytes. `snapshots/resume.py` implements it with the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from .memory.filling import PageSink
+
+
+class Writing(Protocol):
+    """The writing of streams into files, of which other threads use what is written already."""
+
+    def run(self) -> None:
+        """Write all of it, in parallel, each stream from its beginning on."""
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        """Wait until `run` has written a stream from `begin` to `end`; return the end of what it has written from there.
+
+        Raises the error of `run`.
+        """
+
+
+class Content(Protocol):
+    """The source of a snapshot's bytes. All methods verify digests."""
+
+    def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
+        """Write whole streams into files, in parallel."""
+
+    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Writing:
+        """Look up the chunks of streams; return what writes them into the files."""
+
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
+        """Make a file of the bytes of a stream between two offsets; return the second one."""
+
+    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
+        """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
+
+    def images(self, directory: Path) -> None:
+        """Write all image files into `directory`."""
+
+    def reader(self, stream: str) -> Callable[[int, int], bytes]:
+        """Return a function that reads `stream`: (offset, length) -> bytes."""

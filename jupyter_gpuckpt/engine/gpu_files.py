@@ -1,0 +1,116 @@
+"""The files with GPU memory that a thaw writes while CRIU restores the rest."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from ..manifest_records import Manifest
+from ..progress import Progress, Stage
+from .content import Content, Writing
+from .gpu import lane_windows
+from .gpu.staging import STAGING_MODE
+
+
+class GpuFiles:
+    """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
+
+    CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
+    and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
+    `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the lanes',
+    window by window.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        content: Content,
+        inside: Callable[[str], Path],
+        progress: Progress,
+        *,
+        by_windows: bool,
+    ) -> None:
+        self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
+        for process in manifest.gpu:
+            for path in process.staging:
+                target = inside(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    os.fchmod(file.fileno(), STAGING_MODE)
+                    file.truncate(manifest.stream(f"gpu{path}").length)
+                jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
+                jobs.append((f"gpu{path}", target))
+        if by_windows:
+            self._lanes = []
+        self._error: BaseException | None = None
+        self._drivers_written, self._begun, self._ended = (
+            threading.Event(),
+            threading.Event(),
+            False,
+        )
+        self._writing: Writing | None = None
+        #: Set it to let the lanes' files be written.
+        self.lanes_may = threading.Event()
+        self._content, self._progress = content, progress
+        self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
+        if self._drivers or self._lanes:
+            self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            self._content.to_file(self._drivers)
+            self._drivers_written.set()
+            self._writing = self._content.writing(self._lanes)
+            self._begun.set()
+            self.lanes_may.wait()
+            if not self._ended:
+                self._writing.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._drivers_written.set()
+            self._begun.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End the thread and drop its error: another step has failed before."""
+        self._ended = True
+        self.lanes_may.set()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def finish_drivers(self) -> None:
+        """Wait until the driver's files are written. Raises the thread's error."""
+        if self._drivers:
+            self._wait(self._drivers_written.wait)
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        """Wait until a lane's file is written from `begin` to `end`; return the end of what is written from there.
+
+        Raises the thread's error.
+        """
+        self.lanes_may.set()
+        self._begun.wait()
+        if self._writing is None:
+            raise self._error or RuntimeError("the thread has ended")
+        return self._writing.wait_for(stream, begin, end)
+
+    def finish(self) -> None:
+        """Wait until all is written. Raises the thread's error."""
+        if self._lanes:
+            self.lanes_may.set()
+            self._wait(self._join)
+
+    def _wait(self, wait: Callable[[], object]) -> None:
+        with self._progress.stage(Stage.GPU_FILES):
+            wait()
+        if self._error is not None:
+            raise self._error
