@@ -202,7 +202,7 @@ class _Amending:
         return self._sessions.amend(session_id, others, self._machine) if others else set()
 
     def _keep(self, kept: Mapping[str, Kept]) -> None:
-        """Record why a session keeps deleted snapshots. Of several reasons for one snapshot, one that may end has precedence."""
+        """Record why a session keeps deleted snapshots. If there are several for a snapshot, record one that may end."""
         for name, one in kept.items():
             before = self._kept.get(name)
             if before is None or not before.waits:

@@ -58,7 +58,7 @@ class _Candidate(NamedTuple):
 
 
 class _NotThere(Exception):  # noqa: N818 - an event
-    """A remote no longer lists a snapshot."""
+    """The event that a remote no longer lists a snapshot."""
 
 
 class NearCopy:

@@ -31,8 +31,8 @@ class Content(Protocol):
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Writing:
         """Look up the chunks of streams; return what writes them into the files."""
 
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
-        """Make a file of the bytes of a stream between two offsets; return the second one."""
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
+        """Make a file of the bytes of a stream between two offsets."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         """Look up the chunks that the sinks need; return a function that writes them, in parallel."""

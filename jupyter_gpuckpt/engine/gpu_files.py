@@ -46,11 +46,8 @@ class GpuFiles:
         if by_windows:
             self._lanes = []
         self._error: BaseException | None = None
-        self._drivers_written, self._begun, self._ended = (
-            threading.Event(),
-            threading.Event(),
-            False,
-        )
+        self._drivers_written, self._begun = threading.Event(), threading.Event()
+        self._ended = False
         self._writing: Writing | None = None
         #: Set it to let the lanes' files be written.
         self.lanes_may = threading.Event()

@@ -18,7 +18,7 @@ from ..store.local import LocalStore
 from ..store.manifests import digests_of
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
-from .written import places_of
+from .written import bounds_of, places_of
 
 # Records with at most this many bytes between them are read together.
 _RUN_GAP = 256 << 10
@@ -69,8 +69,8 @@ def table_of(
     paths = [str(store.path_of(places.packs[number])) for number in numbers.tolist()]
     table = RunTable(paths, runs, records, targets)
     if by_stream:
-        begins = np.cumsum([0, *(one.length for one in streams)], dtype=np.int64)[:-1]
-        table = table._replace(runs=runs[np.argsort(places_of(table, begins)[0], kind="stable")])
+        first, _ = places_of(table, bounds_of(one.length for one in streams))
+        table = table._replace(runs=runs[np.argsort(first, kind="stable")])
     table.runs["number"] = np.arange(len(table.runs))
     return table
 

@@ -7,7 +7,7 @@ be less than what is written, but never more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ class WrittenBytes:
 
     def __init__(self, table: RunTable, lengths: Sequence[int]) -> None:
         self._table = table
-        self._begins = np.cumsum([0, *lengths], dtype=np.int64)
+        self._bounds = bounds_of(lengths)
         self._left = np.ones(len(table.runs), np.bool_)
         self._changed = threading.Condition()
         # The runs for which threads wait, once for each thread.
@@ -50,7 +50,7 @@ class WrittenBytes:
 
         Raises the error of `fail`.
         """
-        base, limit = self._begins[stream : stream + 2].tolist()
+        base, limit = self._bounds[stream : stream + 2].tolist()
         first, last = self._places
         with self._changed:
             while True:
@@ -74,20 +74,25 @@ class WrittenBytes:
 
     @cached_property
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return places_of(self._table, self._begins[:-1])
+        return places_of(self._table, self._bounds)
+
+
+def bounds_of(lengths: Iterable[int]) -> NDArray[np.int64]:
+    """Return where each of several streams begins if they follow each other, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def places_of(
-    table: RunTable, begins: NDArray[np.int64]
+    table: RunTable, bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each run's first target begins and its last one ends. `begins`: where each sink's stream begins among all bytes.
+    """Return where each run's first target begins and its last one ends. `bounds`: those of the sinks' streams (`bounds_of`).
 
     Each run must have targets.
     """
     targets: NDArray[Any] = table.targets
     if not len(table.runs):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    first = begins[targets["sink"]] + targets["offset"].astype(np.int64)
+    first = bounds[targets["sink"]] + targets["offset"].astype(np.int64)
     at = table.runs["target"].astype(np.int64)
     if not table.runs["targets"].all():
         raise ValueError("a run has no targets")

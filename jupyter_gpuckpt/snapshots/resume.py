@@ -241,12 +241,11 @@ class _StoredContent:
     def _files(self, jobs: Sequence[tuple[str, Path]]) -> list[tuple[Stream, Sink]]:
         return [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
 
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> int:
+    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
         found = part_of(self._manifest.stream(stream), [(begin, end)])
         counted = Progress(lambda record: self._progress.advance(0))
         with WindowSink(target, begin, end) as sink:
             self._unpacking([(found, sink)]).run(counted)
-        return end
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         parts: list[tuple[Stream, Sink]] = []

@@ -133,7 +133,7 @@ def test_threads_are_held_as_long_as_files_are_written(gpu, monkeypatch):
 
 def test_fills_are_of_whole_parts_of_which_all_is_written(monkeypatch):
     monkeypatch.setattr(lane_fills, "_LEAST_BYTES", 8)
-    monkeypatch.setattr(lane_fills, "_opened", lambda target: threading.Lock())
+    monkeypatch.setattr(lane_fills, "opened", lambda paths: threading.Lock())
     lengths, written = (4, 6, 1, 12, 3, 2), iter([9, 10, 24, 99])
     asked, filled = [], []
 

@@ -430,7 +430,7 @@ def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
         seen.append(given)
         if len(seen) > number:
             raise ObjectCorrupt("a chunk is damaged", hint="")
-        return original(self, *given)
+        original(self, *given)
 
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     with monkeypatch.context() as patched:
@@ -454,7 +454,7 @@ def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
     def reading(self, *given):
         threading.Event().wait(0.8)
         seen.append({path: path.read_bytes() for path in ticks} == ticks)
-        return original(self, *given)
+        original(self, *given)
 
     monkeypatch.setattr(resume._StoredContent, "to_window", reading)
     resumed(gpu, saved, memory)

@@ -300,7 +300,7 @@ def test_a_limit_of_processor_time_counts_as_so_many_processors(tmp_path, monkey
 
 
 def test_a_real_limit_of_processor_time_is_found():
-    """Of version 1 or 2, as this machine has it."""
+    """Limit a group of version 1 or 2, whichever this machine has."""
     folder, modern = control_groups.ROOT / "cpu", False
     if not folder.is_dir():
         folder, modern = control_groups.ROOT, True

@@ -37,6 +37,7 @@ from .lane_orders import (
     Range,
     RefusedError,
     close,
+    opened,
     receive,
     runs_of_handed,
     send,
@@ -331,15 +332,9 @@ class Lane:
                 f"its GPU memory was copied out, and only {file.length} bytes are there"
             )
         else:
-            descriptors = list[int]()
-            try:
-                for path in file.paths:
-                    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-                    descriptors.append(os.open(self._tree.inside(path), flags))
+            with opened(map(self._tree.inside, file.paths)) as descriptors:
                 for first, count, offset in runs_of_handed(listed):
                     library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
-            finally:
-                close(descriptors)
 
     def _give_back_held(
         self, library: Library, listed: Sequence[Allocation], at_once: int, *, frees: bool

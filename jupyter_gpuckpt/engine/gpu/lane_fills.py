@@ -6,20 +6,18 @@ or that was copied out earlier (`lane.py`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from . import lane_windows
-from .lane_orders import Allocation, Library, Order
+from .lane_orders import Allocation, Library, Order, opened
 
 #: The least bytes to wait for before an order fills them, because each order takes an additional 20 ms.
 _LEAST_BYTES = 2 << 30
 
-#: Makes a file of the bytes of a stream between two offsets, (stream, begin, end, path of the file), and returns the second one.
-ReadStream = Callable[[str, int, int, Path], int]
+#: Makes a file of the bytes of a stream between two offsets: (stream, begin, end, path of the file).
+ReadStream = Callable[[str, int, int, Path], None]
 
 
 class WaitForStream(Protocol):
@@ -33,12 +31,12 @@ def as_written(wait_for: WaitForStream, stream: str, library: Library, target: P
     """Fill the parts from the lane's file while it is written, each as soon as its bytes are there. Raises what `wait_for` raises."""
     listed = library.listed()
     written = offset = first = 0
-    with _opened(target) as descriptor:
+    with opened([target]) as descriptors:
         while first < len(listed):
             count, length = _leading(listed[first:], _LEAST_BYTES, more=0)
             written = max(written, wait_for(stream, offset, offset + length))
             count, length = _leading(listed[first:], _LEAST_BYTES, more=written - offset)
-            library.order(Order.FILL, first, count, offset=offset, descriptors=[descriptor])
+            library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
             first, offset = first + count, offset + length
 
 
@@ -47,19 +45,10 @@ def by_windows(read: ReadStream, stream: str, library: Library, target: Path) ->
     offset = 0
     for first, count, length in groups(library.listed()):
         read(stream, offset, offset + length, target)
-        with _opened(target) as descriptor:
-            library.order(Order.FILL, first, count, descriptors=[descriptor])
+        with opened([target]) as descriptors:
+            library.order(Order.FILL, first, count, descriptors=descriptors)
         offset += length
     target.unlink(missing_ok=True)
-
-
-@contextmanager
-def _opened(target: Path) -> Iterator[int]:
-    descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _leading(listed: Sequence[Allocation], least: int, *, more: int) -> tuple[int, int]:
@@ -73,7 +62,7 @@ def _leading(listed: Sequence[Allocation], least: int, *, more: int) -> tuple[in
 
 
 def groups(listed: Sequence[Allocation]) -> Iterator[tuple[int, int, int]]:
-    """Divide parts into windows: yield the number of the first, how many, and their bytes."""
+    """Yield the windows into which parts are divided: the number of the first part, how many there are, and their bytes."""
     first = count = length = 0
     for number, one in enumerate(listed):
         if count and length + one.bytes > lane_windows.WINDOW_BYTES:

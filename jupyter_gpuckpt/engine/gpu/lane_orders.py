@@ -12,8 +12,10 @@ import os
 import socket
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple
 
 #: The most descriptors of memory in one message: BATCH in lane.c and init.c. Those of files are in addition.
@@ -224,6 +226,18 @@ def receive(peer: socket.socket, length: int) -> tuple[bytes, list[int]]:
         close(received.tolist())
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return data, received.tolist()
+
+
+@contextmanager
+def opened(paths: Iterable[Path]) -> Iterator[list[int]]:
+    """Open files that the library reads or writes, and close them at the end. Raises OSError, also for links."""
+    descriptors = list[int]()
+    try:
+        for path in paths:
+            descriptors.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        yield descriptors
+    finally:
+        close(descriptors)
 
 
 def close(descriptors: Sequence[int]) -> None:

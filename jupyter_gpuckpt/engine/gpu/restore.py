@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ...errors import CheckpointError, ThawFailed
 from ...host import gpu, processes
@@ -37,6 +38,9 @@ TOLERANCE_BYTES = 256 << 20
 _LOOK_SECONDS = 0.1
 #: The time after which a lane that has not got its memory is assumed to wait for a held thread.
 _LANE_SECONDS = 10.0
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def restore(
@@ -91,10 +95,13 @@ def restore(
             running.append(held.enter_context(threads))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
-        reading = _Reading(wait_for if read is None else read)
-        way = lane_fills.as_written if read is None else lane_fills.by_windows
+        reading = _Reading()
+        if read is None:
+            fill = partial(lane_fills.as_written, reading.counted(wait_for))
+        else:
+            fill = partial(lane_fills.by_windows, reading.counted(read))
         fills = {
-            by_nspid[record.pid]: partial(way, reading, f"gpu{path}")
+            by_nspid[record.pid]: partial(fill, f"gpu{path}")
             for record in records
             for path in record.staging
             if lane_windows.is_lanes(path)
@@ -130,23 +137,28 @@ def _killed_after_an_error(running: list[ThreadsHeld]) -> Iterator[None]:
 
 
 class _Reading:
-    """A `ReadStream` or a `WaitForStream` that reports whether it was called lately: then a slow lane need not wait for a held thread.
+    """A counter of calls that read for lanes, or wait for it: as long as there are any, a slow lane need not wait for a held thread.
 
-    Several lanes call it at the same time.
+    Several lanes make such calls at the same time.
     """
 
-    def __init__(self, read: Callable[..., int]) -> None:
-        self._read, self._lock = read, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._begun = self._ended = self._seen = 0
 
-    def __call__(self, stream: str, begin: int, end: int, *target: Path) -> int:
-        with self._lock:
-            self._begun += 1
-        try:
-            return self._read(stream, begin, end, *target)
-        finally:
+    def counted(self, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        """Return the function with its calls counted."""
+
+        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
             with self._lock:
-                self._ended += 1
+                self._begun += 1
+            try:
+                return function(*arguments, **named)
+            finally:
+                with self._lock:
+                    self._ended += 1
+
+        return call
 
     def goes_on(self) -> bool:
         """Return whether a call is running, or one has ended since the last call of this method."""

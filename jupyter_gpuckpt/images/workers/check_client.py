@@ -110,9 +110,8 @@ class _Worker:
             raise ConnectionAbortedError("it has ended")
         if answer.error is not None:
             error = error_from(answer.error)
-            if (
-                type(error) is GpuCkptError
-            ):  # such as a lack of memory, which says nothing of the chunks
+            # Such as a lack of memory, which is no fault of the chunks.
+            if type(error) is GpuCkptError:
                 raise OSError(str(error))
             raise error
 
@@ -160,9 +159,8 @@ class CheckingProcesses:
             except GpuCkptError:  # its answer
                 self._idle.put(worker)
                 raise
-            except (
-                BaseException
-            ) as error:  # its answer may still come, and must not count for another run
+            except BaseException as error:
+                # Its answer may still come, and must not count for another run.
                 self._drop(worker, error)
                 raise
         if worker is None or records is None:
