@@ -21,6 +21,9 @@ class Writing(Protocol):
         Raises the error of `run`.
         """
 
+    def stop(self) -> None:
+        """Let `run` raise OperationCancelled soon, now or when it is called."""
+
 
 class Content(Protocol):
     """The source of a snapshot's bytes. All methods verify digests."""

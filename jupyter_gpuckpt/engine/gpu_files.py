@@ -19,7 +19,8 @@ class GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
     CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger: their bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory first.
+    and may be much larger. The lanes' bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory; if that is at
+    most half as much (`other_bytes`), they do not wait, because most processors have nothing to do while CRIU works.
     `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the lanes',
     window by window.
     """
@@ -31,18 +32,24 @@ class GpuFiles:
         inside: Callable[[str], Path],
         progress: Progress,
         *,
+        other_bytes: int,
         by_windows: bool,
     ) -> None:
         self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
+        lane_bytes = 0
         for process in manifest.gpu:
             for path in process.staging:
                 target = inside(path)
                 target.parent.mkdir(parents=True, exist_ok=True)
+                length = manifest.stream(f"gpu{path}").length
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
-                    file.truncate(manifest.stream(f"gpu{path}").length)
-                jobs = self._lanes if lane_windows.is_lanes(path) else self._drivers
-                jobs.append((f"gpu{path}", target))
+                    file.truncate(length)
+                if lane_windows.is_lanes(path):
+                    self._lanes.append((f"gpu{path}", target))
+                    lane_bytes += length
+                else:
+                    self._drivers.append((f"gpu{path}", target))
         if by_windows:
             self._lanes = []
         self._error: BaseException | None = None
@@ -51,6 +58,8 @@ class GpuFiles:
         self._writing: Writing | None = None
         #: Set it to let the lanes' files be written.
         self.lanes_may = threading.Event()
+        if 2 * other_bytes <= lane_bytes:
+            self.lanes_may.set()
         self._content, self._progress = content, progress
         self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
         if self._drivers or self._lanes:
@@ -78,6 +87,8 @@ class GpuFiles:
         """End the thread and drop its error: another step has failed before."""
         self._ended = True
         self.lanes_may.set()
+        if self._writing is not None:
+            self._writing.stop()
         self._join()
 
     def _join(self) -> None:

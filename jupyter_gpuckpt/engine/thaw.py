@@ -154,7 +154,14 @@ def thaw(
         filling.prepare(manifest, images)
         by_windows = lane_windows.is_short_for(manifest, filling.shared_bytes)
         gpu = cleanup.enter_context(
-            GpuFiles(manifest, content, restore.inside, progress, by_windows=by_windows)
+            GpuFiles(
+                manifest,
+                content,
+                restore.inside,
+                progress,
+                other_bytes=filling.bytes,
+                by_windows=by_windows,
+            )
         )
         with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch, gpu)

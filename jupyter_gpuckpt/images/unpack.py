@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
+from ..errors import OperationCancelled
 from ..host import commands
 from ..manifest_records import Chunk, Stream
 from ..progress import Progress
@@ -111,6 +112,7 @@ class Unpacking:
             if isinstance(sink, PreparedSink):
                 sink.prepare(stream.length)
         self._processes = self._started() if wide else None
+        self._stopped = threading.Event()
 
     def run(self, progress: Progress) -> None:
         """Write every stream to its sink. Every digest is verified before its bytes are written.
@@ -132,6 +134,10 @@ class Unpacking:
         """
         return self._written.wait_for(stream, begin, end)
 
+    def stop(self) -> None:
+        """Let `run` raise OperationCancelled after the next run of chunks, now or when it is called."""
+        self._stopped.set()
+
     def _run(self, progress: Progress) -> None:
         with self._store.holding(self._digests):
             progress.advance(self._zeros)
@@ -144,6 +150,8 @@ class Unpacking:
                     writes[number](at, data[start : start + length])
 
             def written(run: int, count: int) -> None:
+                if self._stopped.is_set():
+                    raise OperationCancelled("The reading of the snapshot was stopped.")
                 self._written.finish_run(run)
                 progress.advance(count)
 

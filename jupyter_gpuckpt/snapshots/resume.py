@@ -220,6 +220,9 @@ class _Writing(NamedTuple):
     def wait_for(self, stream: str, begin: int, end: int) -> int:
         return self.unpacking.wait_for(self.names.index(stream), begin, end)
 
+    def stop(self) -> None:
+        self.unpacking.stop()
+
 
 class _StoredContent:
     """An implementation of `content.Content` that reads from the store."""

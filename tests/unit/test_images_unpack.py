@@ -12,7 +12,7 @@ import pytest
 from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
-from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, read_stream, unpack
+from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, Unpacking, read_stream, unpack
 from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
@@ -182,6 +182,16 @@ def test_unpacking_can_be_cancelled(store, streams):
 
     with pytest.raises(OperationCancelled):
         unpack([(streams[0], Cancelling(1))], store, threads=2, progress=progress)
+
+
+def test_unpacking_can_be_stopped(store, streams):
+    class Stopping(Memory):
+        def write(self, offset: int, data: memoryview) -> None:
+            begun.stop()
+
+    begun = Unpacking([(streams[0], Stopping(1))], store, threads=2)
+    with pytest.raises(OperationCancelled):
+        begun.run(Progress())
 
 
 def test_a_reader_reads_at_any_place(store, streams):

@@ -95,6 +95,14 @@ def test_it_can_be_cancelled(store, streams, paths):
         begun.run(progress)
 
 
+def test_it_can_be_stopped(store, streams, paths):
+    begun = unpacking(store, streams, [FileSink(path) for path in paths])
+    begun.stop()
+    with pytest.raises(OperationCancelled):
+        begun.run(Progress())
+    wait_for(lambda: not working())
+
+
 def test_what_the_system_refuses_is_raised(store, streams, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"")

@@ -44,6 +44,11 @@ class Filling:
         #: How many bytes of the streams processes share with their parents; complete after `prepare`.
         self.shared_bytes = 0
 
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that `finish` writes, at most."""
+        return self._length
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,0 +1,122 @@
+"""When a resume writes the files with GPU memory: the driver's at once, those of lanes beside other memory only if that is small."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.engine.gpu.lane import FILES, LANE_FILES
+from jupyter_gpuckpt.engine.gpu_files import GpuFiles
+from jupyter_gpuckpt.errors import ObjectCorrupt, OperationCancelled
+from jupyter_gpuckpt.manifest_records import GpuProcess, SnapshotInfo, Stream
+from jupyter_gpuckpt.progress import Progress
+from tests.conftest import wait_for
+from tests.manifests import manifest_of
+
+LANE, DRIVER = f"{LANE_FILES}7", f"{FILES}/driver-7"
+LANE_BYTES, DRIVER_BYTES = 1000, 300
+
+
+class Writing:
+    """A write of the lanes' files that goes on until it may end or is stopped."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.stopped = (threading.Event() for _ in range(3))
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        self.begun.set()
+        wait_for(lambda: self.may_end.is_set() or self.stopped.is_set())
+        if self.error is not None:
+            raise self.error
+        if self.stopped.is_set():
+            raise OperationCancelled("stopped")
+
+    def wait_for(self, stream: str, begin: int, end: int) -> int:
+        return end
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Content:
+    """A source that records which streams it was asked for."""
+
+    def __init__(self) -> None:
+        self.writes, self.asked = Writing(), list[str]()
+
+    def to_file(self, jobs):
+        self.asked += [stream for stream, _ in jobs]
+
+    def writing(self, jobs):
+        self.asked += [stream for stream, _ in jobs]
+        return self.writes
+
+
+@pytest.fixture
+def content():
+    return Content()
+
+
+@pytest.fixture
+def files(content, tmp_path):
+    """Return a function that begins the files of one process with a file of each kind."""
+    streams = [Stream(f"gpu{LANE}", LANE_BYTES, []), Stream(f"gpu{DRIVER}", DRIVER_BYTES, [])]
+    manifest = msgspec.structs.replace(
+        manifest_of(SnapshotInfo("s", "k", 1, "save"), *streams),
+        gpu=[GpuProcess(7, [LANE, DRIVER], LANE_BYTES + DRIVER_BYTES)],
+    )
+
+    def begin(other_bytes: int, *, by_windows: bool = False) -> GpuFiles:
+        return GpuFiles(
+            manifest,
+            content,
+            lambda path: tmp_path / path.lstrip("/"),
+            Progress(),
+            other_bytes=other_bytes,
+            by_windows=by_windows,
+        )
+
+    return begin
+
+
+def test_lanes_are_read_beside_little_other_memory(files, content):
+    with files(LANE_BYTES // 2) as begun:
+        assert content.writes.begun.wait(60)
+        content.writes.may_end.set()
+        begun.finish()
+    assert content.asked == [f"gpu{DRIVER}", f"gpu{LANE}"]
+
+
+def test_lanes_wait_for_more_memory_than_half_of_theirs(files, content):
+    with files(LANE_BYTES // 2 + 1) as begun:
+        begun.finish_drivers()
+        assert not begun.lanes_may.is_set()
+        assert not content.writes.begun.is_set()
+        begun.lanes_may.set()
+        assert content.writes.begun.wait(60)
+        content.writes.may_end.set()
+        begun.finish()
+
+
+def test_a_thaw_that_fails_stops_the_reading(files, content):
+    with files(0):
+        assert content.writes.begun.wait(60)
+    assert content.writes.stopped.is_set()
+
+
+def test_an_error_of_the_reading_is_raised(files, content):
+    content.writes.error = ObjectCorrupt("a chunk is damaged", hint="")
+    content.writes.may_end.set()
+    with files(0) as begun, pytest.raises(ObjectCorrupt, match="a chunk is damaged"):
+        begun.finish()
+
+
+def test_windows_are_not_written_here(files, content, tmp_path):
+    with files(0, by_windows=True) as begun:
+        begun.finish_drivers()
+        begun.finish()
+    assert f"gpu{LANE}" not in content.asked
+    assert (tmp_path / LANE.lstrip("/")).stat().st_size == LANE_BYTES
