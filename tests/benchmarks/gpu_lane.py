@@ -19,13 +19,13 @@ from . import written_again
 from .environment import daemon, kernel
 from .gpu_memory import CELL_SECONDS, FILL, require_right_answer, sizes
 from .measured import Row, ratios
-from .room import GB
+from .room import GB, touch_memory
 
 #: What is saved again, parked and suspended; and what is only saved, to see that its size makes no difference. All of the latter is
 #: alike, because the disk has no room for as much that is not.
 SIZE_GB, LARGE_GB = 24.0, 60.0
 ALIKE = FILL.replace("part.random_(-(1 << 62), 1 << 62)", "part.fill_(12345)")
-SAVES, PARKS, SUSPENDS, TURNS = 3, 3, 2, 20
+SAVES, PARKS, SUSPENDS, TURNS = 3, 5, 3, 20
 #: Numbers as in a neural network, of which zstd compresses the exponents only, and four random bits in each byte, which it stores in
 #: half of the bytes. `FILL` is stored as it is.
 FLOATS, HALF = (
@@ -55,6 +55,7 @@ TENTH = "x[: len(x) // 10] += 1; torch.cuda.synchronize(); expected = total()"
 def run() -> Iterator[Row]:
     """First by the lane, then by the driver, with kernels of their own."""
     [size] = sizes([SIZE_GB], memory=2.2, disk=1.6)
+    touch_memory(2 * size)
     still = list[float]()
     for way in ("lane", "driver"):
         with _way(way), daemon() as client:

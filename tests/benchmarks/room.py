@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
 
 from jupyter_gpuckpt.host import processes
 
@@ -13,6 +17,8 @@ from .machine import cores
 GB = 10**9
 #: Left to everybody else.
 _SPARE_BYTES = GB
+#: The part of the free memory that `touch_memory` uses at most.
+_TOUCHED_SHARE = 0.75
 
 
 class Skipped(Exception):  # noqa: N818 - an outcome
@@ -40,6 +46,20 @@ def fitting(wanted_gb: list[float], *, memory: float, disk: float) -> list[float
 def scaled(gb_per_core: float, *, max_gb: float, memory: float, disk: float) -> float:
     """One size, in GB: more where there are more processors, as far as it fits."""
     return fitting([min(max_gb, gb_per_core * cores())], memory=memory, disk=disk)[0]
+
+
+def touch_memory(wanted_gb: float) -> None:
+    """Write to so much of the free memory once, and free it.
+
+    A virtual machine may get memory from its host only when it is used for the first time, which takes longer than most copies.
+    """
+    size = int(min(wanted_gb * GB, processes.mem_available() * _TOUCHED_SHARE))
+    with mmap.mmap(-1, size) as memory, ThreadPoolExecutor(cores()) as pool:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        pieces = np.array_split(np.frombuffer(memory, np.uint8), cores())
+        for done in [pool.submit(piece.fill, 1) for piece in pieces]:
+            done.result()
+        del pieces
 
 
 def folder() -> Path:
