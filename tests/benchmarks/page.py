@@ -27,7 +27,7 @@ WAIT_SECONDS = 60.0
 WATCH = """() => {
   const text = selector => document.querySelector(selector)?.textContent ?? '';
   window.noted = [];
-  setInterval(() => {
+  const note = () => {
     const shown = {
       chip: text('.jp-GpuCkptChip-content'),
       circle: document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status ?? '',
@@ -37,7 +37,9 @@ WATCH = """() => {
     if (!last || ['chip', 'circle', 'bar'].some(name => last[name] !== shown[name])) {
       window.noted.push({ ...shown, at: (performance.timeOrigin + performance.now()) / 1000 });
     }
-  }, 5);
+  };
+  note();
+  setInterval(note, 5);
 }"""
 #: What they show after a suspend, a resume and the server's death.
 SUSPENDED = {"chip": "Suspended", "circle": "disconnected", "bar": "Disconnected"}
