@@ -46,8 +46,15 @@ def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     A container with a CPU limit sees all processors of its machine, but may use only the time of some of them in each period.
     """
     allowed = len(os.sched_getaffinity(0))
-    limits = _processor_limits(groups_above("cpu", root, membership))
-    return max(1, min([allowed, *limits]))
+    return max(1, min(allowed, processor_limit(membership, root) or allowed))
+
+
+def processor_limit(membership: Path, root: Path = ROOT) -> int | None:
+    """Return how many processors' time the groups of a process allow it, a part of one as one; None: they set no limit.
+
+    `membership`: the process's list of groups (/proc/PID/cgroup).
+    """
+    return min(_processor_limits(groups_above("cpu", root, membership)), default=None)
 
 
 def _processor_limits(groups: list[ControlGroup]) -> Iterator[int]:

@@ -18,6 +18,8 @@ from . import memory_limits
 
 PROC = Path("/proc")
 _DELETED = " (deleted)"
+#: PF_EXITING and PF_SIGNALED in the flags of /proc/PID/stat (include/linux/sched.h).
+_ENDING = 0x4 | 0x400
 
 
 class Mapping(NamedTuple):
@@ -66,6 +68,23 @@ def alive(pid: int, start_ticks: int | None = None) -> bool:
     return (
         stat is not None and stat[0] not in {"Z", "X", "x"} and start_ticks in {None, int(stat[19])}
     )
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether it has ended, or is ending: it may have a state for seconds yet, in which Linux frees its memory.
+
+    All its threads must be ending, because a process lives on if only its first thread has ended.
+    """
+    return all(_is_thread_ending(pid, tid) for tid in threads(pid))
+
+
+def _is_thread_ending(pid: int, tid: int) -> bool:
+    # The signals are read first: a thread takes SIGKILL from them before it has the flags.
+    signals = _fields(_read(pid, f"task/{tid}/status") or "")
+    pending = int(signals.get("SigPnd", "0"), 16) | int(signals.get("ShdPnd", "0"), 16)
+    stat = _stat(pid, f"task/{tid}/stat")
+    killed = bool(pending & 1 << (signal.SIGKILL - 1))
+    return killed or stat is None or stat[0] in {"Z", "X", "x"} or bool(int(stat[6]) & _ENDING)
 
 
 def start_time(pid: int) -> int | None:
@@ -170,11 +189,8 @@ def processor_ticks(pid: int) -> int:
 def thread_ticks(tid: int) -> int | None:
     """Return the CPU time of one thread so far, in clock ticks; None if it has ended."""
     # /proc/TID/stat of a main thread counts its whole process.
-    text = _read(tid, f"task/{tid}/stat")
-    if not text:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    stat = _stat(tid, f"task/{tid}/stat")
+    return int(stat[11]) + int(stat[12]) if stat else None
 
 
 def ancestors(pid: int) -> list[int]:
@@ -337,9 +353,9 @@ def _read(pid: int, path: str) -> str | None:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third (state) on."""
-    text = _read(pid, "stat")
+def _stat(pid: int, path: str = "stat") -> list[str] | None:
+    """Return the fields of /proc/PID/stat, or of a thread's, from the third (state) on."""
+    text = _read(pid, path)
     # The name, the second field, is in parentheses and may itself contain spaces and parentheses.
     return text.rpartition(")")[2].split() if text else None
 

@@ -21,14 +21,9 @@ from ..engine.tcp import record as tcp_record
 from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
+from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
-from ..errors import (
-    CheckpointError,
-    GpuCkptError,
-    KernelLost,
-    KernelNotCheckpointable,
-    StoreError,
-)
+from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -84,11 +79,11 @@ def save(
     Raises FreezeFailed, StoreFull, OperationCancelled ...; the kernel then runs on as before. Raises an error after a complete
     snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
     reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
-    resume found obstacles. `digests`: a cache of the digests of programs and libraries.
+    resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
     """
     began, stop, variables = time.time(), options.stop, options.variables
     digests = digests or FileDigests()
-    with progress.stage(Stage.PREFLIGHT):
+    with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
         warnings = (
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
@@ -103,7 +98,7 @@ def save(
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
-        _telling_a_loss(tree),
+        telling_a_loss(tree, "saved"),
         GpuPacking(
             store, settings, alone=stop, predecessor=predecessor, earlier=earlier_gpu
         ) as gpu_packing,
@@ -230,21 +225,6 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         for info in complete:
             error.hint = f"{error.hint} The snapshot {info.snapshot_id} is complete.".lstrip()
         raise
-
-
-@contextmanager
-def _telling_a_loss(tree: Tree) -> Iterator[None]:
-    """Raise KernelLost in place of a save's error if the kernel has ended, because each step then fails with a misleading error."""
-    try:
-        yield
-    except CheckpointError as error:
-        if processes.state(tree.kernel_pid) not in (None, "X", "Z"):
-            raise
-        raise KernelLost(
-            "The kernel ended while it was being saved.",
-            hint="Resume it from its last snapshot, or restart it. Its log file, or the system's if memory was short, has the cause.",
-            details=f"{error} ({error.details})" if error.details else str(error),
-        ) from error
 
 
 def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:

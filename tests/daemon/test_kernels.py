@@ -80,6 +80,22 @@ def test_a_kernel_that_ends_by_itself_leaves_its_status(
     assert place.start_time(kernel.init_pid) is None
 
 
+def test_a_kernel_that_ends_while_it_is_suspended_has_ended_by_itself(client, kernel, eventually):
+    os.kill(kernel.init_pid, signal.SIGSTOP)
+    os.kill(kernel.pid, signal.SIGKILL)
+    eventually(lambda: place.start_time(kernel.pid) is None)
+    operation = client.send(calls.suspend(kernel.kernel_id))
+    following = client.follow(operation.operation_id)
+    eventually(lambda: next(following).progress.stage)
+    # init writes the exit status only now.
+    os.kill(kernel.init_pid, signal.SIGCONT)
+    *_, seen = following
+    assert seen.error.code == KernelLost.code
+    assert "ended while it was being saved" in seen.error.message
+    eventually(lambda: gone(client, kernel.kernel_id))
+    assert int(Path(kernel.exit_path).read_text()) == signal.SIGKILL
+
+
 def test_a_kernel_whose_init_is_killed_is_lost(client, kernel, events, eventually):
     os.kill(kernel.init_pid, signal.SIGKILL)
     lost = eventually(

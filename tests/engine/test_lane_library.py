@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyter_gpuckpt.engine.gpu import lane as lane_module
 from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Order, Range
 from jupyter_gpuckpt.engine.gpu.staging import StagingFile, striped
@@ -353,3 +355,50 @@ def test_files_for_which_the_process_has_no_descriptors_are_refused(run, short_d
     lane.open_gate()
     told(process)
     assert said(process) == [str(7 | 7 << 8)]
+
+
+@pytest.mark.parametrize("limit", [1, None])
+def test_a_copy_has_as_many_threads_as_the_control_group_has_processors(
+    run, short_dir, monkeypatch, limit
+):
+    process = run("""
+        memory = allocate(64 * MB)
+        add(memory, 64 * MB, 7)
+        for line in sys.stdin:
+            print(driver.driver_registered_bytes(), flush=True)
+    """)
+    found = lane_of(process, short_dir)
+    wait_for(lambda: found.is_there)
+    found.close_gate(30)
+    file = StagingFile(found.file_path, 64 << 20)
+    asked, buffers = [], 2 * (4 << 20)
+    monkeypatch.setattr(lane_module, "processor_limit", lambda path: asked.append(path) or limit)
+    with striped(found._tree, process.pid, file) as descriptors:
+        found.copy_out(descriptors, [Range(0, 0, file.length)])
+    told(process)
+    threads = min(16, len(os.sched_getaffinity(process.pid)), limit or 16)
+    assert said(process) == [str(threads * buffers)]
+    assert asked == [Path(f"/proc/{process.pid}/cgroup")]
+
+
+def test_a_limit_of_threads_ends_with_the_connection(run, short_dir, monkeypatch):
+    """A snapshot contains the library's state, and the next daemon may not know the order."""
+    process = run("""
+        memory = allocate(64 * MB)
+        for line in sys.stdin:
+            print(driver.driver_registered_bytes(), flush=True)
+    """)
+    found = lane_of(process, short_dir)
+    wait_for(lambda: found.is_there)
+    found.close_gate(30)
+    with found._connected() as library:
+        # What an older library answers to the order; the connection stays.
+        assert library.ask(1 << 20)[0] == -errno.ENOSYS
+        library.limit_threads(1)
+    monkeypatch.setattr(lane_module, "processor_limit", lambda path: None)
+    file = StagingFile(found.file_path, 64 << 20)
+    with striped(found._tree, process.pid, file) as descriptors:
+        found.copy_out(descriptors, [Range(0, 0, file.length)])
+    told(process)
+    threads = min(16, len(os.sched_getaffinity(process.pid)))
+    assert said(process) == [str(threads * 2 * (4 << 20))]

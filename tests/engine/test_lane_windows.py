@@ -10,7 +10,10 @@ import pytest
 
 from jupyter_gpuckpt.engine import preflight, recovery
 from jupyter_gpuckpt.engine.gpu import lane_copies, lane_fills, lane_windows, restore
+from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
+from jupyter_gpuckpt.engine.gpu.lane import Lane
 from jupyter_gpuckpt.engine.gpu.lane_orders import Allocation
+from jupyter_gpuckpt.engine.gpu.processes import DIRECTORY
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import (
     FreezeFailed,
@@ -322,6 +325,7 @@ def test_a_store_that_fails_at_a_window_costs_nothing(gpu, short, monkeypatch, n
         fail_in_window(patched, number, failing)
         with pytest.raises(StoreFull):
             gpu.program.save(stop=True)
+    assert files_of(gpu) == []
     check_running(gpu)
     # What the windows before it have stored does not fill the disk until a lease expires.
     assert not store._leases._leases
@@ -342,6 +346,11 @@ def test_a_suspend_that_is_cancelled_at_a_window_costs_nothing(gpu, short, monke
     assert not store._leases._leases
     store.sweep()
     assert not packs(store)
+
+
+def files_of(gpu):
+    """Return the files with GPU memory on scratch."""
+    return [path.name for path in gpu.program.tree.inside(DIRECTORY).glob("*")]
 
 
 def packs(store):
@@ -395,9 +404,43 @@ def test_a_daemon_that_is_killed_at_a_window_loses_nothing(gpu, short, monkeypat
             fail_in_window(patched, number, lambda: os._exit(9))
         killed_in_a_save(gpu, patched, step, before=False, stop=True)
     recovery.recover(gpu.program.tree)
+    assert files_of(gpu) == []
     check_running(gpu)
     saved = gpu.program.save(stop=True)
     resumed(gpu, saved, gpu.driver.memory())
+    check_running(gpu)
+
+
+def test_a_window_of_a_killed_daemon_is_removed_although_another_process_cannot_be_recovered(
+    gpu, short, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        fail_in_window(patched, 1, lambda: os._exit(9))
+        killed_in_a_save(gpu, patched, None, before=False, stop=True)
+    assert files_of(gpu)
+
+    def failing(pid, **options):
+        raise FreezeFailed("a process keeps a file open", hint="")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu_processes.release, "release", failing)
+        recovery.recover(gpu.program.tree)
+    assert files_of(gpu) == []
+    check_running(gpu)
+
+
+def test_a_file_with_the_only_copy_of_memory_is_kept_until_it_is_given_back(gpu, monkeypatch):
+    def failing(self, *given, **options):
+        raise FreezeFailed("there is no room", hint="")
+
+    let_be_free(gpu, "none", monkeypatch)
+    with monkeypatch.context() as patched:
+        killed_in_a_save(gpu, patched, "free", before=False)
+        patched.setattr(Lane, "_give_back", failing)
+        recovery.recover(gpu.program.tree)
+    assert any(name.startswith("lane-") for name in files_of(gpu))
+    recovery.recover(gpu.program.tree)
+    assert files_of(gpu) == []
     check_running(gpu)
 
 

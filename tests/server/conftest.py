@@ -28,6 +28,16 @@ _CLIENT = httpx.Client(
 _CLIENT.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
 
+class Process(subprocess.Popen):
+    """The process of a server. `was_told_to_end`: a test has ended it, so that its end is no defect."""
+
+    was_told_to_end = False
+
+    def send_signal(self, signum):
+        self.was_told_to_end |= signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        super().send_signal(signum)
+
+
 class Server:
     """A running server; `stop` and `start` again keep its folders and its daemon."""
 
@@ -66,7 +76,7 @@ class Server:
             *self.options,
         ]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = Process(
                 [*command, *options],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
@@ -95,6 +105,7 @@ class Server:
         for page in self.pages:
             page.close()
         self.pages = []
+        self.process.was_told_to_end = True
         if how is None:
             self.request("POST", "api/shutdown")
         elif self.process.poll() is None:
@@ -208,6 +219,8 @@ class SharedServer(Server):
         Where it runs with others, which has no kernels then, it is started anew; its daemon stays.
         """
         assert not any(option.startswith("--GpuCkptDaemon.") for option in options)
+        if self.process is not None and self.process.poll() is not None:
+            self.throw_away()  # it ended between two tests
         wanted = {
             **self._as_made,
             "options": (*self._as_made["options"], *options),
@@ -224,8 +237,28 @@ class SharedServer(Server):
         vars(self).update({**settings, "env": dict(settings["env"]), "process": None})
         self._as_started = settings
 
+    def fail_if_it_died(self):
+        """Fail the running test, with the log, if the server ended by itself; another one with the same settings runs then."""
+        if self.process is None or self.process.poll() is None or self.process.was_told_to_end:
+            return
+        said = f"the server ended by itself, with status {self.process.returncode}\n{self.log()}"
+        settings = self._as_started
+        self.throw_away()
+        self._set(settings)
+        self.start()
+        pytest.fail(said, pytrace=False)
+
     def clear(self):
-        """Remove everything that a test has left, by requests; if that fails, make a new server."""
+        """Remove everything that a test has left, by requests; if that fails, make a new server.
+
+        Fails the test if the server ended by itself.
+        """
+        try:
+            self.fail_if_it_died()
+        finally:
+            self._clear()
+
+    def _clear(self):
         for page in self.pages:
             page.close()
         self.pages = []
@@ -275,6 +308,14 @@ class SharedServer(Server):
         for folder in self._home.iterdir():
             shutil.rmtree(folder)
         self.log_path.unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def fails_if_the_server_died(request):
+    """Fail the test during which the server of a module died, and not those after it, which get another one."""
+    yield
+    if "server_of_all" in request.fixturenames:
+        request.getfixturevalue("server_of_all").fail_if_it_died()
 
 
 @pytest.fixture

@@ -289,12 +289,14 @@ def test_a_limit_of_processor_time_counts_as_so_many_processors(tmp_path, monkey
         return control_groups.processors(tmp_path / "fs", membership)
 
     assert processors() == 64
+    assert control_groups.processor_limit(membership, tmp_path / "fs") is None
     (old / "cpu.cfs_quota_us").write_text("-1\n")
     (old / "cpu.cfs_period_us").write_text("100000\n")
     (new / "inner" / "cpu.max").write_text("max 100000\n")
     assert processors() == 64
     (new / "cpu.max").write_text("450000 100000\n")
     assert processors() == 5
+    assert control_groups.processor_limit(membership, tmp_path / "fs") == 5
     (old / "cpu.cfs_quota_us").write_text("20000\n")
     assert processors() == 1
 

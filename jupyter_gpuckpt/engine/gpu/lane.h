@@ -78,6 +78,8 @@ typedef struct { context_t of[MAX_GPUS]; } contexts_t;
 /* Files that together hold a sequence of bytes, in stripes: as stripes.py. */
 typedef struct { const int *descriptors; uint32_t count; } files_t;
 
+/* The most threads of a copy, by the daemon's order; 0: as many as there are processors. Only the daemon's thread uses it. */
+extern uint32_t max_copy_threads;
 /* Copy runs to files, or back; several GPUs at the same time. The runs are stored one after the other, from the offset on. */
 result_t copy_runs(const run_t *runs, uint32_t count, const contexts_t *contexts, files_t files, uint64_t offset, int to_files);
 

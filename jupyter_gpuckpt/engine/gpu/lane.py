@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ... import stripes
+from ...control_groups import processor_limit
 from ...errors import CheckpointError
 from ...host import processes
 from ...manifest_records import SCRATCH
@@ -226,7 +227,7 @@ class Lane:
     def copy_out(self, files: Sequence[int], ranges: Sequence[Range]) -> None:
         """Copy ranges of the memory, which is still the process's, to files, one after the other."""
         offset = 0
-        with self._connected() as library:
+        with self._copying() as library:
             for first in range(0, len(ranges), _MAX_RANGES):
                 part = ranges[first : first + _MAX_RANGES]
                 library.copy(Order.COPY_OUT, files, offset, part)
@@ -242,7 +243,7 @@ class Lane:
     ) -> None:
         """Copy ranges of the memory to files, as they were when it was handed over. The process may have run since."""
         offset = 0
-        with self._connected() as library:
+        with self._copying() as library:
             for first, part, descriptors in self._handed_over(allocations):
                 inside = [one for one in ranges if first <= one.part < first + len(part)]
                 for begin in range(0, len(inside), _MAX_RANGES):
@@ -300,7 +301,7 @@ class Lane:
         memory stays in init for `copy_handed_over`, unless the GPU has no room. `fill`: gives the memory of a resumed process back.
         Raises FreezeFailed; another call continues.
         """
-        with self._connected() as library:
+        with self._copying() as library:
             closed, handed, _ = library.ask(Order.STATUS)
             if not closed:
                 return
@@ -387,6 +388,13 @@ class Lane:
                 yield Library(peer)
         except (OSError, struct.error) as error:
             raise lane_errors.from_system(self._pid, error) from error
+
+    @contextmanager
+    def _copying(self) -> Iterator[Library]:
+        with self._connected() as library:
+            if limit := processor_limit(Path(f"/proc/{self._pid}/cgroup")):
+                library.limit_threads(limit)  # Linux would stop more threads, all at once
+            yield library
 
     def _failed(self, details: str) -> CheckpointError:
         return lane_errors.failed(self._pid, details)

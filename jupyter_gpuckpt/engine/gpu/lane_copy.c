@@ -175,6 +175,8 @@ static void *work(void *argument) {
     return NULL;
 }
 
+uint32_t max_copy_threads;
+
 static unsigned processors(void) {
     unsigned long mask[128];
     unsigned found = 0;
@@ -203,6 +205,7 @@ static result_t copy_all(copy_t *copy) {
     unsigned threads = processors();
     if (threads > MAX_THREADS_PER_GPU * copy->gpus) threads = MAX_THREADS_PER_GPU * copy->gpus;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (max_copy_threads && threads > max_copy_threads) threads = max_copy_threads;
     if (threads > units) threads = units;
     size_t bytes = 2 * threads * UNIT;
     copy->buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

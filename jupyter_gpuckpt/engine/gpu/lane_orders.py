@@ -46,6 +46,7 @@ class Order(IntEnum):
     FILES = 14
     BYTES = 15
     DEVICES = 16
+    THREADS = 17
 
 
 class RefusedError(OSError):
@@ -113,6 +114,10 @@ class Library:
         """Return in how many files the library can read and write memory."""
         result, count, _ = self.ask(Order.FILES)
         return count if result != -errno.ENOSYS else 1
+
+    def limit_threads(self, most: int) -> None:
+        """Let the library copy in so many threads at most, as long as this connection exists. An older library does not obey."""
+        self.ask(Order.THREADS, count=most)
 
     def allocated_bytes(self) -> int:
         """Return how many bytes of memory the library has allocated; 0 if an older library does not report it."""

@@ -304,6 +304,8 @@ class GpuProcesses:
         with_driver = self._find_taken()
         self.give_back(later=True)
         self.lanes.drop_handed_over(with_driver)
+        # This must not wait until each process is recovered, which may take until the next save.
+        self.lanes.remove_files(with_driver)
         done = not self._locked and not self.lanes.waiting
         for pid in set(with_driver) - set(self._locked):
             try:
