@@ -15,6 +15,7 @@ export class SuspendedBanner extends FittedBanner {
     private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
+    /** Resumes the kernel, or gives the reason why that is not possible now. */
     private readonly _resume: () => void,
     private readonly _showHistory: () => void,
     private readonly _trans: TranslationBundle
@@ -54,7 +55,7 @@ export class SuspendedBanner extends FittedBanner {
           className="jp-mod-styled jp-mod-accept"
           // With `disabled` it would lose the focus.
           aria-disabled={inFlight}
-          onClick={() => inFlight || this._resume()}
+          onClick={this._resume}
         >
           {trans.__('Resume')}
         </button>

@@ -7,6 +7,7 @@ import * as React from 'react';
 import type { GpuCkptApi } from './api';
 import { GpuCkptError } from './api';
 import { formatBytes, nameOfPath } from './format';
+import { conclude } from './notices';
 import type { IExpiry, IPruneReport, IRetention } from './protocol';
 import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
 import { explain } from './texts';
@@ -26,6 +27,11 @@ export async function chooseSnapshotsToKeep(
     // Enter in the field for the number deletes nothing.
     defaultButton: 0
   });
+  if (button.accept && value === null) {
+    // It was not known yet, or it was none.
+    const text = trans.__('No snapshot was deleted: the dialog listed none.');
+    conclude('', text, 'warning');
+  }
   return button.accept ? value : null;
 }
 

@@ -5,6 +5,8 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 
+import { press } from './press';
+
 export function CommandButton(props: {
   commands: CommandRegistry;
   id: string;
@@ -27,7 +29,7 @@ export function CommandButton(props: {
       aria-disabled={!isEnabled}
       aria-label={about && `${label}: ${about}`}
       title={commands.caption(id, args)}
-      onClick={() => isEnabled && void commands.execute(id, args)}
+      onClick={() => press(commands, id, args)}
     >
       {icon ? <icon.react tag="span" stylesheet="menuItem" /> : null}
       {label}

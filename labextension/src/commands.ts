@@ -14,6 +14,7 @@ import {
   suspendIcon
 } from './icons';
 import type { KernelActions } from './kernel-actions';
+import { isShortcut, tellRefusal } from './press';
 import type { OperationKind } from './protocol';
 import type { ITarget, Targets } from './targets';
 import { ARGUMENTS } from './targets';
@@ -130,10 +131,19 @@ export function addCommands(
           ? actionCaption(action, trans)
           : `${label}: ${reason}`;
       },
-      isEnabled: args => refusalOf(action, targets.of(args)) === null,
+      isEnabled: args =>
+        isShortcut(args) || refusalOf(action, targets.of(args)) === null,
       isVisible: args => isVisible(action, args),
       describedBy: { args: ARGUMENTS },
-      execute: args => kernelActions.run(action, targets.of(args))
+      execute: args => {
+        const target = targets.of(args);
+        const reason = isShortcut(args) ? refusalOf(action, target) : null;
+        if (reason !== null) {
+          tellRefusal(label, reason);
+          return null;
+        }
+        return kernelActions.run(action, target);
+      }
     });
   }
 

@@ -12,6 +12,7 @@ import { StateChip } from './chip';
 import { commandIds } from './commands';
 import { followState } from './kernel-indicator';
 import { kernelIdOf } from './notebooks';
+import { press } from './press';
 import { SessionButton } from './session-button';
 import { IKernelStates, IUserSettings } from './tokens';
 import { textsOf } from './translation';
@@ -37,7 +38,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
     const equip = (panel: ConsolePanel) => {
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
-      const resume = () => void commands.execute(commandIds.resume, args());
+      const resume = () => press(commands, commandIds.resume, args());
       const history = () => void commands.execute(commandIds.history, args());
       panel.toolbar.addItem(
         'gpuckpt-session',

@@ -138,9 +138,10 @@ export function addFetchCommand(
 ): void {
   commands.addCommand(fetchCommandId, {
     label: trans.__('Fetch and Resume…'),
-    caption: trans.__(
-      'Bring the snapshot to this machine and resume its kernel'
-    ),
+    caption: ({ snapshotId }) =>
+      actions.isComing(String(snapshotId))
+        ? trans.__('Please wait: a snapshot is being fetched.')
+        : trans.__('Bring the snapshot to this machine and resume its kernel'),
     isEnabled: ({ snapshotId }) => !actions.isComing(String(snapshotId)),
     describedBy: { args: ARGUMENTS },
     execute: ({ remote, sessionId, snapshotId }) =>

@@ -29,6 +29,7 @@ import { hasSession, saveDocument } from './notebooks';
 import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
 import { running, status, welcome } from './overviews';
+import { press } from './press';
 import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './reconnection';
 import { Remotes } from './remotes';
@@ -219,8 +220,8 @@ const banner: JupyterFrontEndPlugin<void> = {
     askAgainAfterOutages(serviceManager, () => notices.refresh());
     tracker.widgetAdded.connect((_, panel) => {
       followState(panel, states);
-      const execute = (id: string) =>
-        void commands.execute(id, { panelId: panel.id });
+      const showHistory = () =>
+        void commands.execute(commandIds.history, { panelId: panel.id });
       panel.contentHeader.addWidget(new NoticeBanner(notices, trans));
       panel.contentHeader.addWidget(
         new LostSessionBanner(
@@ -236,8 +237,8 @@ const banner: JupyterFrontEndPlugin<void> = {
           panel,
           states,
           settings,
-          () => execute(commandIds.resume),
-          () => execute(commandIds.history),
+          () => press(commands, commandIds.resume, { panelId: panel.id }),
+          showHistory,
           trans
         )
       );

@@ -137,7 +137,8 @@ export function KernelCard(props: IProps): JSX.Element {
         <div className="jp-GpuCkptActions">
           {main.map(action => (
             <CommandButton
-              key={action}
+              // The button that was pressed stays, and with it the focus.
+              key={action === 'resume' ? 'suspend' : action}
               commands={commands}
               id={commandIds[action]}
               args={args}

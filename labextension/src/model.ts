@@ -13,6 +13,7 @@ import type {
   IKernel,
   IOperation,
   IProgress,
+  KernelState,
   OperationKind
 } from './protocol';
 import { asKernel } from './protocol';
@@ -21,6 +22,14 @@ import type { IKernelStates } from './tokens';
 
 /** Stands for all kernels in the place of a kernel's id. */
 const ALL = '';
+
+/** The state in which a kernel is ready for its next operation although the end of the one that led there is not reported yet. */
+const REACHED: Partial<Record<OperationKind, KernelState>> = {
+  suspend: 'suspended',
+  resume: 'running',
+  park: 'parked',
+  unpark: 'running'
+};
 
 export class KernelStates implements IKernelStates, IDisposable {
   constructor(
@@ -59,11 +68,11 @@ export class KernelStates implements IKernelStates, IDisposable {
   }
 
   inFlight(kernelId: string): OperationKind | null {
-    return (
-      this._asked.get(kernelId) ??
-      this._kernels.get(kernelId)?.operation?.kind ??
-      null
-    );
+    const kernel = this._kernels.get(kernelId);
+    const kind =
+      this._asked.get(kernelId)?.kind ?? kernel?.operation?.kind ?? null;
+    // Users act on the state that they see. They must not have to wait until the reply to an earlier request has arrived.
+    return kind !== null && REACHED[kind] === kernel?.state ? null : kind;
   }
 
   async refresh(kernelId: string): Promise<void> {
@@ -92,12 +101,13 @@ export class KernelStates implements IKernelStates, IDisposable {
     kernelId: string,
     body: JSONObject = {}
   ): Promise<IOperation> {
-    this._asked.set(kernelId, kind);
+    const asked = { kind };
+    this._asked.set(kernelId, asked);
     this._changed.emit(kernelId);
     try {
       return await this.finish(this._api.start(kind, kernelId, body));
     } finally {
-      if (this._asked.get(kernelId) === kind) {
+      if (this._asked.get(kernelId) === asked) {
         this._asked.delete(kernelId);
       }
       // The event of the operation's end may not have arrived yet, or may be lost with a connection.
@@ -172,6 +182,13 @@ export class KernelStates implements IKernelStates, IDisposable {
     } else if (isEndEvent(event)) {
       if (!this._isOwn(event)) {
         this._endedElsewhere.emit(event);
+      } else if (
+        this._own.has(event.operation_id) &&
+        this._asked.get(event.kernel_id)?.kind === event.kind
+      ) {
+        // The reply to the request for this end may come much later.
+        this._asked.delete(event.kernel_id);
+        this._changed.emit(event.kernel_id);
       }
     } else if (isKernelAction(event) && event.status === 'success') {
       this._onAction(event.action, event.kernel_id ?? '');
@@ -224,7 +241,8 @@ export class KernelStates implements IKernelStates, IDisposable {
 
   private readonly _kernels = new Map<string, IKernel>();
   private readonly _problems = new Map<string, GpuCkptError>();
-  private readonly _asked = new Map<string, OperationKind>();
+  /** The last operation that this page has requested on each kernel, until its end is known. */
+  private readonly _asked = new Map<string, { kind: OperationKind }>();
   /** The operations that this page has requested. */
   private readonly _own = new Set<string>();
   private _branching = 0;

@@ -11,6 +11,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
 
 import { commandIds } from './commands';
+import { press } from './press';
 import { listOnce, SuspendedKernels } from './running';
 import { showSessionsId } from './sessions-panel';
 import { OperationStatus } from './status';
@@ -36,7 +37,7 @@ export const running: JupyterFrontEndPlugin<void> = {
     const suspended = new SuspendedKernels(
       states,
       serviceManager,
-      kernelId => void commands.execute(commandIds.resume, { kernelId }),
+      kernelId => press(commands, commandIds.resume, { kernelId }),
       path => void commands.execute('docmanager:open', { path }),
       trans
     );

@@ -7,6 +7,8 @@ import type { VirtualElement } from '@lumino/virtualdom';
 import { h } from '@lumino/virtualdom';
 import type { Menu } from '@lumino/widgets';
 
+import { tellRefusal } from './press';
+
 /** Open a menu with these commands below `anchor`. */
 export function openMenu(
   commands: CommandRegistry,
@@ -14,7 +16,7 @@ export function openMenu(
   args: ReadonlyJSONObject,
   anchor: Element
 ): void {
-  const menu = new MenuSvg({ commands, renderer: new ReasonRenderer() });
+  const menu = new ReasonMenu({ commands, renderer: new ReasonRenderer() });
   menu.addClass('jp-GpuCkptMenu');
   ids.forEach(command => menu.addItem({ command, args }));
   // The menu runs its command after it is closed.
@@ -29,6 +31,17 @@ export function openMenu(
   });
   const { left, bottom } = anchor.getBoundingClientRect();
   menu.open(left, bottom);
+}
+
+class ReasonMenu extends MenuSvg {
+  /** Run the active entry's command. It may have been disabled since the menu was opened; then notify the user of the reason. */
+  triggerActiveItem(): void {
+    const item = this.activeItem;
+    if (item?.type === 'command' && !item.isEnabled) {
+      tellRefusal(item.label, item.caption);
+    }
+    super.triggerActiveItem();
+  }
 }
 
 class ReasonRenderer extends MenuSvg.Renderer {

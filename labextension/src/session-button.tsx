@@ -4,6 +4,7 @@ import { ReactWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import {
   caretDownEmptyThinIcon,
+  LabIcon,
   ToolbarButtonComponent
 } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -14,8 +15,36 @@ import type { Action } from './commands';
 import { actions, commandIds } from './commands';
 import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
+import { press } from './press';
 import { openMenu } from './reason-menu';
 import type { IKernelStates, IUserSettings } from './tokens';
+
+/** Draw a button like JupyterLab's, which keeps the focus while its command is disabled, and gives the reason if it is pressed then. */
+function ToolbarCommand(props: {
+  commands: CommandRegistry;
+  id: string;
+  args: ReadonlyJSONObject;
+}): JSX.Element {
+  const { commands, id, args } = props;
+  const caption = commands.caption(id, args);
+  return React.createElement(
+    'jp-button',
+    {
+      appearance: 'stealth',
+      class: 'jp-ToolbarButtonComponent',
+      'aria-disabled': !commands.isEnabled(id, args),
+      'aria-label': caption,
+      title: caption,
+      'data-command': id,
+      onClick: () => press(commands, id, args)
+    },
+    <LabIcon.resolveReact
+      icon={commands.icon(id, args)}
+      iconClass="jp-Icon"
+      tag={null}
+    />
+  );
+}
 
 export class SessionButton extends ReactWidget {
   constructor(
@@ -53,13 +82,12 @@ export class SessionButton extends ReactWidget {
         {this._visible.map(action => {
           const id = commandIds[action];
           return (
-            <ToolbarButtonComponent
-              key={id}
-              icon={commands.icon(id, args)}
-              tooltip={commands.caption(id, args)}
-              enabled={commands.isEnabled(id, args)}
-              dataset={{ 'data-command': id }}
-              onClick={() => void commands.execute(id, args)}
+            <ToolbarCommand
+              // The button that was pressed stays, and with it the focus.
+              key={action === 'resume' ? 'suspend' : action}
+              commands={commands}
+              id={id}
+              args={args}
             />
           );
         })}

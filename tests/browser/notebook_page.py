@@ -1,6 +1,7 @@
 """A notebook in the browser: the little that the tests do with it."""
 
 import re
+from contextlib import contextmanager
 
 from tests.conftest import missing
 
@@ -136,6 +137,26 @@ class NotebookPage:
             self.wait_for(
                 f"id => window.jupyterapp.commands.isEnabled(id) === {enabled}", ACTIONS[action][0]
             )
+
+    @contextmanager
+    def kept_back(self, pattern):
+        """Send no request whose URL matches until the end of the block, as if the server were slow; yield those that wait."""
+        waiting, is_over = [], False
+
+        def handle(route):
+            if is_over:
+                route.continue_()
+            else:
+                waiting.append(route)
+
+        self.page.route(pattern, handle)
+        try:
+            yield waiting
+        finally:
+            is_over = True
+            for route in waiting:
+                route.continue_()
+            self.page.unroute(pattern, handle)
 
     def snapshots(self):
         """Return the snapshots of this notebook's kernel, as the panel shows them."""

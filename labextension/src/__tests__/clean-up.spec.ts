@@ -78,7 +78,9 @@ describe('a clean-up', () => {
     await done;
     const asked = server.requests.filter(request => request === PRUNE);
     expect(asked).toHaveLength(2);
-    expect(messages()).toEqual([]);
+    expect(messages()).toEqual([
+      'No snapshot was deleted: the dialog listed none.'
+    ]);
   });
 
   it('says why it failed', async () => {

@@ -13,6 +13,7 @@ import { followIdleKernels } from '../idle-notice';
 import { KernelActions } from '../kernel-actions';
 import { KernelStates } from '../model';
 import { Operations } from '../operations';
+import { press as pressed } from '../press';
 import { OPERATION_EVENT_SCHEMA } from '../server-events';
 import { Targets } from '../targets';
 import type { IChoices } from '../tokens';
@@ -173,6 +174,36 @@ describe('commands', () => {
   it('show the history of a kernel', async () => {
     await commands.execute(commandIds.history, { panelId: 'b' });
     expect(showHistory).toHaveBeenCalledWith('other');
+  });
+
+  it('give the reason if a button is pressed or a shortcut typed that is not possible now', () => {
+    pressed(commands, commandIds.save, { panelId: 'b' });
+    const message = 'Save Snapshot: This kernel is suspended.';
+    expect(notifications()).toMatchObject([{ type: 'warning', message }]);
+
+    commands.addKeyBinding({
+      command: commandIds.resume,
+      keys: ['Alt Shift R'],
+      selector: 'body'
+    });
+    const type = (event: Event) =>
+      commands.processKeydownEvent(event as KeyboardEvent);
+    document.body.addEventListener('keydown', type);
+    const typed = { key: 'R', keyCode: 82, altKey: true, shiftKey: true };
+    document.body.dispatchEvent(new KeyboardEvent('keydown', typed));
+    document.body.removeEventListener('keydown', type);
+    // The latest one is shown, alone.
+    expect(notifications()).toMatchObject([
+      { message: 'Resume Kernel: This kernel is running.' }
+    ]);
+    expect(enabled(commands)).not.toContain('resume');
+    expect(server.requests).toEqual(['GET kernels']);
+  });
+
+  it('run if a button is pressed that is possible', () => {
+    pressed(commands, commandIds.history, { panelId: 'b' });
+    expect(showHistory).toHaveBeenCalledWith('other');
+    expect(notifications()).toEqual([]);
   });
 
   it('ask to be drawn again when a kernel changes', () => {

@@ -148,6 +148,44 @@ describe('KernelStates.run', () => {
     expect(states.inFlight('k')).toBeNull();
   });
 
+  it('is ready for the next operation when the kernel has reached its state, before the reply', async () => {
+    server
+      .on('POST kernels/k/suspend', aSave({ kind: 'suspend' }))
+      .on('GET operations/o?wait=20', aDone({ kind: 'suspend' }));
+    await start();
+    const suspended = states.run('suspend', 'k');
+    const operation = aSave({ kind: 'suspend' });
+    events.tell(aKernel({ state: 'suspending', operation }));
+    expect(states.inFlight('k')).toBe('suspend');
+    events.tell(aKernel({ state: 'suspended', operation }));
+    expect(states.inFlight('k')).toBeNull();
+    // The end of the first one does not end what was requested meanwhile.
+    server.on('POST kernels/k/resume', new TypeError('no answer'));
+    const resumed = states.run('resume', 'k').catch(() => undefined);
+    expect(states.inFlight('k')).toBe('resume');
+    await Promise.all([suspended, resumed]);
+  });
+
+  it('is ready for the next save at the event of the end, before the reply', async () => {
+    server
+      .on('POST kernels/k/save', aSave())
+      .on('GET operations/o?wait=20', new TypeError('no answer yet'));
+    await start();
+    const saved = states.run('save', 'k');
+    while (!server.requests.includes('GET operations/o?wait=20')) {
+      await new Promise(resolve => setTimeout(resolve, 1));
+    }
+    const changed = jest.fn();
+    states.changed.connect(changed);
+    end(events, { operation_id: 'older', kind: 'save' });
+    expect(states.inFlight('k')).toBe('save');
+    end(events, { operation_id: 'o', kind: 'save' });
+    expect(states.inFlight('k')).toBeNull();
+    expect(changed).toHaveBeenCalledWith(states, 'k');
+    server.on('GET operations/o?wait=20', aDone());
+    await saved;
+  });
+
   it('sees operations that were started elsewhere', async () => {
     await start();
     events.tell(aKernel({ state: 'saving', operation: aSave() }));

@@ -190,6 +190,19 @@ describe('the notice', () => {
     await goesBack;
   });
 
+  it('hands every press over, also while an operation is in flight', async () => {
+    const resume = jest.fn();
+    attach(
+      new SuspendedBanner(aPanel(), states, chosen(), resume, nothing, trans)
+    );
+    becomes({ state: 'suspended', operation: aSave({ kind: 'move' }) });
+    await shown('Resume');
+    const button = widget.node.querySelector('button');
+    expect(button?.getAttribute('aria-disabled')).toBe('true');
+    button?.click();
+    expect(resume).toHaveBeenCalledTimes(1);
+  });
+
   it('can be switched off', () => {
     make({ showBanner: false });
     becomes({ state: 'suspended' });

@@ -26,6 +26,11 @@
   display: flex;
 }
 
+.jp-GpuCkptButton jp-button[aria-disabled='true'] {
+  opacity: 0.3;
+  cursor: default;
+}
+
 .jp-GpuCkptButton .jp-GpuCkptButton-menu {
   min-width: 0;
   margin-left: -4px;
