@@ -41,10 +41,12 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.images.workers import check_client
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.manifest_records import MappedFile, Sizes
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.store.far import fetch
 from jupyter_gpuckpt.store.far.buckets import Bucket
 from jupyter_gpuckpt.store.far.leases import LIFE_SECONDS
 from jupyter_gpuckpt.store.far.remotes import Remotes
@@ -229,6 +231,34 @@ def test_a_large_fetch_of_a_daemon_is_checked_by_processes_that_end_with_it(
         assert most[0] >= 1
         await asyncio.to_thread(wait_for, lambda: not working())
         b.store.verify("s1")
+
+    second(test)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_fetch_starts_the_fork_server_before_it_reads_the_manifest_and_an_estimate_does_not(
+    first, second, monkeypatch
+):
+    joined, store = first
+    saved(store, "s1", *CONTENT[:3])
+    joined.upload(store, "s1")
+    server = worker_processes._ForkServer()
+    monkeypatch.setattr(worker_processes, "_fork_server", server)
+    pids, read = [], fetch.far_manifest
+
+    def far_manifest(*arguments):
+        pids.append(server.pid)
+        return read(*arguments)
+
+    monkeypatch.setattr(fetch, "far_manifest", far_manifest)
+
+    async def test(b):
+        await b.far.estimate("share", "s1")
+        assert (pids, server.pid) == ([None], None)
+        done = await b.fetched("share", "s1")
+        assert done.state is OperationState.SUCCEEDED
+        assert pids[1:] == [server.pid, server.pid]
+        assert server.pid
 
     second(test)
 
