@@ -43,8 +43,7 @@ METHODS = (
     PACKAGE + "store.writer.PackWriter.finish",
     PUBLISHED,
 )
-#: The killed daemon has the lease of the session until its last heartbeat is two minutes old.
-REQUEST = FetchRequest(force=True, take_over=True)
+REQUEST = FetchRequest(force=True)
 MINE = some_chunks(1, 1)
 #: In as many packs as it has chunks.
 CONTENT = some_chunks(2, 12)
@@ -111,6 +110,8 @@ def fetch_again(settings, remote):
         for snapshot_id in listed:
             assert client.send(calls.verify(snapshot_id)).ok
         if "theirs" not in listed:
+            # The killed daemon had the lease of the session: nobody has to take it over.
+            assert client.send(calls.fetch_estimate(remote, "theirs")).warnings == []
             client.wait(client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id)
             assert client.send(calls.verify("theirs")).ok
         pid = client.send(calls.handshake()).pid

@@ -74,12 +74,15 @@ class Here:
 
     def __init__(self, data_dir, machine=None, life_seconds=LIFE_SECONDS):
         self.data_dir = data_dir
-        self.machine = machine or Machine(Settings(str(data_dir)), this_place(data_dir))
+        place = this_place(data_dir)
+        self.machine = machine or Machine(Settings(str(data_dir)), place)
         self.streams = Streams()
         self.operations = Operations(self.streams)
-        records = Records(data_dir / "state", this_place(data_dir))
+        records = Records(data_dir / "state", place)
         self.kernels = Kernels(records, self.machine, self.streams)
-        self.leases = DaemonLeases(data_dir, self.machine, self.kernels, life_seconds=life_seconds)
+        self.leases = DaemonLeases(
+            data_dir, self.machine, self.kernels, place, life_seconds=life_seconds
+        )
         # No kernel here is suspended when it becomes a branch, so the verbs are not needed.
         on_lost = LostLeases(data_dir, self.kernels, None).note
         self.inventory = Inventory(self.kernels, records, self.machine)
