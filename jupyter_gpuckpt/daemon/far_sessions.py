@@ -125,7 +125,8 @@ class FarSessions:
     async def estimate(self, name: str, snapshot_id: str, session_id: str = "") -> FetchEstimate:
         """Return what a fetch would move, and whether the kernel could be resumed here. Raises what `fetch` raises."""
         found = await self._ask(
-            name, lambda remote: self._find(self._open(remote), snapshot_id, session_id)
+            name,
+            lambda remote: self._find(self._open(remote), snapshot_id, session_id, to_fetch=False),
         )
         estimate, remote = found.estimate, found.opened.remote
         if not estimate.session.leased_to:
@@ -147,7 +148,9 @@ class FarSessions:
         stop = threading.Event()
         found = await self._ask(
             name,
-            lambda remote: self._find(self._open(remote, stop), snapshot_id, request.session_id),
+            lambda remote: self._find(
+                self._open(remote, stop), snapshot_id, request.session_id, to_fetch=True
+            ),
         )
         if not request.force:
             far_views.require_resumable(found.estimate)
@@ -290,16 +293,17 @@ class FarSessions:
         found, stubs = self._machine.snapshots(None), self._machine.store.stubs.all()
         return {info.snapshot_id: info.snapshot_id in stubs for info in (*found, *deleted)}
 
-    def _find(self, opened: Opened, snapshot_id: str, session_id: str) -> _Found:
+    def _find(self, opened: Opened, snapshot_id: str, session_id: str, *, to_fetch: bool) -> _Found:
         from . import late_modules  # noqa: PLC0415 - late: see there
 
         session, snapshot = _look_up(opened, snapshot_id, session_id)
+        if to_fetch:
+            # A fetch uses the processes of a resume, and is followed by one. They start while its manifest is read.
+            self._machine.expect(snapshot.raw_bytes)
         far_manifest = late_modules.fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot)
         manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
-        # A fetch uses the processes of a resume, and is followed by one.
-        self._machine.expect(manifest.info.sizes.raw_bytes)
         arrival = self._machine.check_arrival(manifest)
         local_snapshots = self._local_snapshots()
         estimate = FetchEstimate(

@@ -31,6 +31,8 @@ class KernelLease(msgspec.Struct, frozen=True):
     term: int = 0
     is_held: bool = False
     is_doubtful: bool = False
+    #: The key of the place (`place.py`) whose daemon it was granted to; empty if an older version noted it.
+    place: str = ""
 
     @property
     def tenure(self) -> Tenure | None:

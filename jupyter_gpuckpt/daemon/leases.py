@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import FarObjectMissing, GpuCkptError, SessionHeld
+from ..place import Place
 from ..remote_records import Remote
 from ..states import ALIVE
 from ..store.far.leases import LIFE_SECONDS
@@ -58,11 +59,12 @@ class DaemonLeases:
         data_dir: Path,
         machine: Machine,
         kernels: Kernels,
+        place: Place,
         *,
         life_seconds: float = LIFE_SECONDS,
     ) -> None:
         self._data_dir, self._machine, self._kernels = data_dir, machine, kernels
-        self.life_seconds = life_seconds
+        self._place, self.life_seconds = place.key, life_seconds
         self.daemon_id, self._host_name = uuid.uuid4().hex, socket.gethostname()
         self._lock = threading.Lock()
         self._at: dict[str, LeasesAtRemote] = {}
@@ -105,8 +107,9 @@ class DaemonLeases:
         if known.session_id != session_id and self._machine.snapshots(kernel_id):
             return []  # the kernel stays in its other session until it is resumed from the fetched snapshot
         self.reserved.keep(kernel_id, float("inf"))
-        # Another host with the same home may run a kernel that this daemon does not know.
-        known = known if kernel else msgspec.structs.replace(known, is_held=False)
+        # Another host with the same home may run a kernel that this daemon does not know. A former daemon of this place does not.
+        if kernel is None and known.place != self._place:
+            known = msgspec.structs.replace(known, is_held=False)
         try:
             asked = self.ask(
                 remote, lambda at: at.claim(kernel_id, session_id, take_over, known, Waiting())
@@ -244,6 +247,7 @@ class DaemonLeases:
                     self.life_seconds,
                     self.reserved,
                     self._is_over,
+                    self._place,
                 )
             threads = self._threads.get(remote.name)
             if threads is None:

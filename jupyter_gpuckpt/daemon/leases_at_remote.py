@@ -67,11 +67,12 @@ class LeasesAtRemote:
         life_seconds: float,
         reserved: Reservations,
         stop: threading.Event,
+        place: str,
     ) -> None:
         self._data_dir, self.remote = data_dir, remote
         self._daemon_id, self._host_name = daemon_id, host_name
         self._life_seconds, self._reserved = life_seconds, reserved
-        self._stop = stop
+        self._stop, self._place = stop, place
         self._file = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
         self._leases: Leases | None = None
         self._sessions: Sessions | None = None
@@ -115,7 +116,7 @@ class LeasesAtRemote:
         if not waiting.decide() and was_away:
             leases.release(session_id, tenure)  # `tend` finds out that this is a branch
             return []
-        self._file.note(kernel_id, _held(session_id, tenure))
+        self._file.note(kernel_id, self._held(session_id, tenure))
         if known.is_held and not is_same and known.daemon_id == self._daemon_id:
             leases.release(known.session_id, Tenure(known.daemon_id, known.term))
         if was_away:
@@ -130,6 +131,8 @@ class LeasesAtRemote:
         leases, sessions = self._opened()
         session = sessions.get(session_id)
         lease = session.lease
+        if lease is not None and self._is_of_this_place(lease.daemon_id):
+            return ""
         if lease is not None and self._may_write:
             lease = self._guarded(lambda: leases.holder(session))
         return (
@@ -219,7 +222,7 @@ class LeasesAtRemote:
             )
             on_lost(self.remote, kernel_id, known, lost)
             return
-        self._file.note(kernel_id, _held(known.session_id, tenure))
+        self._file.note(kernel_id, self._held(known.session_id, tenure))
 
     def _release(self, kernel_id: str) -> None:
         """Release a lease, unless the kernel is about to be resumed. The file says so first, so that a resume asks for it anew."""
@@ -265,6 +268,12 @@ class LeasesAtRemote:
             self._leases.in_doubt = any(map(self._is_own, self._file.all().values()))
         return self._leases, self._sessions
 
+    def _held(self, session_id: str, tenure: Tenure) -> KernelLease:
+        return KernelLease(
+            session_id, tenure.daemon_id, tenure.term, is_held=True, place=self._place
+        )
 
-def _held(session_id: str, tenure: Tenure) -> KernelLease:
-    return KernelLease(session_id, tenure.daemon_id, tenure.term, is_held=True)
+    def _is_of_this_place(self, daemon_id: str) -> bool:
+        """Return whether the lease file knows a daemon as one of this place. It is this daemon, or has ended: a place has one at a time."""
+        known = self._file.all().values()
+        return any((one.daemon_id, one.place) == (daemon_id, self._place) for one in known)

@@ -76,7 +76,7 @@ class Daemon:
             undo_seconds=settings.undo_delete_seconds,
             on_deleted=self._look_for_deletions,
         )
-        self.leases = DaemonLeases(settings.data, self.machine, self.kernels)
+        self.leases = DaemonLeases(settings.data, self.machine, self.kernels, place)
         self.verbs = Verbs(
             place,
             self.kernels,

@@ -60,8 +60,13 @@ def dying_method(name):
     setattr(owner, method, dying)
 
 
-if __name__ == "__main__":
+def prepare():
+    """Have this process die, or wait, at the ends of all stages and of the methods that the test names."""
     dying_stages()
     for chosen in filter(None, os.environ.get("DYING_METHODS", "").split(",")):
         dying_method(chosen)
+
+
+if __name__ == "__main__":
+    prepare()
     sys.exit(main())

@@ -87,14 +87,21 @@ with open(path + ".linked", "w+") as linked:
 
 
 class Dying:
-    """A daemon that dies at most once, where `at` says."""
+    """A daemon that dies at most once, where `at` says. `program`: `dying_daemon.py`, or one that calls it."""
 
-    def __init__(self, settings, words, eventually, methods=tuple(m for _, m in MOMENTS)):
+    def __init__(
+        self,
+        settings,
+        words,
+        eventually,
+        methods=tuple(m for _, m in MOMENTS),
+        program=DYING_DAEMON,
+    ):
         self._words, self._hold = words, words.with_name("hold")
         self._log = settings.log_file
         wanted = starting.target(settings, start=True)
         self._process = subprocess.Popen(
-            [sys.executable, DYING_DAEMON, "--settings", msgspec.json.encode(settings).decode()],
+            [sys.executable, program, "--settings", msgspec.json.encode(settings).decode()],
             env={
                 **os.environ,
                 "DIE_AT": str(words),
@@ -120,6 +127,10 @@ class Dying:
     def go_on(self):
         """Let the operation that waits go on to the next place."""
         self._hold.with_name("hold.held").unlink()
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def wait(self):
         assert self._process.wait(180) == -signal.SIGKILL, self._log.read_text()[-3000:]

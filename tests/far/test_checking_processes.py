@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import wait
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,9 @@ from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.images.workers.check_client import CheckingProcesses
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.far.checking import CheckingThreads
+from jupyter_gpuckpt.store.far.fetch import _READERS as READERS
 from jupyter_gpuckpt.store.far.fetch import fetch
+from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES
 from tests.conftest import wait_for
 from tests.far.conftest import memory_bucket
 from tests.far.stores import FACTS, Machine, chunks
@@ -165,6 +169,31 @@ def test_a_fetch_that_is_cancelled_leaves_none(both):
     finally:
         b.bucket.retries.stop.clear()
     wait_for(lambda: not working())
+
+
+def test_threads_that_wait_for_their_turn_read_nothing_after_an_error(both, monkeypatch):
+    """There are more threads than may read at a time: the others wait for what processes check."""
+    _, b = both
+    all_read, known = threading.Barrier(READERS), threading.Event()
+    numbers, get_range = count(), b.bucket.get_range
+
+    def read(name, start, end):
+        # The first that may read all do so; then one of them fails, and the others end when that is known.
+        if start == HEADER_BYTES and next(numbers) < READERS:
+            if all_read.wait(60) == 0:
+                raise FarObjectInvalid("It is damaged.")
+            assert known.wait(60)
+        return get_range(name, start, end)
+
+    def wait_for_error(*arguments, **options):
+        wait(*arguments, **options)
+        known.set()
+
+    monkeypatch.setattr(b.bucket, "get_range", read)
+    monkeypatch.setattr("jupyter_gpuckpt.store.far.fetch.wait", wait_for_error)
+    with pytest.raises(FarObjectInvalid, match="It is damaged"):
+        fetched(b)
+    assert next(numbers) == READERS
 
 
 def test_where_they_cannot_be_started_threads_do_it(both, checked, monkeypatch, caplog):

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt.client import this_owner
@@ -332,13 +333,45 @@ def test_the_next_daemon_goes_on_with_its_predecessors_leases(two):
         before = a.lease_renewal
         before._task.cancel()
         await asyncio.wait({before._task})
-        a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels)
+        a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels, this_place(a.data_dir))
         a.lease_renewal = LeaseRenewal(a.data_dir, a.kernels, a.uploads, a.leases, before._on_lost)
         a.lease_renewal.start()
         await until(lambda: held_by(a) == a.leases.daemon_id)
         assert a.goes_on_in == "k1"
 
     two(test)
+
+
+def test_a_fetch_whose_daemon_was_killed_is_begun_again_by_the_next_daemon_of_its_place_only(two):
+    async def test(a, b):
+        await b.fetched("share", "s1")
+        assert a.leased_to() == b.leases.daemon_id
+        place = this_place(b.data_dir)
+        here = DaemonLeases(b.data_dir, b.machine, b.kernels, place)
+        # Of another host with the same home, or of another container.
+        elsewhere = DaemonLeases(
+            b.data_dir, b.machine, b.kernels, msgspec.structs.replace(place, cgroup="another")
+        )
+        remote = b.joined.remote
+        assert "runs on machine" in await asyncio.to_thread(elsewhere.warning_of, remote, "k1")
+        with pytest.raises(SessionHeld):
+            await claimed(elsewhere, remote)
+        assert await asyncio.to_thread(here.warning_of, remote, "k1") == ""
+        assert await claimed(here, remote) == []
+        assert a.leased_to() == here.daemon_id
+        here.close()
+        elsewhere.close()
+
+    async def claimed(leases, remote):
+        return await asyncio.to_thread(leases.claim_to_fetch, remote, "k1", "k1", take_over=False)
+
+    async def uploaded(a, b):
+        await a.start()
+        a.save("s1")
+        await a.until_uploaded("s1")
+        await test(a, b)
+
+    two(uploaded)
 
 
 def test_a_session_that_somebody_had_meanwhile_is_found_out_without_an_upload(

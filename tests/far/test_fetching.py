@@ -41,10 +41,12 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.images.workers import check_client
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.manifest_records import MappedFile, Sizes
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.store.far import fetch
 from jupyter_gpuckpt.store.far.buckets import Bucket
 from jupyter_gpuckpt.store.far.leases import LIFE_SECONDS
 from jupyter_gpuckpt.store.far.remotes import Remotes
@@ -72,12 +74,15 @@ class Here:
 
     def __init__(self, data_dir, machine=None, life_seconds=LIFE_SECONDS):
         self.data_dir = data_dir
-        self.machine = machine or Machine(Settings(str(data_dir)), this_place(data_dir))
+        place = this_place(data_dir)
+        self.machine = machine or Machine(Settings(str(data_dir)), place)
         self.streams = Streams()
         self.operations = Operations(self.streams)
-        records = Records(data_dir / "state", this_place(data_dir))
+        records = Records(data_dir / "state", place)
         self.kernels = Kernels(records, self.machine, self.streams)
-        self.leases = DaemonLeases(data_dir, self.machine, self.kernels, life_seconds=life_seconds)
+        self.leases = DaemonLeases(
+            data_dir, self.machine, self.kernels, place, life_seconds=life_seconds
+        )
         # No kernel here is suspended when it becomes a branch, so the verbs are not needed.
         on_lost = LostLeases(data_dir, self.kernels, None).note
         self.inventory = Inventory(self.kernels, records, self.machine)
@@ -229,6 +234,34 @@ def test_a_large_fetch_of_a_daemon_is_checked_by_processes_that_end_with_it(
         assert most[0] >= 1
         await asyncio.to_thread(wait_for, lambda: not working())
         b.store.verify("s1")
+
+    second(test)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_fetch_starts_the_fork_server_before_it_reads_the_manifest_and_an_estimate_does_not(
+    first, second, monkeypatch
+):
+    joined, store = first
+    saved(store, "s1", *CONTENT[:3])
+    joined.upload(store, "s1")
+    server = worker_processes._ForkServer()
+    monkeypatch.setattr(worker_processes, "_fork_server", server)
+    pids, read = [], fetch.far_manifest
+
+    def far_manifest(*arguments):
+        pids.append(server.pid)
+        return read(*arguments)
+
+    monkeypatch.setattr(fetch, "far_manifest", far_manifest)
+
+    async def test(b):
+        await b.far.estimate("share", "s1")
+        assert (pids, server.pid) == ([None], None)
+        done = await b.fetched("share", "s1")
+        assert done.state is OperationState.SUCCEEDED
+        assert pids[1:] == [server.pid, server.pid]
+        assert server.pid
 
     second(test)
 

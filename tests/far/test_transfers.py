@@ -39,9 +39,11 @@ from jupyter_gpuckpt.store.far import (
     pack_sender,
 )
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
+from jupyter_gpuckpt.store.far.fetch import _READERS as READERS
 from jupyter_gpuckpt.store.far.fetch import GAP_BYTES, RUN_BYTES
 from jupyter_gpuckpt.store.far.journal import Journal, unfinished
 from jupyter_gpuckpt.store.far.retries import Retries
+from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES
 from tests.far import servers
 from tests.far.conftest import CopyingStore, memory_bucket, quick
 from tests.far.stores import FACTS, OWN, Machine, chunks
@@ -591,6 +593,41 @@ def test_a_pack_that_is_gone_altered_or_short_fails_the_fetch(machine):
     a.bucket.overwrite(name, data)
     b.fetch("s1")
     assert content_of(b.store, "s1") == FIRST
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_after_an_error_or_a_cancel_no_more_is_read_than_was_begun(machine, how):
+    a, b = machine("a"), machine("b")
+    a.save("s1", *chunks(1, 60))
+    a.upload("s1", pack_bytes=1)
+    packs, looks = len(a.bucket.list("packs")), itertools.count()
+    ended, later = threading.Event(), []
+    get_range = b.bucket.get_range
+
+    def read(name, start, end):
+        if ended.is_set():
+            later.append(name)
+        elif start == 0 and next(looks) > 2 * READERS:
+            # Of packs that are not looked at yet.
+            assert ended.wait(60)
+        elif start == HEADER_BYTES:
+            ended.set()
+            if how == "cancelled":
+                b.bucket.retries.stop.set()
+            else:
+                raise FarObjectInvalid("It is damaged.")
+        return get_range(name, start, end)
+
+    b.bucket.get_range = read
+    with pytest.raises(OperationCancelled if how == "cancelled" else FarObjectInvalid):
+        b.fetch("s1")
+    # Of each pack there are two reads of its rows and one of its chunk.
+    assert packs == 60
+    assert len(later) <= 3 * READERS
+    b.bucket.retries.stop.clear()
+    b.bucket.get_range = get_range
+    b.fetch("s1")
+    assert content_of(b.store, "s1") == chunks(1, 60)
 
 
 def test_a_full_disk_is_found_before_anything_is_read(machine, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Self
 
 import numpy as np
@@ -58,7 +58,7 @@ def fetch(
         ):
             # If all of the packs fit on the disk, chunks are read while other packs are opened.
             begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
-            packs = open_packs(bucket, seal, refs)
+            packs = open_packs(bucket, seal, refs, fetching.reading)
             wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
             for pack in packs:
                 fetching.add(_runs(pack, wanted), begin=begins_early)
@@ -120,17 +120,23 @@ def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: M
             raise invalid(ref.name, "the object is missing or has another length")
 
 
-def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> Iterator[OpenPack]:
+def open_packs(
+    bucket: Bucket,
+    seal: Seal,
+    refs: Sequence[PackRef],
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[OpenPack]:
     """Read the rows of packs, several at a time, and return an iterator of the packs in their order.
 
-    The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
+    Each pack is read inside a context of `reading`. The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
     """
 
     def look(ref: PackRef) -> OpenPack:
-        header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
-        end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
-        rows = far_packs.rows_of(seal, ref, header, end)
-        return OpenPack(ref, seal.secret_of(ref.name, header), rows)
+        with reading():
+            header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
+            end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
+            rows = far_packs.rows_of(seal, ref, header, end)
+            return OpenPack(ref, seal.secret_of(ref.name, header), rows)
 
     pool = ThreadPoolExecutor(_READERS, "look")
     found = pool.map(look, refs)
@@ -167,7 +173,7 @@ def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
 
 
 class _Fetching:
-    """One fetch: it reads runs, several at a time, and appends their chunks to the local store."""
+    """One fetch: it reads runs, several at a time, and appends their chunks to the local store. The first error ends all reading."""
 
     def __init__(
         self,
@@ -179,7 +185,8 @@ class _Fetching:
         self._bucket, self._writer, self._checkers = bucket, writer, checkers
         self._progress, self._lock = progress, threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS + checkers.elsewhere, "fetch")
-        self._reading = threading.Semaphore(_READERS)
+        self._turns = threading.Semaphore(_READERS)
+        self._error: BaseException | None = None
         self._waiting: list[Run] = []
         self._running: list[Future[None]] = []
         self._is_total_known = False
@@ -190,8 +197,17 @@ class _Fetching:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._error = self._error or error
         self._pool.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read from the remote inside the block. Raises the first error of this fetch if it has failed: then nothing more is read."""
+        if self._error is not None:
+            raise self._error
+        with self._noting_error():
+            yield
 
     def add(self, runs: Iterable[Run], *, begin: bool) -> None:
         """Add runs, and begin with them at once, or in `run`."""
@@ -209,22 +225,32 @@ class _Fetching:
         self._begin()
         wait(self._running, return_when=FIRST_EXCEPTION)
         self._pool.shutdown(cancel_futures=True)
-        for one in self._running:
-            if not one.cancelled():
-                one.result()
+        if self._error is not None:
+            raise self._error
 
     def _begin(self) -> None:
         self._running += [self._pool.submit(self._fetch_run, run) for run in self._waiting]
         self._waiting.clear()
 
+    @contextmanager
+    def _noting_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+            raise
+
     def _fetch_run(self, run: Run) -> None:
-        with self._reading:
-            data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
-        if len(data) != run.end - run.start:
-            raise invalid(run.pack.ref.name, "it is truncated")
-        with self._checkers.checked(run, data) as records:
-            self._writer.append_all(records)
-        with self._lock:
-            self._done += payload_bytes(run.rows)
-            if self._is_total_known:
-                self._progress(self._done, self.total)
+        with self._noting_error():
+            # The error is noted before the next thread has its turn.
+            with self._turns, self.reading():
+                data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
+            if len(data) != run.end - run.start:
+                raise invalid(run.pack.ref.name, "it is truncated")
+            with self._checkers.checked(run, data) as records:
+                self._writer.append_all(records)
+            with self._lock:
+                self._done += payload_bytes(run.rows)
+                if self._is_total_known:
+                    self._progress(self._done, self.total)

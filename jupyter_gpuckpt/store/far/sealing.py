@@ -158,13 +158,11 @@ def decrypted(
     associated_data: bytes,
 ) -> bytes:
     """Return the content that was sealed with `key`. Raises FarObjectInvalid, which names the object."""
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
-
     if len(nonce) < NONCE_BYTES or len(sealed) < TAG_BYTES:
         raise invalid(name, "it is truncated")
     try:
         return key.decrypt(nonce, sealed, associated_data)
-    except InvalidTag as error:
+    except _invalid_tag() as error:
         raise _altered(name) from error
 
 
@@ -172,14 +170,19 @@ def decrypt_into(
     name: str, key: AESGCM, sealed: memoryview, associated_data: bytes, target: memoryview
 ) -> None:
     """Write the content of `sealed` (nonce, encrypted content, tag) to `target`, which has its length. Raises FarObjectInvalid."""
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
-
     if len(sealed) != NONCE_BYTES + len(target) + TAG_BYTES:
         raise invalid(name, "it is truncated")
     try:
         key.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], associated_data, target)
-    except InvalidTag as error:
+    except _invalid_tag() as error:
         raise _altered(name) from error
+
+
+def _invalid_tag() -> type[Exception]:
+    """Return the class of the cipher's error. It is imported only after an error, because each chunk is decrypted by itself."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
+
+    return InvalidTag
 
 
 def _altered(name: str) -> FarObjectInvalid:

@@ -1,0 +1,170 @@
+"""A daemon that is killed while processes check what it fetches leaves no process and a whole store, and the next one fetches all of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.errors import DaemonUnavailable
+from jupyter_gpuckpt.far_records import FetchRequest
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.protocol import OperationState
+from jupyter_gpuckpt.store.local import LocalStore
+from tests.conftest import processes_naming
+from tests.daemon.test_crashes_at_every_step import Dying
+from tests.far import servers, shared_servers
+from tests.far.installations import content_of, save, some_chunks, store_of
+from tests.far.joined import join
+
+CHECKING_DAEMON = Path(__file__).with_name("checking_daemon.py")
+#: When a worker has just been given a run: see there.
+GIVEN = "given"
+#: The processes that check: as in that program.
+WORKERS = 2
+PACKAGE = "jupyter_gpuckpt."
+#: The end of a fetch: when the snapshot is listed.
+PUBLISHED = PACKAGE + "store.local.LocalStore.publish"
+#: Other moments of a fetch, in their order: the ends of these methods.
+METHODS = (
+    PACKAGE + "images.workers.check_client.CheckingProcesses.__enter__",
+    PACKAGE + "store.far.fetch._Fetching.add",
+    PACKAGE + "images.workers.check_client._Worker.check",
+    PACKAGE + "store.writer.PackWriter.append_all",
+    PACKAGE + "store.far.fetch._Fetching.run",
+    PACKAGE + "store.writer.PackWriter.finish",
+    PUBLISHED,
+)
+REQUEST = FetchRequest(force=True)
+MINE = some_chunks(1, 1)
+#: In as many packs as it has chunks.
+CONTENT = some_chunks(2, 12)
+PACK_BYTES = 1 << 20
+#: How often a daemon is killed at random moments, and how much it fetches meanwhile.
+RANDOM_KILLS, MANY = 12, 60
+
+pytestmark = pytest.mark.usefixtures("credentials")
+
+
+@pytest.fixture
+def far(pytestconfig, settings, short_dir):
+    """Return a function that has another machine upload a snapshot to an object store, which this machine has as remote, too."""
+
+    def uploaded(*content):
+        remote = servers.s3_remote(
+            shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}"
+        )
+        there = join(short_dir / "there", remote)
+        with LocalStore(short_dir / "there/store") as store:
+            save(store, "theirs", *content)
+            there.upload(store, "theirs", pack_bytes=PACK_BYTES)
+        with store_of(settings.data) as store:
+            save(store, "mine", *MINE)
+        join(settings.data, remote, there.phrase)
+        return remote.name
+
+    return uploaded
+
+
+@pytest.fixture
+def dying(settings, short_dir, eventually):
+    """Return a function that starts a daemon which dies at a moment of a fetch."""
+    started = []
+
+    def start(moment="", settings=settings):
+        (short_dir / "die-at").write_text(moment)
+        made = Dying(settings, short_dir / "die-at", eventually, METHODS, CHECKING_DAEMON)
+        started.append(made)
+        return made
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def nothing_runs(short_dir, eventually):
+    """Return a function that waits until no process of this machine's daemon is left."""
+    return lambda: eventually(lambda: not processes_naming(short_dir))
+
+
+def begin_fetch(settings, remote):
+    """Begin to fetch; the daemon may be dead before it has answered."""
+    with Client.connect(settings) as client, suppress(DaemonUnavailable):
+        client.send(calls.fetch(remote, "theirs", REQUEST))
+
+
+def fetch_again(settings, remote):
+    """Check that the next daemon finds a whole store, and have it fetch again; return the snapshots that it found."""
+    with Client.connect(settings) as client:
+        listed = {info.snapshot_id for info in client.send(calls.snapshots())}
+        assert listed >= {"mine"}
+        for snapshot_id in listed:
+            assert client.send(calls.verify(snapshot_id)).ok
+        if "theirs" not in listed:
+            # The killed daemon had the lease of the session: nobody has to take it over.
+            assert client.send(calls.fetch_estimate(remote, "theirs")).warnings == []
+            client.wait(client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id)
+            assert client.send(calls.verify("theirs")).ok
+        pid = client.send(calls.handshake()).pid
+    os.kill(pid, signal.SIGKILL)
+    return listed
+
+
+def check_bytes(settings, content):
+    """Compare every byte that the store has."""
+    with LocalStore(settings.data / "store") as store:
+        assert content_of(store, "mine") == MINE
+        assert content_of(store, "theirs") == content
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [GIVEN, *(pytest.param(one, marks=pytest.mark.slow) for one in METHODS)],
+    ids=lambda moment: moment.rpartition(".")[2],
+)
+def test_a_daemon_killed_during_a_fetch_leaves_no_process_and_a_whole_store(
+    settings, far, dying, nothing_runs, moment
+):
+    remote = far(*CONTENT)
+    daemon = dying(moment)
+    begin_fetch(settings, remote)
+    daemon.wait()
+    nothing_runs()
+    listed = fetch_again(settings, remote)
+    assert ("theirs" in listed) is (moment == PUBLISHED)
+    nothing_runs()
+    check_bytes(settings, CONTENT)
+
+
+@pytest.mark.slow
+def test_daemons_killed_at_random_moments_of_a_fetch_cost_nothing(
+    settings, far, dying, nothing_runs
+):
+    content, chance = some_chunks(3, MANY), random.Random(62)
+    remote, cut_off = far(*content), 0
+    for _ in range(RANDOM_KILLS):
+        daemon = dying()
+        with Client.connect(settings) as client:
+            begun = client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id
+            time.sleep(chance.uniform(0, 0.7))
+            at_work = processes.descendants(daemon.pid)
+            is_cut_off = client.send(calls.operation(begun)).state is OperationState.RUNNING
+            os.kill(daemon.pid, signal.SIGKILL)
+        # While the fetch ran, with the fork server and its workers.
+        cut_off += is_cut_off and len(at_work) > WORKERS
+        nothing_runs()
+        fetch_again(settings, remote)
+        nothing_runs()
+        check_bytes(settings, content)
+        with LocalStore(settings.data / "store") as store:
+            store.delete("theirs")
+    assert cut_off >= RANDOM_KILLS // 4
