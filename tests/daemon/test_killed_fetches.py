@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls
@@ -18,12 +19,15 @@ from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.protocol import OperationState
+from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.conftest import processes_naming
+from tests.conftest import processes_naming, wait_for
+from tests.daemon.conftest import LONG
 from tests.daemon.test_crashes_at_every_step import Dying
 from tests.far import servers, shared_servers
 from tests.far.installations import content_of, save, some_chunks, store_of
 from tests.far.joined import join
+from tests.live_files import bytes_below
 
 CHECKING_DAEMON = Path(__file__).with_name("checking_daemon.py")
 #: When a worker has just been given a run: see there.
@@ -44,6 +48,8 @@ METHODS = (
     PUBLISHED,
 )
 REQUEST = FetchRequest(force=True)
+#: The moments of a fetch with which a resume begins.
+RESUME_MOMENTS = (GIVEN, *(one for one in METHODS if one != PUBLISHED))
 MINE = some_chunks(1, 1)
 #: In as many packs as it has chunks.
 CONTENT = some_chunks(2, 12)
@@ -115,7 +121,9 @@ def fetch_again(settings, remote):
             client.wait(client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id)
             assert client.send(calls.verify("theirs")).ok
         pid = client.send(calls.handshake()).pid
-    os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+    # A zombie may have threads that still hold its files.
+    wait_for(lambda: processes.start_time(pid) is None)
     return listed
 
 
@@ -145,6 +153,44 @@ def test_a_daemon_killed_during_a_fetch_leaves_no_process_and_a_whole_store(
     check_bytes(settings, CONTENT)
 
 
+@pytest.fixture
+def far_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts, eventually):
+    """Suspend a kernel whose memory only an object store has then, end the daemon, and return the kernel's id."""
+    there = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
+    add(url=there.url, settings=there.settings)
+    near = msgspec.structs.replace(settings, near_bytes=1)
+    with Client.connect(near) as client, owner_of(client) as owner:
+        kernel_id = client.send(calls.launch(owner.owner_id, spec())).kernel_id
+        eventually(lambda: counts(kernel_id), LONG)
+        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+        eventually(lambda: client.send(calls.snapshots())[0].far_only == "far", LONG)
+        stored = client.send(calls.snapshots())[0].sizes.stored_bytes
+        eventually(lambda: bytes_below(settings.data / "store/packs") < stored / 5, LONG)
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
+    nothing_runs()
+    return kernel_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", RESUME_MOMENTS, ids=lambda moment: moment.rpartition(".")[2])
+def test_a_daemon_killed_while_a_resume_fetches_costs_no_kernel(
+    settings, far_kernel, dying, nothing_runs, owner_of, counts, eventually, moment
+):
+    count = counts(far_kernel)
+    daemon = dying(moment)
+    with Client.connect(settings) as client, suppress(DaemonUnavailable):
+        client.send(calls.resume(far_kernel))
+    daemon.wait()
+    nothing_runs()
+    with Client.connect(settings) as client, owner_of(client):
+        assert client.send(calls.kernel(far_kernel)).state is KernelState.SUSPENDED
+        [snapshot] = client.send(calls.snapshots())
+        assert snapshot.far_only == "far"
+        client.wait(client.send(calls.resume(far_kernel)).operation_id)
+        assert client.send(calls.verify(snapshot.snapshot_id)).ok
+        eventually(lambda: counts(far_kernel) > count, LONG)
+
+
 @pytest.mark.slow
 def test_daemons_killed_at_random_moments_of_a_fetch_cost_nothing(
     settings, far, dying, nothing_runs
@@ -159,6 +205,7 @@ def test_daemons_killed_at_random_moments_of_a_fetch_cost_nothing(
             at_work = processes.descendants(daemon.pid)
             is_cut_off = client.send(calls.operation(begun)).state is OperationState.RUNNING
             os.kill(daemon.pid, signal.SIGKILL)
+        daemon.wait()
         # While the fetch ran, with the fork server and its workers.
         cut_off += is_cut_off and len(at_work) > WORKERS
         nothing_runs()
