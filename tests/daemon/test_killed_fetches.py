@@ -122,8 +122,8 @@ def fetch_again(settings, remote):
             assert client.send(calls.verify("theirs")).ok
         pid = client.send(calls.handshake()).pid
         os.kill(pid, signal.SIGKILL)
-    # A zombie may have threads that still hold its files.
-    wait_for(lambda: processes.start_time(pid) is None)
+    # A zombie may have threads that still hold its files, and it stays where nobody waits for it.
+    wait_for(lambda: processes.state(pid) in (None, "Z") and len(processes.threads(pid)) <= 1)
     return listed
 
 
