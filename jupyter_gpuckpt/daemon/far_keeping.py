@@ -154,7 +154,7 @@ def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -
 def _judged(
     opened: remote_keys.Opened, policy: RetentionPolicy, lost: _Lost
 ) -> tuple[list[Judged], int]:
-    """Return the verdicts on all snapshots as if lost machines needed none, and the bytes that the removals free."""
+    """Return the verdicts on all snapshots as if lost machines needed none of them, and the bytes that the removals free."""
     bucket, seal = opened.bucket, opened.keyring.seal
     packs, known = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
     sessions = list(map(lost.without, known))

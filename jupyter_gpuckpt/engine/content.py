@@ -22,7 +22,7 @@ class Writing(Protocol):
         """
 
     def stop(self) -> None:
-        """Let `run` raise OperationCancelled soon, now or when it is called."""
+        """Make `run` raise OperationCancelled soon, also if it is called later."""
 
 
 class Content(Protocol):

@@ -71,7 +71,7 @@ def alive(pid: int, start_ticks: int | None = None) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether it has ended, or is ending: it may have a state for seconds yet, in which Linux frees its memory.
+    """Return whether a process has ended or is ending. Linux may need seconds to free its memory; until then it still has a state.
 
     All its threads must be ending, because a process lives on if only its first thread has ended.
     """

@@ -135,7 +135,7 @@ class Unpacking:
         return self._written.wait_for(stream, begin, end)
 
     def stop(self) -> None:
-        """Let `run` raise OperationCancelled after the next run of chunks, now or when it is called."""
+        """Make `run` raise OperationCancelled after its next run of chunks, also if it is called later."""
         self._stopped.set()
 
     def _run(self, progress: Progress) -> None:

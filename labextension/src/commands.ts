@@ -66,6 +66,11 @@ const needed: Partial<Record<Action, OperationKind>> = {
   move: 'move'
 };
 
+/** Return the React key of an action's button. Suspend and Resume share one, so that the button that was pressed keeps the focus. */
+export function buttonKey(action: Action): Action {
+  return action === 'resume' ? 'suspend' : action;
+}
+
 /** Return the label of an action. */
 export function actionLabel(action: Action, trans: TranslationBundle): string {
   const labels: Record<Action, string> = {

@@ -6,7 +6,7 @@ import * as React from 'react';
 
 import { atRisk, riskText } from './at-risk';
 import { CommandButton, MenuButton } from './command-button';
-import { actions, commandIds, icons } from './commands';
+import { actions, buttonKey, commandIds, icons } from './commands';
 import type { IKernel, IOperation, ISnapshot } from './protocol';
 import { openMenu } from './reason-menu';
 import type { SessionsPanel } from './sessions-panel';
@@ -137,8 +137,7 @@ export function KernelCard(props: IProps): JSX.Element {
         <div className="jp-GpuCkptActions">
           {main.map(action => (
             <CommandButton
-              // The button that was pressed stays, and with it the focus.
-              key={action === 'resume' ? 'suspend' : action}
+              key={buttonKey(action)}
               commands={commands}
               id={commandIds[action]}
               args={args}

@@ -12,7 +12,7 @@ import type { ReadonlyJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 
 import type { Action } from './commands';
-import { actions, commandIds } from './commands';
+import { actions, buttonKey, commandIds } from './commands';
 import type { ISessionPanel } from './notebooks';
 import { kernelIdOf, watchKernel } from './notebooks';
 import { press } from './press';
@@ -83,8 +83,7 @@ export class SessionButton extends ReactWidget {
           const id = commandIds[action];
           return (
             <ToolbarCommand
-              // The button that was pressed stays, and with it the focus.
-              key={action === 'resume' ? 'suspend' : action}
+              key={buttonKey(action)}
               commands={commands}
               id={id}
               args={args}

@@ -49,7 +49,7 @@ def scaled(gb_per_core: float, *, max_gb: float, memory: float, disk: float) -> 
 
 
 def touch_memory(wanted_gb: float) -> None:
-    """Write to so much of the free memory once, and free it.
+    """Allocate up to `wanted_gb` of the free memory, write to all of it once, and free it.
 
     A virtual machine may get memory from its host only when it is used for the first time, which takes longer than most copies.
     """

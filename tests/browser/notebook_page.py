@@ -140,7 +140,7 @@ class NotebookPage:
 
     @contextmanager
     def kept_back(self, pattern):
-        """Send no request whose URL matches until the end of the block, as if the server were slow; yield those that wait."""
+        """Hold back requests whose URL matches until the end of the block, as if the server were slow; yield those held back."""
         waiting, is_over = [], False
 
         def handle(route):

@@ -109,7 +109,7 @@ def begin_fetch(settings, remote):
 
 
 def fetch_again(settings, remote):
-    """Check that the next daemon finds a whole store, and have it fetch again; return the snapshots that it found."""
+    """Check that the next daemon finds a whole store, let it fetch again, and return the snapshots that it found."""
     with Client.connect(settings) as client:
         listed = {info.snapshot_id for info in client.send(calls.snapshots())}
         assert listed >= {"mine"}
@@ -155,7 +155,7 @@ def test_a_daemon_killed_during_a_fetch_leaves_no_process_and_a_whole_store(
 
 @pytest.fixture
 def far_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts, eventually):
-    """Suspend a kernel whose memory only an object store has then, end the daemon, and return the kernel's id."""
+    """Suspend a kernel, wait until only an object store has its memory, end the daemon, and return the kernel's id."""
     there = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
     add(url=there.url, settings=there.settings)
     near = msgspec.structs.replace(settings, near_bytes=1)

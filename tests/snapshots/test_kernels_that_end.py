@@ -39,7 +39,7 @@ WITHOUT_FIRST_THREAD = """
 
 
 def kill_at(monkeypatch, stage, pid):
-    """Let a process of the kernel be killed at the beginning of a stage."""
+    """Kill a process of the kernel when a stage begins."""
     original = Progress.stage
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""When a resume writes the files with GPU memory: the driver's at once, those of lanes beside other memory only if that is small."""
+"""Tests of when a resume writes the files with GPU memory: the driver's at once, the lanes' beside other memory if that is small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LANE_BYTES, DRIVER_BYTES = 1000, 300
 
 
 class Writing:
-    """A write of the lanes' files that goes on until it may end or is stopped."""
+    """A stand-in for the writing of the lanes' files, which lasts until it may end or is stopped."""
 
     def __init__(self) -> None:
         self.begun, self.may_end, self.stopped = (threading.Event() for _ in range(3))
@@ -62,7 +62,7 @@ def content():
 
 @pytest.fixture
 def files(content, tmp_path):
-    """Return a function that begins the files of one process with a file of each kind."""
+    """Return a function that creates the `GpuFiles` of one process with a file of each kind."""
     streams = [Stream(f"gpu{LANE}", LANE_BYTES, []), Stream(f"gpu{DRIVER}", DRIVER_BYTES, [])]
     manifest = msgspec.structs.replace(
         manifest_of(SnapshotInfo("s", "k", 1, "save"), *streams),

@@ -116,7 +116,7 @@ class Library:
         return count if result != -errno.ENOSYS else 1
 
     def limit_threads(self, most: int) -> None:
-        """Let the library copy in so many threads at most, as long as this connection exists. An older library does not obey."""
+        """Limit the library's copies to `most` threads until this connection is closed. Older libraries ignore the limit."""
         self.ask(Order.THREADS, count=most)
 
     def allocated_bytes(self) -> int:

@@ -204,9 +204,9 @@ class Lanes:
                     lane.drop_handed_over()
 
     def remove_files(self, among: Iterable[int]) -> None:
-        """Remove the files that another daemon left of lanes whose gates are open, because these have their memory; never raises.
+        """Remove files that another daemon left for lanes whose gates are open; never raises.
 
-        A file can also be a window that was being stored (`lane_windows.py`).
+        Such lanes have their memory back, so the files have no use. One can be a window that was being stored (`lane_windows.py`).
         """
         for pid in set(among) - set(self.waiting):
             lane = Lane(self._tree, pid)

@@ -1,4 +1,4 @@
-"""The error of an operation on a tree that ended meanwhile: each step then fails in its own, misleading way."""
+"""The replacement of misleading errors by KernelLost: when a tree ends during an operation, each step fails in its own way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END_SECONDS = 60.0
 
 @contextmanager
 def telling_a_loss(tree: Tree, what: str) -> Iterator[None]:
-    """Raise KernelLost in place of an error if the kernel has ended or is ending. `what` was done to it meanwhile ("saved").
+    """Raise KernelLost in place of an error if the kernel has ended or is ending. `what`: the participle of the operation ("saved").
 
     By then init has written the exit status, by which the daemon tells a kernel that ended by itself from one that is lost.
     """

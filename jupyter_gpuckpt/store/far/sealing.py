@@ -179,7 +179,7 @@ def decrypt_into(
 
 
 def _invalid_tag() -> type[Exception]:
-    """Return the class of the cipher's error. It is imported only after an error, because each chunk is decrypted by itself."""
+    """Return the class of the cipher's error. To import it for each chunk would take time, so it is imported only after an error."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
 
     return InvalidTag
