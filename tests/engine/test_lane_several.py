@@ -137,6 +137,49 @@ print(reached(0, 1), reached(1, 0), copy_later(one, two, MB, 8))
     assert said(process) == ["1", "0", "400"]
 
 
+#: Memory of the pool of the second GPU, where there is no other memory.
+POOL = """
+words = ctypes.c_size_t
+copy = function("cuMemcpy", number, number, words)
+_allocate_later = function("cuMemAllocAsync", pointer, words, ctypes.c_void_p)
+def allocate_later(size):
+    address = number()
+    assert not _allocate_later(ctypes.byref(address), size, None)
+    return address.value
+by_contexts = driver.driver_copied_by_contexts
+one, two, other = allocate(4 * MB), on(2, allocate_later, 4 * MB), allocate_later(4 * MB)
+"""
+
+
+def test_copies_between_the_lane_and_the_pool_of_another_gpu_name_the_contexts(begin):
+    process = begin(
+        POOL
+        + """
+add(one, 4 * MB, 5)
+print(on(2, copy, two, one, 4 * MB), on(2, bytes_at, two, 4 * MB) == 5 | 5 << 8, by_contexts(), driver.driver_retained())
+on(2, add, two, 4 * MB, 1)
+print(on(2, copy, one, two, 4 * MB), bytes_at(one, 4 * MB) == 6 | 6 << 8, by_contexts(), driver.driver_retained())
+# Within one GPU, and between two pools, they are as the driver makes them.
+print(copy(other, one, MB), copy(two, other, MB), by_contexts(), reached(1, 0))
+"""
+    )
+    assert said(process) == ["0", "True", "1", "0"]
+    assert said(process) == ["0", "True", "2", "0"]
+    assert said(process) == ["0", "1", "2", "0"]
+
+
+def test_a_copy_from_a_pool_whose_gpu_has_no_primary_context_is_as_the_driver_makes_it(begin):
+    process = begin(
+        'os.environ["DRIVER_INACTIVE"] = "1"\n'
+        + POOL
+        + """
+os.environ["DRIVER_INACTIVE"] = "1"
+print(copy(one, two, MB), on(2, copy, one, two, MB), by_contexts(), driver.driver_retained(), reached(1, 0))
+"""
+    )
+    assert said(process) == ["1", "0", "0", "0", "1"]
+
+
 def test_other_copies_and_fills_of_memory_on_the_other_gpu_give_access_to_it(begin):
     process = begin(
         COPIES

@@ -223,6 +223,19 @@ static result_t add_parts(address_t address, size_t whole, int device, context_t
     return SUCCESS;
 }
 
+HIDDEN int sees_several_gpus(void) {
+    static volatile int count;
+    int found = 0;
+    if (!count && driver.cuDeviceGetCount(&found) == SUCCESS) count = found;
+    return count > 1;
+}
+
+HIDDEN int uses_several_gpus(void) { return (gpus_seen & (gpus_seen - 1)) != 0; }
+
+HIDDEN void note_gpu(int device) {
+    if (device >= 0 && device < MAX_GPUS && !(gpus_seen >> device & 1)) __atomic_or_fetch(&gpus_seen, 1UL << device, __ATOMIC_SEQ_CST);
+}
+
 /* Return whether memory may be shared with other processes by cuIpcGetMemHandle, which does not work on memory from cuMemCreate. NCCL
  * does that on several GPUs if NCCL_CUMEM_ENABLE is 0: then the driver allocates all memory. Otherwise it allocates only NCCL's own memory
  * (`given_to`). */
@@ -230,8 +243,7 @@ static int may_share_by_handles(void) {
     static volatile int found; /* 0: not asked yet, 1: no, 2: yes */
     if (!found) {
         const char *set = getenv("NCCL_CUMEM_ENABLE");
-        int devices = 0;
-        found = set && !strcmp(set, "0") && driver.cuDeviceGetCount(&devices) == SUCCESS && devices > 1 ? 2 : 1;
+        found = set && !strcmp(set, "0") && sees_several_gpus() ? 2 : 1;
     }
     return found == 2;
 }
@@ -242,7 +254,7 @@ static result_t allocate(address_t *result, size_t bytes) {
     address_t address;
     size_t whole = (bytes + PIECE - 1) / PIECE * PIECE;
     if (driver.cuCtxGetDevice(&device) || device < 0 || device >= MAX_GPUS) return driver.cuMemAlloc_v2(result, bytes);
-    if (!(gpus_seen >> device & 1)) __atomic_or_fetch(&gpus_seen, 1UL << device, __ATOMIC_SEQ_CST);
+    note_gpu(device);
     if (!is_on || !result || bytes < PIECE || whole < bytes || may_share_by_handles() || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
         return driver.cuMemAlloc_v2(result, bytes);
     pthread_mutex_lock(&parts_lock);
@@ -397,8 +409,6 @@ static result_t disable_peer(context_t peer) {
 }
 
 /* ---- copies of memory that is on another GPU ---- */
-
-HIDDEN int uses_several_gpus(void) { return (gpus_seen & (gpus_seen - 1)) != 0; }
 
 HIDDEN context_t context_of(address_t address) {
     pthread_mutex_lock(&parts_lock);

@@ -115,9 +115,12 @@ void forget_peers(void);
 void find_copies(void *library, void *(*find)(void *, const char *));
 void *copy_in_place_of(void *function);
 
-/* What lane.c knows of the memory: whether the process has used several GPUs, a context of memory of the lane (NULL: it is not the
- * lane's), and whether a call has given the current GPU access to memory that it could not reach before. */
+/* What lane.c knows of the memory: whether the process sees several GPUs, and has used several (`note_gpu`: it has memory there), a
+ * context of memory of the lane (NULL: it is not the lane's), and whether a call has given the current GPU access to memory that it could
+ * not reach before. */
+int sees_several_gpus(void);
 int uses_several_gpus(void);
+void note_gpu(int device);
 context_t context_of(address_t address);
 int reach_all_memory(void);
 result_t synchronize(context_t context);

@@ -4,6 +4,7 @@
  * driver (580) treats it differently in two ways. A copy fails with CUDA_ERROR_INVALID_VALUE if the current GPU has no access to the
  * memory. And a synchronous copy between two GPUs does not wait for earlier work of the other GPU, nor does later work of that GPU wait
  * for the copy. So copies between GPUs are made by cuMemcpyPeer, which names the contexts. Others are repeated with access to all memory.
+ * Memory of a pool belongs to no context either; a copy between it and memory of the lane names the primary context of the pool's GPU.
  */
 #include "lane.h"
 
@@ -52,6 +53,11 @@ enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE
     X(cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync)              \
     X(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyPeerAsync_ptsz)
 
+/* Allocations from pools. */
+#define POOLED(X)                                                                                                                  \
+    BOTH(X, cuMemAllocAsync, _ptsz, (address_t *address, size_t bytes, stream_t stream), (address, bytes, stream))                 \
+    BOTH(X, cuMemAllocFromPoolAsync, _ptsz, (address_t *address, size_t bytes, void *pool, stream_t stream), (address, bytes, pool, stream))
+
 typedef result_t peer_copy(address_t, context_t, address_t, context_t, size_t);
 typedef result_t async_peer_copy(address_t, context_t, address_t, context_t, size_t, stream_t);
 #define POINTER(name, parameters, ...) result_t(*name) parameters;
@@ -59,9 +65,12 @@ typedef result_t async_peer_copy(address_t, context_t, address_t, context_t, siz
 #define POINTER_ASYNC(name, peer) result_t(*name) ASYNC_COPY;
 /* The driver's functions; NULL: it has none of this name. */
 static struct {
-    RETRIED(POINTER) WAITED_FOR(POINTER) BETWEEN(POINTER_SYNC) BETWEEN_ASYNC(POINTER_ASYNC)
+    RETRIED(POINTER) WAITED_FOR(POINTER) POOLED(POINTER) BETWEEN(POINTER_SYNC) BETWEEN_ASYNC(POINTER_ASYNC)
     peer_copy *cuMemcpyPeer, *cuMemcpyPeer_ptds;
     async_peer_copy *cuMemcpyPeerAsync, *cuMemcpyPeerAsync_ptsz;
+    result_t (*cuDevicePrimaryCtxGetState)(int, unsigned *, int *);
+    result_t (*cuDevicePrimaryCtxRetain)(context_t *, int);
+    result_t (*cuDevicePrimaryCtxRelease_v2)(int);
 } real;
 
 /* Find the GPU that memory is on, and its context (NULL: it is not memory from cuMemAlloc); return 0 for memory that is not the GPU's. */
@@ -73,14 +82,35 @@ static int find_gpu(address_t address, int *device, context_t *context) {
     return !driver.cuPointerGetAttributes(sizeof attributes / sizeof *attributes, attributes, found, address) && type == DEVICE_MEMORY && !managed;
 }
 
+/* Return the primary context of a GPU; NULL: none is active. */
+static context_t primary_of(int device) {
+    unsigned flags;
+    int is_active = 0;
+    context_t found;
+    if (!real.cuDevicePrimaryCtxGetState || !real.cuDevicePrimaryCtxRetain || !real.cuDevicePrimaryCtxRelease_v2) return NULL;
+    if (real.cuDevicePrimaryCtxGetState(device, &flags, &is_active) || !is_active || real.cuDevicePrimaryCtxRetain(&found, device)) return NULL;
+    real.cuDevicePrimaryCtxRelease_v2(device); /* the program keeps it */
+    return found;
+}
+
 /* Return whether a copy is between two GPUs, and find a context of each. */
 static int is_between(address_t to, address_t from, context_t *to_context, context_t *from_context) {
-    int to_device, from_device;
+    int to_device, from_device, is_of_lane = 0;
     if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context) || !find_gpu(from, &from_device, from_context) || to_device == from_device)
         return 0;
-    if (!*to_context) *to_context = context_of(to);
-    if (!*from_context) *from_context = context_of(from);
+    if (!*to_context) is_of_lane |= (*to_context = context_of(to)) != NULL;
+    if (!*from_context) is_of_lane |= (*from_context = context_of(from)) != NULL;
+    /* Without memory of the lane a copy is as the driver makes it. */
+    if (!*to_context && is_of_lane) *to_context = primary_of(to_device);
+    if (!*from_context && is_of_lane) *from_context = primary_of(from_device);
     return *to_context && *from_context;
+}
+
+/* Note on which GPU memory of a pool is. */
+static void note_pool(address_t address) {
+    int device;
+    context_t context;
+    if (sees_several_gpus() && !uses_several_gpus() && find_gpu(address, &device, &context)) note_gpu(device);
 }
 
 /* The beginnings of CUDA_MEMCPY2D and CUDA_MEMCPY3D in cuda.h: the members that describe source and target. */
@@ -151,20 +181,28 @@ static int is_between_layers(const layers_copy_t *copy, context_t *to, context_t
         error = real.name(to, from, bytes, stream);                                              \
         return error == INVALID_VALUE && reach_all_memory() ? real.name(to, from, bytes, stream) : error; \
     }
+#define DEFINE_POOLED(name, parameters, arguments)       \
+    static result_t NAME_OF(name) parameters {           \
+        result_t error = real.name arguments;            \
+        if (!error && address) note_pool(*address);      \
+        return error;                                    \
+    }
 RETRIED(DEFINE_RETRIED)
 WAITED_FOR(DEFINE_WAITED_FOR)
+POOLED(DEFINE_POOLED)
 BETWEEN(DEFINE_BETWEEN)
 BETWEEN_ASYNC(DEFINE_BETWEEN_ASYNC)
 
 void find_copies(void *library, void *(*find)(void *, const char *)) {
 #define FIND(name, ...) *(void **)&real.name = find(library, #name);
-    RETRIED(FIND) WAITED_FOR(FIND) BETWEEN(FIND) BETWEEN_ASYNC(FIND)
+    RETRIED(FIND) WAITED_FOR(FIND) POOLED(FIND) BETWEEN(FIND) BETWEEN_ASYNC(FIND)
     FIND(cuMemcpyPeer) FIND(cuMemcpyPeer_ptds) FIND(cuMemcpyPeerAsync) FIND(cuMemcpyPeerAsync_ptsz)
+    FIND(cuDevicePrimaryCtxGetState) FIND(cuDevicePrimaryCtxRetain) FIND(cuDevicePrimaryCtxRelease_v2)
 }
 
 void *copy_in_place_of(void *function) {
 #define REPLACE(name, ...) \
     if (function == (void *)real.name) return (void *)NAME_OF(name);
-    RETRIED(REPLACE) WAITED_FOR(REPLACE) BETWEEN(REPLACE) BETWEEN_ASYNC(REPLACE)
+    RETRIED(REPLACE) WAITED_FOR(REPLACE) POOLED(REPLACE) BETWEEN(REPLACE) BETWEEN_ASYNC(REPLACE)
     return function;
 }

@@ -32,8 +32,9 @@ void driver_refuse_create(int after) { refused = after; }
 /* Launches and allocations wait while it is held, as behind a long kernel. */
 void driver_hold(int wanted) { wanted ? pthread_rwlock_wrlock(&lock) : pthread_rwlock_unlock(&lock); }
 
-/* What is at the GPUs' addresses: on which of them, and a bit for each GPU that has access. Plain memory has none: there contexts matter. */
-enum { GPUS = 4, CONTEXTS = 2 * GPUS + 1, RANGES = 1024, PLAIN = -1 };
+/* What is at the GPUs' addresses: on which of them, and a bit for each GPU that has access. Plain memory has none: there contexts matter.
+ * Memory of a pool belongs to no context, and only its own GPU reaches it. */
+enum { GPUS = 4, CONTEXTS = 2 * GPUS + 1, RANGES = 1024, PLAIN = -1, POOLED = -2 };
 typedef struct { u64 begin, bytes; int device, access; } range_t;
 static range_t ranges[RANGES];
 static int range_count, peers[CONTEXTS][CONTEXTS];
@@ -66,6 +67,7 @@ static int remove_range(u64 begin) {
 }
 static int has_access(const range_t *range, int device) {
     int found = range->access == PLAIN && range->device == device;
+    if (range->access == POOLED) return range->device == device;
     if (range->access != PLAIN) return range->access >> device & 1;
     for (int one = 1; one < CONTEXTS; one++)
         for (int other = 1; other < CONTEXTS; other++)
@@ -91,7 +93,7 @@ static int reached(int device, u64 address, u64 bytes) {
 long driver_reached(int device, int of) {
     long found = 0;
     pthread_mutex_lock(&table);
-    for (int i = 0; i < range_count; i++) found += ranges[i].access != PLAIN && ranges[i].device == of && has_access(&ranges[i], device);
+    for (int i = 0; i < range_count; i++) found += ranges[i].access >= 0 && ranges[i].device == of && has_access(&ranges[i], device);
     pthread_mutex_unlock(&table);
     return found;
 }
@@ -144,6 +146,21 @@ int cuMemFree_v2(u64 address) {
     __atomic_sub_fetch(&plain, 1, __ATOMIC_SEQ_CST);
     return free((void *)address), 0;
 }
+int cuMemAllocAsync(u64 *result, size_t bytes, void *stream) {
+    void *found = malloc(bytes);
+    if (!found || stream) return 2;
+    add_range((u64)found, bytes, current(), POOLED);
+    return *result = (u64)found, 0;
+}
+/* The primary context of a GPU is active if any thread has ever used it; this driver's are, but for DRIVER_INACTIVE's in the environment. */
+static int retained;
+int driver_retained(void) { return retained; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
+    const char *found = getenv("DRIVER_INACTIVE");
+    return *flags = 0, *is_active = !found || atoi(found) != device, 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) { return retained++, *context = (void *)(u64)(device + 1), 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return retained--, device < 0; }
 /* As the real one: it shares plain memory only. */
 int cuIpcGetMemHandle(void *handle, u64 address) {
     int found = 0;
@@ -405,6 +422,6 @@ void *driver_find(const char *name) {
     KNOWN(cuCtxDestroy_v2); KNOWN(cuGetProcAddress_v2); KNOWN(cuGetProcAddress); KNOWN(cuCtxGetCurrent); KNOWN(cuMemGetAddressRange_v2);
     KNOWN(cuCtxSetCurrent); KNOWN(cuCtxEnablePeerAccess); KNOWN(cuCtxDisablePeerAccess); KNOWN(cuDevicePrimaryCtxReset_v2);
     KNOWN(cuIpcGetMemHandle); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
-    KNOWN(cuMemsetD8_v2); KNOWN(cuMemcpy2D_v2);
+    KNOWN(cuMemAllocAsync); KNOWN(cuMemsetD8_v2); KNOWN(cuMemcpy2D_v2);
     return 0;
 }

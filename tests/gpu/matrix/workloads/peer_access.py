@@ -43,6 +43,33 @@ def copied(to, to_context, start, start_context, length):
         _checked(driver.cuCtxPopCurrent())
 
 
+def from_pool(number, length):
+    """Return the address of zeros in the default memory pool of a GPU."""
+    with _current(number):
+        address = _checked(driver.cuMemAllocAsync(length, 0))
+        _checked(driver.cuMemsetD8Async(address, 0, length, 0))
+        _checked(driver.cuCtxSynchronize())
+    return int(address)
+
+
+def copied_at_once(to, start, length):
+    """Copy memory by addresses alone, in the current context; the copy is over when it returns."""
+    _checked(driver.cuMemcpy(to, start, length))
+    _checked(driver.cuCtxSynchronize())
+
+
+@contextmanager
+def _current(number):
+    """Let the primary context of a GPU be the current one."""
+    context = _checked(driver.cuDevicePrimaryCtxRetain(number))
+    _checked(driver.cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
+        # It stays retained: memory of the pool must outlive this call.
+
+
 def _checked(result):
     error, *rest = result
     if int(error):
