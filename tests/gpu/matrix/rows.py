@@ -256,7 +256,7 @@ ROWS = [
     *[row for row in WORKS if row.gpus == 1],
     TRAINING_LOOP,
     PARKED[0],
-    *[row for row in WORKS if row.gpus == 2],
+    *[row for row in WORKS if row.gpus > 1],
     PARKED[1],
     MOVED,
     SWAPPED,
