@@ -25,10 +25,10 @@ async def note_lost(kernels: Kernels, records: Records) -> None:
 
 
 def note_received(kernels: Kernels, record: KernelRecord) -> None:
-    """Bring the notes of this host in line with the record of a kernel that this place has just got from another one.
+    """Update the notes of this host for a kernel that this place has just got from another one.
 
-    The other place may have been the one that had taken the kernel over, so a note of that is removed. But a record that says that
-    its session is at another machine still says it here, for instance after a restart of the server in another container.
+    The other place may have been the one that had taken the kernel over: a note of that is removed. If the record itself tells of a
+    machine that has taken the session over, the note is kept or added, for instance when the server is started in another container.
     """
     if record.taken_over:
         kernels.lost_notebooks.note(record, record.taken_over)
