@@ -29,6 +29,7 @@ from ..protocol import (
 )
 from ..reclaim_records import Notice
 from ..states import KernelState
+from . import taken_over
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .operations import Operations
@@ -155,7 +156,7 @@ class Owners:
     async def _receive(self, found: list[KernelRecord]) -> None:
         """Manage kernels that this place has just got, perhaps back from a machine that had taken them over."""
         for record in found:
-            self._kernels.lost_notebooks.forget(record)
+            taken_over.note_received(self._kernels, record)
         await self._kernels.recover(found)
         for record in found:
             if (kernel := self._kernels.find(record.kernel_id)) is not None:

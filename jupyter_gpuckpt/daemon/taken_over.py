@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ErrorRecord, record_of
 from .kernels import Kernels, ManagedKernel
-from .records import Records
+from .records import KernelRecord, Records
 
 
 def note(kernels: Kernels, kernel: ManagedKernel, error: ErrorRecord) -> None:
@@ -22,6 +22,18 @@ async def note_lost(kernels: Kernels, records: Records) -> None:
     for kernel_id, error in (await asyncio.to_thread(records.lost)).items():
         if (kernel := kernels.find(kernel_id)) is not None and not kernel.doomed:
             note(kernels, kernel, record_of(error))
+
+
+def note_received(kernels: Kernels, record: KernelRecord) -> None:
+    """Update the notes of this host for a kernel that this place has just got from another one.
+
+    The other place may have been the one that had taken the kernel over: a note of that is removed. If the record itself tells of a
+    machine that has taken the session over, the note is kept or added, for instance when the server is started in another container.
+    """
+    if record.taken_over:
+        kernels.lost_notebooks.note(record, record.taken_over)
+    else:
+        kernels.lost_notebooks.forget(record)
 
 
 def describe(

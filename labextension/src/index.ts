@@ -25,7 +25,7 @@ import { followState } from './kernel-indicator';
 import { KeptOutput } from './kept-output';
 import { LostSessionBanner } from './lost-session';
 import { MachineNotices } from './machine-notices';
-import { hasSession, saveDocument } from './notebooks';
+import { hasSession, queueSaves, saveDocument } from './notebooks';
 import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
 import { running, status, welcome } from './overviews';
@@ -121,6 +121,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       notify();
     });
     tracker?.widgetAdded.connect((_, panel) => {
+      queueSaves(panel.context);
       panel.sessionContext.kernelChanged.connect(notify);
     });
     const snapshotActions = new SnapshotActions(

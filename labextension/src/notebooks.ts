@@ -53,14 +53,53 @@ export function watchKernel(
   react();
 }
 
+/** A document that JupyterLab has open. */
+type Document = NotebookPanel['context'];
+
+/** The last save of each document that has not ended: whether it succeeds. Null if there is none. */
+const running = new WeakMap<Pick<Document, 'save'>, Promise<boolean> | null>();
+
+/**
+ * Let each save of a document, whoever starts it, wait for the one before it.
+ *
+ * JupyterLab takes what a save that has not ended writes for a change by somebody else, and asks which of both files to keep.
+ */
+export function queueSaves(context: Pick<Document, 'save'>): void {
+  if (running.has(context)) {
+    return; // this is a second view of the document
+  }
+  running.set(context, null);
+  const save = context.save;
+  context.save = (...args) => {
+    const previous = Promise.resolve(running.get(context));
+    const saving = previous.then(() => save.apply(context, args));
+    const end: Promise<boolean> = saving
+      .then(
+        () => true,
+        () => false
+      )
+      .then(isSaved => {
+        if (running.get(context) === end) {
+          running.set(context, null);
+        }
+        return isSaved;
+      });
+    running.set(context, end);
+    return saving;
+  };
+}
+
 /** Save a document that has changes; return false if that failed, which JupyterLab itself reports. */
 export async function saveDocument(
-  context: Pick<NotebookPanel['context'], 'model' | 'save'>
+  context: Pick<Document, 'model' | 'save'>
 ): Promise<boolean> {
   const { model } = context;
   if (model.collaborative) {
     // The server that holds it saves it by itself soon. If the page did so at that moment, JupyterLab would ask which of both files to keep.
     await isClean(model);
+  }
+  if ((await running.get(context)) === false) {
+    return !model.dirty; // it has failed just now, and the user knows
   }
   if (model.dirty) {
     await context.save().catch(() => undefined);
@@ -69,7 +108,7 @@ export async function saveDocument(
 }
 
 /** Wait until a document has no changes that are not saved, or for `SERVER_SAVES`. */
-async function isClean(model: NotebookPanel['context']['model']) {
+async function isClean(model: Document['model']) {
   if (!model.dirty) {
     return;
   }

@@ -120,11 +120,12 @@ def lab_page():
 
 
 #: JupyterLab's own: its debugger meets a kernel without one, a kernel is restarted or shut down while it is asked for something, or
-#: (4.2, 4.5) a notebook is closed shortly after a change.
+#: (4.2, 4.5) a notebook is closed shortly after a change, or (4.6) shortly after it was shown: its toolbar is then measured once more.
 ERRORS_OF_JUPYTERLAB = re.compile(
     r"No active debugger session|A kernel is required to send debug messages"
     r"|Canceled future for \w+ message before replies were done"
     r"|at \S+\.(_cellToolbarOverlapsContents|estimateWidgetSize) "
+    r"|null \(reading 'promise'\)\s+at \S+\.invoke \(\S+/static/lab/\S+\)\s+at \S+/static/lab/"
 )
 
 

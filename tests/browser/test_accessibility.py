@@ -80,8 +80,9 @@ def test_nothing_is_in_the_way_of_anybody(open_notebook, expect, axe, looks):
     notebook.press("suspend")
     expect(notebook.banner).to_be_visible()
     expect(snapshots()).to_have_count(2)
-    notebook.execute("launcher:create")
-    card = page.locator(".jp-LauncherCard", has_text=re.compile("Continue|suspended sessions"))
+    # JupyterLab may have opened one by itself when the test before had closed everything.
+    launcher = page.locator(f"#{page.evaluate(SHOW_LAUNCHER)}")
+    card = launcher.locator(".jp-LauncherCard", has_text=re.compile("Continue|suspended sessions"))
     for look in reversed(looks):
         examine.with_look(*look)
         notebook.show(name, until=HAS_KERNEL)
@@ -104,11 +105,13 @@ RUN = """async context => {
   return results.violations;
 }"""
 
-#: Brings the launcher to the front.
-SHOW_LAUNCHER = """() => {
-  const { shell } = window.jupyterapp;
-  const launcher = [...shell.widgets('main')].find(widget => widget.id.startsWith('launcher'));
+#: Brings the first launcher to the front, makes one if there is none, and returns its id.
+SHOW_LAUNCHER = """async () => {
+  const { shell, commands } = window.jupyterapp;
+  const find = () => [...shell.widgets('main')].find(one => one.id.startsWith('launcher'));
+  const launcher = find() ?? (await commands.execute('launcher:create'), find());
   shell.activateById(launcher.id);
+  return launcher.id;
 }"""
 
 

@@ -237,6 +237,35 @@ def test_a_button_in_the_toolbar_keeps_the_focus_while_it_is_disabled_and_answer
     expect(suspend).to_be_focused()
 
 
+@pytest.mark.slow  # the tests of the front end have the same without a server
+def test_a_suspend_waits_for_a_save_of_the_notebook_that_has_not_ended(open_notebook, expect):
+    notebook = open_notebook("saving.ipynb", "x = 41; print(x)").require_engine()
+    page = notebook.page
+    notebook.run_cell(0, "41")
+    unanswered = []
+
+    def answer_later(route):
+        if route.request.method == "PUT":
+            unanswered.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    page.route("**/api/contents/saving.ipynb*", answer_later)
+    with page.expect_request(lambda request: request.method == "PUT"):
+        page.keyboard.press("Control+s")
+    notebook.press("suspend")
+    expect(notebook.toasts.filter(has_text="Suspending saving.ipynb")).to_be_visible()
+    # The server has answered by now what another save asks first, and JupyterLab would ask which of both files to keep.
+    page.evaluate("async () => { await (await fetch('../../api/status')).text(); }")
+    expect(page.locator(".jp-Dialog")).to_have_count(0)
+    [(route, response)] = unanswered
+    route.fulfill(response=response)
+    expect(notebook.chip).to_have_text("Suspended")
+    page.unroute("**/api/contents/saving.ipynb*")
+    file = notebook.server.root_dir / "saving.ipynb"
+    assert '"41\\n"' in file.read_text()
+
+
 def press_until(page, key, element):
     """Press a key until this element has the focus, a hundred times at most."""
     for _ in range(100):

@@ -103,19 +103,27 @@ def test_a_kernel_moves_between_machines_and_loses_nothing(
     assert {path.name for path in (short_dir / "data").glob("store*")} == {"store", "store-2"}
 
 
-def test_a_machine_that_gets_a_kernel_back_no_longer_says_that_another_has_it(
+def notes_of(host, short_dir):
+    """Return the file with the notes of a machine about notebooks that others have taken over."""
+    name = hashlib.blake2b(host.encode(), digest_size=8).hexdigest()
+    return short_dir / "data/state" / f"lost-notebooks.{name}.json"
+
+
+def test_a_machine_that_gets_a_kernel_no_longer_says_that_another_has_it_unless_a_third_one_has(
     machine, short_dir, counts, eventually
 ):
-    host = hashlib.blake2b(b"first", digest_size=8).hexdigest()
-    notes = short_dir / "data/state" / f"lost-notebooks.{host}.json"
+    notes = notes_of("first", short_dir)
     notes.parent.mkdir(parents=True)
     notes.write_text('{"k": "Taken over by second.", "other": "Taken over by third."}')
+    notes_of("second", short_dir).write_text('{"far": "Taken over by third."}')
     here, there = machine("first"), machine("second")
-    launch(there, short_dir)
-    eventually(lambda: counts("k"))
-    there.do("suspend", "k")
-    here.do("resume", "k")
-    assert json.loads(notes.read_text()) == {"other": "Taken over by third."}
+    for kernel_id in ("k", "far"):
+        launch(there, short_dir, kernel_id)
+        eventually(lambda kernel_id=kernel_id: counts(kernel_id))
+        there.do("suspend", kernel_id)
+        here.do("resume", kernel_id)
+    told = "Taken over by third."
+    assert json.loads(notes.read_text()) == {"other": told, "far": told}
 
 
 def test_what_a_machine_leaves_is_found_by_the_next(machine, short_dir, counts, eventually):
