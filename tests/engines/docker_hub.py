@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from tests.documented import block
@@ -62,8 +61,3 @@ class DockerHub(Hub):
     def container(self, user: str) -> str:
         """Return the name of a user's container."""
         return f"jupyter-{user}"
-
-    def end(self) -> None:
-        """End the hub; its containers are removed by who started podman."""
-        if self.process is not None and self.process.poll() is None:
-            self.stop(signal.SIGKILL)
