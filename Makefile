@@ -6,7 +6,7 @@
 # make demo-slurm  a training notebook in a job of a real Slurm is preempted five times between two nodes
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
-# make test-slow  the slow tests, which make test leaves out, but for those of a GPU: an hour on 2 cores, as root more of them
+# make test-slow  the slow tests, which make test leaves out, also those of engines and containers: forty minutes on 2 cores; some take root
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
