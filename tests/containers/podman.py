@@ -56,8 +56,6 @@ class Podman:
             return "podman is not installed"
         if not DEFAULT.exists():
             return f"podman's default filter is not at {DEFAULT}"
-        if os.geteuid():
-            return "a container on an overlay of / takes root"
         done = self._run([], ["true"])
         return "" if done.returncode == 0 else f"podman runs no container: {done.stderr[-500:]}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.conftest import missing
+from tests.conftest import missing, only_for_root
 from tests.containers.docker import Docker
 from tests.containers.podman import Podman
 from tests.containers.report import VARIABLE, Line
@@ -30,6 +30,7 @@ def folder(criu: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def podman(folder: Path) -> Podman:
     """Return a podman whose containers are ours alone."""
+    only_for_root("containers on an overlay of /")
     found = Podman(folder)
     if obstacle := found.obstacle():
         missing("podman", obstacle)

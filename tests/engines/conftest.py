@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import environment, missing
+from tests.conftest import environment, missing, only_for_root
 from tests.engines.docker_hub import DockerHub
 from tests.engines.podman_api import PodmanApi
 from tests.engines.slurm_cluster import SlurmCluster
@@ -14,6 +14,7 @@ from tests.far import servers
 @pytest.fixture(scope="session")
 def podman_api():
     """Return a podman that answers Docker's API; containers and volumes are its own."""
+    only_for_root("the containers of these tests")
     if obstacle := PodmanApi.obstacle():
         missing("podman", obstacle)
     podman = PodmanApi()
@@ -52,6 +53,7 @@ def docker_hub(image, criu, short_dir):
 @pytest.fixture
 def slurm(daemon_env, short_dir):
     """Return a Slurm with two idle nodes, whose jobs share a data directory."""
+    only_for_root("the nodes of these tests")
     if obstacle := SlurmCluster.obstacle():
         missing("slurm", obstacle)
     cluster = SlurmCluster(short_dir, daemon_env)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from tests.documented import block
-from tests.engines.podman_api import IMAGE, PodmanApi
+from tests.engines.podman_api import IMAGE, ROOT, PodmanApi
 from tests.hub.conftest import Hub
 
 #: The example of the documentation, and what differs here: nothing of these tests listens on another address than 127.0.0.1, so
-#: containers share the machine's network, and each server has a port.
+#: containers share the machine's network, and each server has a port. Until the server listens on it, kernels of tests that run
+#: beside this one take ports by chance, so it is not one of those.
 CONFIG = """
 %(documented)s
-import socket
+import sys
+sys.path.append("%(root)s")
+from tests.ports import unused_port
 from jupyter_gpuckpt.hub import GpuCkptDockerSpawner
 
 class HostNetwork(GpuCkptDockerSpawner):
@@ -21,9 +23,7 @@ class HostNetwork(GpuCkptDockerSpawner):
         return "127.0.0.1", self.port
 
 def choose_port(spawner):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        spawner.port = probe.getsockname()[1]
+    spawner.port = unused_port()
 
 c.JupyterHub.spawner_class = HostNetwork
 c.Spawner.pre_spawn_hook = choose_port
@@ -47,7 +47,13 @@ class DockerHub(Hub):
         self, folder: Path, env: dict[str, str], podman: PodmanApi, more: str = ""
     ) -> None:
         documented = block("jupyterhub.md", "python", "c.DockerSpawner.volumes")
-        words = {"documented": documented, "image": IMAGE, "url": podman.url, "more": more}
+        words = {
+            "documented": documented,
+            "root": ROOT,
+            "image": IMAGE,
+            "url": podman.url,
+            "more": more,
+        }
         filled = CONFIG % words
         super().__init__(folder, env, filled)
         self.podman = podman
@@ -55,8 +61,3 @@ class DockerHub(Hub):
     def container(self, user: str) -> str:
         """Return the name of a user's container."""
         return f"jupyter-{user}"
-
-    def end(self) -> None:
-        """End the hub; its containers are removed by who started podman."""
-        if self.process is not None and self.process.poll() is None:
-            self.stop(signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from jupyter_gpuckpt import pods
@@ -39,8 +38,3 @@ class KubeHub(Hub):
     def log(self) -> str:
         """Return the last of what the hub and the pods have said."""
         return "\n".join([super().log(), *map(self.cluster.logs, self.cluster.names())])
-
-    def end(self) -> None:
-        """End the hub; its pods are removed with the cluster."""
-        if self.process is not None and self.process.poll() is None:
-            self.stop(signal.SIGKILL)

@@ -143,6 +143,10 @@ class Cluster:
         """End a pod as `kubectl drain` does, with its own grace period, and wait for its end."""
         return self._terminate(name, grace)
 
+    def slow_down(self, name: str) -> None:
+        """Leave a pod's container a tenth of a processor."""
+        self._command("update", "--cpus=0.1", f"{name}-notebook")
+
     def execute(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a pod's container, as `kubectl exec`."""
         return self._run("exec", f"{name}-notebook", *words)

@@ -59,6 +59,7 @@ def test_a_stop_that_is_too_short_is_noticed(docker_hub):
     page = alice.open("work.ipynb")
     page.run(f"{NOISE}; x = noise(1_000_000_000)")
     alice.close_pages()
+    hub.podman("update", "--cpus=0.1", hub.container("alice"))
     hub.podman("stop", "--time=1", hub.container("alice"))
     alice.wait_until_stopped()
     alice.start()

@@ -166,6 +166,7 @@ def test_a_grace_period_that_is_too_short_is_noticed(cluster):
     page = server.open("work.ipynb")
     page.run(LARGE)
     page.close()
+    cluster.slow_down(server.name)
     ended = cluster.evict(server.name, grace=1)
     assert ended.hook is None
     assert ended.exit_code == KILLED

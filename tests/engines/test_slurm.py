@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from jupyter_gpuckpt.cli import slurm_script
-from tests.conftest import environment, missing, wait_for
+from tests.conftest import environment, missing, only_for_root, wait_for
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.engines.slurm_training import GATE, PAPERMILL, Training, undisturbed
 from tests.server.conftest import Server
@@ -46,6 +46,7 @@ def test_a_job_of_papermill_goes_on_after_a_preemption(slurm, short_dir):
 
 def test_an_ordinary_users_job_is_preempted_and_goes_on(criu, short_dir):
     """The user has no right; kernels are saved in a user namespace."""
+    only_for_root("the nodes of these tests")
     if obstacle := SlurmCluster.obstacle():
         missing("slurm", obstacle)
     short_dir.chmod(0o755)

@@ -6,6 +6,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon.machine import Machine
 from jupyter_gpuckpt.daemon.removal import Removal
+from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
@@ -73,6 +74,32 @@ def test_what_the_daemon_has_deleted_for_good_is_told(user, undo_seconds):
     while not user.store.stubs.is_deleted("s1"):
         removal._purge_due()
     assert list(user.waiting()) == ["s1"]
+    user.tell()
+    assert (user.listed(), user.waiting()) == ([], {})
+
+
+@pytest.mark.parametrize("undo_seconds", [SHORT, 0.0])
+@pytest.mark.parametrize("settles_later", [True, False])
+def test_a_deletion_is_told_although_the_sender_looked_before_the_snapshot_was_marked(
+    user, monkeypatch, undo_seconds, settles_later
+):
+    """Then the snapshot is still listed, as after a deletion that was undone."""
+    mark, file = user.store.mark_deleted, UserDeletions(user.state_dir)
+    seen = {}
+
+    def marked(*given):
+        if settles_later:
+            seen.update(file.all())
+        else:
+            user.tell()
+        return mark(*given)
+
+    monkeypatch.setattr(user.store, "mark_deleted", marked)
+    removal = user.removal(undo_seconds)
+    removal._mark_deleted("s1")
+    file.settle(seen)
+    while not user.store.stubs.is_deleted("s1"):
+        removal._purge_due()
     user.tell()
     assert (user.listed(), user.waiting()) == ([], {})
 

@@ -13,4 +13,4 @@ def runner(module_daemon_env, tmp_path):
     yield made
     if made.process is not None:
         made.kill()
-        made.forget_kernels()
+        made.forget_everything()

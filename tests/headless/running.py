@@ -137,11 +137,13 @@ class Runner:
         except DaemonUnavailable:
             return 0, []
 
-    def forget_kernels(self) -> None:
-        """End the kernels of the test's daemon."""
+    def forget_everything(self) -> None:
+        """End the kernels of the test's daemon and delete its snapshots: the next test's runner counts only its own."""
         with suppress(DaemonUnavailable), self.client() as client:
             for kernel in client.send(calls.kernels()):
                 client.send(calls.kill(kernel.kernel_id))
+            for snapshot in client.send(calls.snapshots()):
+                client.send(calls.delete_snapshot(snapshot.snapshot_id))
 
     def kill(self, *, runner: bool = True, daemon: bool = False, kernel: bool = False) -> None:
         """Kill what is named, and wait for the runner's end."""

@@ -147,6 +147,15 @@ class Hub:
         # Other tests may have made this process the parent of orphans; to a hub a zombie is a process that does not stop.
         threading.Thread(target=reap, args=(left,), daemon=True).start()
 
+    def end(self):
+        """Kill it if it runs, and its proxy, which would outlive it. Its users' servers are ended by who started their engine."""
+        if self.process is not None and self.process.poll() is None:
+            left = processes.children(self.process.pid)
+            self.stop(signal.SIGKILL)
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def log(self):
         return self.log_path.read_text(errors="replace")[-8000:]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import wait_for
-from tests.hub.test_stops import report_of
+from tests.hub.test_stops import REPORTER, report_of
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,7 @@ c.GpuCkptSpawnerMixin.disk_limit = 1_000_000
 
 
 def test_an_administrator_sees_what_the_snapshots_of_a_running_server_take(make_hub):
-    hub = make_hub(CONFIG)
+    hub = make_hub(CONFIG + REPORTER)
     user = hub.user("eve")
     user.start()
     page = user.open("a.ipynb")

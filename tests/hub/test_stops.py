@@ -60,10 +60,10 @@ class Two:
 
 
 #: The service of the documentation that may run `hub-report`, beside those of the tests.
-REPORTER = """
+REPORTER = f"""
 import types
 own = types.SimpleNamespace(JupyterHub=types.SimpleNamespace())
-exec({code!r}, {{"c": own}})
+exec({block("jupyterhub.md", "python", '"hub-report"')!r}, {{"c": own}})
 own.JupyterHub.services[0]["api_token"] = given["secret"] + "-report"
 c.JupyterHub.services += own.JupyterHub.services
 c.JupyterHub.load_roles += own.JupyterHub.load_roles
@@ -71,7 +71,7 @@ c.JupyterHub.load_roles += own.JupyterHub.load_roles
 
 
 def test_two_users_find_what_they_left_however_their_servers_were_stopped(make_hub):
-    hub = make_hub(REPORTER.format(code=block("jupyterhub.md", "python", '"hub-report"')))
+    hub = make_hub(REPORTER)
     two = Two(hub)
     alice, bob = two.users
 

@@ -49,7 +49,9 @@ def fresh(folder, *packages):
 def wheel(tmp_path_factory) -> Path:
     """Return the only file that `python -m build --wheel` makes of a copy of what is committed."""
     folder = tmp_path_factory.mktemp("wheel")
-    listed = ran("git", "ls-files", "-z", cwd=ROOT).split("\0")
+    # Also in a checkout that belongs to another user.
+    git = ["git", "-c", "safe.directory=*"]
+    listed = ran(*git, "ls-files", "-z", cwd=ROOT).split("\0")
     for name in filter(None, listed):
         copy = folder / "source" / name
         copy.parent.mkdir(parents=True, exist_ok=True)

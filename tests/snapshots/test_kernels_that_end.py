@@ -81,6 +81,28 @@ def test_a_kernel_that_ends_while_it_is_saved_is_said_to_have_ended(
     assert Path(program.tree.exit_path).exists() == (who != "init_pid")
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_kernel_that_has_ended_but_was_not_reaped_is_not_saved(run, monkeypatch, stop):
+    """Its parent was stopped before it could do that, as by the freeze. CRIU dumps what is left of the kernel without complaint."""
+    program = run(COUNTER)
+    program.fresh_line()
+    keeper_pid, original = program.tree.keeper_pid, losses.wait_until
+
+    def waiting(done, *, timeout):
+        os.kill(keeper_pid, signal.SIGCONT)
+        return original(done, timeout=timeout)
+
+    monkeypatch.setattr(losses, "wait_until", waiting)
+    os.kill(keeper_pid, signal.SIGSTOP)
+    wait_for(lambda: processes.state(keeper_pid) == "T")
+    os.kill(program.tree.kernel_pid, signal.SIGKILL)
+    wait_for(lambda: processes.state(program.tree.kernel_pid) == "Z")
+    with pytest.raises(KernelLost, match="ended while it was being saved"):
+        program.save(stop=stop)
+    assert not launch.alive(program.tree)
+    assert int(Path(program.tree.exit_path).read_text()) == signal.SIGKILL
+
+
 def test_a_loss_is_told_when_the_exit_status_is_written(run, monkeypatch):
     program = run(COUNTER)
     program.fresh_line()
