@@ -269,7 +269,10 @@ def _dump(
                 criu_dump.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
             # If the kernel ended just before its parent was stopped, CRIU has dumped a process that nobody had waited for.
             if processes.is_ending(tree.kernel_pid):
-                raise FreezeFailed("The kernel ended when it was to be frozen.")
+                raise FreezeFailed(
+                    "The kernel ended when it was to be frozen.",
+                    details=f"process {tree.kernel_pid} had exited when the dump was made",
+                )
         except BaseException:
             standstill.repair()
             unlink_strays(tree)
