@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _unit(nodeid: str) -> str:
-    """Return what one worker runs as a whole: a file, or a folder whose tests share a server, a browser or containers."""
+    """Return the file whose tests one worker runs, or the folder, if its tests share a server, a browser or containers."""
     return next(filter(nodeid.startswith, WHOLE_FOLDERS), nodeid.partition("::")[0])
 
 

@@ -27,7 +27,7 @@ EXPECTED = str((1 << 24) * ((1 << 24) - 1) // 2)
 
 @pytest.fixture(params=["lane", "driver"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let GPU memory go by the lane, or the driver's way."""
+    """Choose how GPU memory is saved: by the lane, or by the driver."""
     if request.param == "lane":
         monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_LANE", "1")
     return str(request.param)

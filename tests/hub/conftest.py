@@ -148,7 +148,7 @@ class Hub:
         threading.Thread(target=reap, args=(left,), daemon=True).start()
 
     def end(self):
-        """Kill it if it runs, and its proxy, which would outlive it. Its users' servers are ended by who started their engine."""
+        """Kill the hub if it runs, and its proxy, which would outlive it. The fixture of their engine ends the users' servers."""
         if self.process is not None and self.process.poll() is None:
             left = processes.children(self.process.pid)
             self.stop(signal.SIGKILL)

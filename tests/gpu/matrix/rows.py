@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 MB = 1 << 20
+#: What rows need that ask the driver itself.
+TORCH_AND_DRIVER = ("torch", "cuda.bindings.driver")
 
 
 class Row(NamedTuple):
@@ -105,7 +107,7 @@ WORKS = [
         "PyTorch on two GPUs, copies between them without peer access",
         "several_gpus",
         {"copies": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
     ),
     Row(
@@ -113,7 +115,7 @@ WORKS = [
         "PyTorch on two GPUs after x.to('cuda:1'): peer access",
         "several_gpus",
         {"peers": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
         peers=True,
     ),
@@ -122,7 +124,7 @@ WORKS = [
         "NCCL all_reduce on two GPUs of one process",
         "several_gpus",
         {"peers": True, "nccl": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
         peers=True,
     ),
@@ -131,7 +133,7 @@ WORKS = [
         "The same with NCCL_CUMEM_ENABLE=0",
         "several_gpus",
         {"peers": True, "nccl": True, "cumem": False},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
         peers=True,
     ),
@@ -140,7 +142,7 @@ WORKS = [
         "PyTorch on one GPU, copies by address to the memory pool of another one",
         "several_gpus",
         {"pool": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
     ),
     Row(
@@ -148,7 +150,7 @@ WORKS = [
         "PyTorch on four GPUs, copies between them without peer access",
         "several_gpus",
         {"gpus": 4, "copies": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=4,
     ),
     Row(
@@ -156,7 +158,7 @@ WORKS = [
         "NCCL all_reduce and peer access on four GPUs of one process",
         "several_gpus",
         {"gpus": 4, "peers": True, "nccl": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=4,
         peers=True,
     ),
@@ -188,7 +190,7 @@ PARKED = [
         "Parked and unparked: PyTorch on two GPUs with peer access",
         "several_gpus",
         {"peers": True},
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         gpus=2,
         peers=True,
     ),
@@ -215,7 +217,7 @@ REFUSED = [
         "managed_memory",
         "Managed memory",
         "managed_memory",
-        needs=("torch", "cuda.bindings.driver"),
+        needs=TORCH_AND_DRIVER,
         refused="managed memory",
         code="freeze_failed",
     ),

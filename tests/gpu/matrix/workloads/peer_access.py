@@ -1,4 +1,4 @@
-"""Whether the GPUs' peer access is on in this process, asked of the driver only: a failing runtime call would leave an error."""
+"""Peer access and copies between GPUs, by the driver's functions only: a failing call of the runtime would leave an error."""
 
 from contextlib import contextmanager
 
@@ -9,18 +9,17 @@ ON = 704
 
 
 def peer_access(count=2):
-    """For every ordered pair of the first GPUs: ON, 0 if it was off and is so again, or why the driver will not tell."""
+    """Return for every ordered pair of the first GPUs ON, 0 if it was off and is so again, or the driver's error."""
     found = []
     with contexts(count) as each:
         for own in each:
-            _checked(driver.cuCtxPushCurrent(own))
-            for other in each:
-                if other is not own:
-                    (error,) = driver.cuCtxEnablePeerAccess(other, 0)
-                    if int(error) == 0:
-                        _checked(driver.cuCtxDisablePeerAccess(other))
-                    found.append(int(error))
-            _checked(driver.cuCtxPopCurrent())
+            with _current(own):
+                for other in each:
+                    if other is not own:
+                        (error,) = driver.cuCtxEnablePeerAccess(other, 0)
+                        if int(error) == 0:
+                            _checked(driver.cuCtxDisablePeerAccess(other))
+                        found.append(int(error))
     return found
 
 
@@ -38,14 +37,14 @@ def copied(to, to_context, start, start_context, length):
     _checked(driver.cuMemcpyPeer(to, to_context, start, start_context, half))
     _checked(driver.cuMemcpy(to + half, start + half, half))
     for context in (to_context, start_context):
-        _checked(driver.cuCtxPushCurrent(context))
-        _checked(driver.cuCtxSynchronize())
-        _checked(driver.cuCtxPopCurrent())
+        with _current(context):
+            _checked(driver.cuCtxSynchronize())
 
 
 def from_pool(number, length):
     """Return the address of zeros in the default memory pool of a GPU."""
-    with _current(number):
+    # The context stays retained: the memory outlives this call.
+    with _current(_checked(driver.cuDevicePrimaryCtxRetain(number))):
         address = _checked(driver.cuMemAllocAsync(length, 0))
         _checked(driver.cuMemsetD8Async(address, 0, length, 0))
         _checked(driver.cuCtxSynchronize())
@@ -59,15 +58,13 @@ def copied_at_once(to, start, length):
 
 
 @contextmanager
-def _current(number):
-    """Let the primary context of a GPU be the current one."""
-    context = _checked(driver.cuDevicePrimaryCtxRetain(number))
+def _current(context):
+    """Make a context the current one inside the block."""
     _checked(driver.cuCtxPushCurrent(context))
     try:
         yield
     finally:
         _checked(driver.cuCtxPopCurrent())
-        # It stays retained: memory of the pool must outlive this call.
 
 
 def _checked(result):

@@ -32,30 +32,26 @@ class Work(TorchWork):
         if not cumem:  # before any memory is taken
             os.environ["NCCL_CUMEM_ENABLE"] = "0"
         super().__init__(seed)
-        self._gpus, self._peers, self._nccl, self._copies, self._uneven, self._pool = (
-            gpus,
-            peers,
-            nccl,
-            copies,
-            uneven or pool,
-            pool,
-        )
+        self._gpus, self._peers, self._nccl, self._copies = gpus, peers, nccl, copies
+        self._uneven = uneven or pool
+        #: The addresses of the parts in pools.
+        self._pools = []
+        if peers or copies or pool:
+            from . import peer_access  # noqa: PLC0415 - it needs a package that the other rows do not
+
+            self._driver = peer_access
         self._sums = [
             torch.full((LENGTH,), seed % 1000 + number, device=f"cuda:{number}")
             for number in range(1 if pool else gpus)
         ]
         if pool:
-            from .peer_access import from_pool  # noqa: PLC0415 - a package that the other rows do not need
-
-            self._pools = [from_pool(number, self._sums[0].nbytes) for number in range(1, gpus)]
+            length = self._sums[0].nbytes
+            self._pools = [self._driver.from_pool(number, length) for number in range(1, gpus)]
         if peers:
-            from .peer_access import ON, peer_access  # noqa: PLC0415 - as above
-
-            self._peer_access = peer_access
             for number, part in enumerate(self._sums):
                 part.to(f"cuda:{self._next(number)}")
-            if ON not in peer_access(gpus):
-                raise RuntimeError(f"peer access is not on: {peer_access(gpus)}")
+            if self._driver.ON not in (found := self._driver.peer_access(gpus)):
+                raise RuntimeError(f"peer access is not on: {found}")
         if nccl:
             # Multicast memory cannot be taken off a GPU.
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -78,49 +74,42 @@ class Work(TorchWork):
 
     def _copied(self):
         """Return the sums of copies of each part on the next GPU."""
-        from .peer_access import contexts, copied  # noqa: PLC0415 - a package that the other rows do not need
-
         found = []
-        with contexts(self._gpus) as each:
+        with self._driver.contexts(self._gpus) as each:
             for number, part in enumerate(self._sums):
                 there = torch.zeros_like(part, device=f"cuda:{self._next(number)}")
                 for device in range(self._gpus):
                     torch.cuda.synchronize(device)
                 to = each[self._next(number)]
-                copied(there.data_ptr(), to, part.data_ptr(), each[number], part.nbytes)
+                start = each[number]
+                self._driver.copied(there.data_ptr(), to, part.data_ptr(), start, part.nbytes)
                 found.append(int((there + 1).sum()))
         return found
 
     def _through_pools(self):
-        """Return the sums of the first GPU's part after it went to each pool, by addresses alone, and came back.
+        """Copy the first GPU's part to each pool and back, by addresses alone; return the sums of what came back.
 
         The driver makes such copies in a context of the pool's GPU only. They wait for the work of the first GPU, which is not yet done.
         """
-        from .peer_access import copied_at_once  # noqa: PLC0415 - a package that the other rows do not need
-
-        found = []
+        found, part = [], self._sums[0]
         for number, address in enumerate(self._pools, 1):
-            part, back = self._sums[0], torch.zeros_like(self._sums[0])
             torch.cuda._sleep(SLEEP_CYCLES)
             part.add_(number)
             with torch.cuda.device(number):
-                copied_at_once(address, part.data_ptr(), part.nbytes)
-                copied_at_once(back.data_ptr(), address, part.nbytes)
-            found.append(int(back.sum()))
+                self._driver.copied_at_once(address, part.data_ptr(), part.nbytes)
+            found.append(self._held(number, address))
         return found
 
-    def _kept(self, number, address):
+    def _held(self, number, address):
         """Return the sum of what a pool holds."""
-        from .peer_access import copied_at_once  # noqa: PLC0415 - a package that the other rows do not need
-
         back = torch.zeros_like(self._sums[0])
         with torch.cuda.device(number):
-            copied_at_once(back.data_ptr(), address, back.nbytes)
+            self._driver.copied_at_once(back.data_ptr(), address, back.nbytes)
         return int(back.sum())
 
     def look(self):
         # What the pools hold now has been there since the last look.
-        kept = [self._kept(*each) for each in enumerate(self._pools, 1)] if self._pool else []
+        kept = [self._held(*each) for each in enumerate(self._pools, 1)]
         for part in self._sums:
             part.add_(1)
         found = {**super().look(), "sums": [int(part.sum()) for part in self._sums], "kept": kept}
@@ -129,10 +118,10 @@ class Work(TorchWork):
                 int((part.to(f"cuda:{self._next(number)}") + 1).sum())
                 for number, part in enumerate(self._sums)
             ]
-            found["peers"] = self._peer_access(self._gpus)
+            found["peers"] = self._driver.peer_access(self._gpus)
         if self._copies:
             found["copied"] = self._copied()
-        if self._pool:
+        if self._pools:
             found["pools"] = self._through_pools()
         if self._nccl:
             found["reduced"] = self._reduce()
