@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
-from contextlib import suppress
+
+from ..fresh_memory import fresh_memory
 
 
 class Scratch:
@@ -16,11 +16,7 @@ class Scratch:
     def get(self, length: int) -> memoryview:
         """Return writable, page-aligned memory with undefined content."""
         if len(self._memory) < length:
-            fresh = mmap.mmap(-1, length)
-            # Huge pages reduce page faults; without them small pages work, too.
-            with suppress(OSError):
-                fresh.madvise(mmap.MADV_HUGEPAGE)
-            self._memory = memoryview(fresh)
+            self._memory = fresh_memory(length)
         return self._memory[:length]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
-import mmap
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import msgspec
 
 from ... import decoding
 from ...errors import FreezeFailed
+from ...fresh_memory import fresh_memory
 from ..criu.images import Extent
 from . import process_vm
 from .process_vm import MAX_PIECES, IoVec
@@ -124,7 +124,7 @@ class ProcessMemory:
 
     def _split(self, part: _Part, start: int, end: int) -> Iterator[_Part]:
         before, size = start - part.address, end - start
-        copy = memoryview(mmap.mmap(-1, size))
+        copy = fresh_memory(size)
         self.read_into(part.offset + before, copy)
         if before:
             yield _Part(part.offset, part.address, before)
@@ -134,7 +134,7 @@ class ProcessMemory:
 
     def copied(self, threads: int) -> CopiedMemory:
         """Return a copy of the whole sequence, made now by `threads` threads."""
-        view = memoryview(mmap.mmap(-1, max(self.length, 1)))[: self.length]
+        view = fresh_memory(max(self.length, 1))[: self.length]
 
         def copy(offset: int) -> None:
             self.read_into(offset, view[offset : offset + _COPY_PIECE])
