@@ -150,7 +150,13 @@ def test_what_one_had_that_is_killed_is_checked_again(both, checked, monkeypatch
     assert (checked["processes"] > 0) is (count < WORKERS)
 
 
-def test_longer_runs_than_they_have_memory_for_are_for_threads(both, checked, monkeypatch):
+def test_a_run_is_checked_a_part_at_a_time(both, checked, monkeypatch):
+    monkeypatch.setattr(check_client, "_PART_BYTES", 1)
+    assert fetched(both[1]) == CONTENT
+    assert checked["processes"] == len(CONTENT)
+
+
+def test_longer_parts_than_they_have_memory_for_are_for_threads(both, checked, monkeypatch):
     monkeypatch.setattr(check_client, "HALF_BYTES", 100)
     assert fetched(both[1]) == CONTENT
     assert checked["processes"] == 0
@@ -255,11 +261,17 @@ def test_few_processors_or_bytes_are_for_threads(monkeypatch):
         monkeypatch.setattr(check_client, "processors", lambda: processors)
         return check_client.checkers(stored_bytes)
 
+    monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     assert isinstance(chosen(2, 8 << 30), CheckingThreads)
-    assert isinstance(chosen(16, 64 << 20), CheckingThreads)
+    assert isinstance(chosen(16, 512 << 20), CheckingThreads)
     assert isinstance(chosen(16, 2 << 30), CheckingProcesses)
     # So much memory is shared with them at most.
-    assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 144 << 20
+    assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 48 << 20
+    # Once the fork server runs, fewer bytes are worth it.
+    worker_processes.fork().close()
+    assert isinstance(chosen(2, 8 << 30), CheckingThreads)
+    assert isinstance(chosen(16, 32 << 20), CheckingThreads)
+    assert isinstance(chosen(16, 512 << 20), CheckingProcesses)
 
 
 def test_a_text_about_a_pack_contains_no_key(both):

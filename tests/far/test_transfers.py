@@ -39,8 +39,8 @@ from jupyter_gpuckpt.store.far import (
     pack_sender,
 )
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
+from jupyter_gpuckpt.store.far.checking import GAP_BYTES, RUN_BYTES
 from jupyter_gpuckpt.store.far.fetch import _READERS as READERS
-from jupyter_gpuckpt.store.far.fetch import GAP_BYTES, RUN_BYTES
 from jupyter_gpuckpt.store.far.journal import Journal, unfinished
 from jupyter_gpuckpt.store.far.retries import Retries
 from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES

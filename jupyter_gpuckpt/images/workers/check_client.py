@@ -15,7 +15,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Self
 
 import msgspec
@@ -24,20 +24,23 @@ from ...control_groups import processors
 from ...errors import ErrorRecord, GpuCkptError, error_from
 from ...host import commands
 from ...pwrite import pwrite_all
-from ...store.far.checking import RUN_BYTES, Checkers, CheckingThreads, Run
+from ...store.far.checking import Checkers, CheckingThreads, Run, runs
 from ...store.writer import Record
 from .messages import receive, send, send_with_descriptors
-from .processes import fork
+from .processes import fork, is_started
 
 logger = logging.getLogger(__name__)
 
 #: The most workers, and how many processors there are for each: others are for the connections, the writes and the kernels.
 _MAX_WORKERS, _PROCESSORS = 8, 2
-#: With fewer workers, or fewer bytes of packs, threads are as fast.
+#: With fewer workers threads are as fast.
 _MIN_WORKERS = 4
-_MIN_BYTES = 1 << 30
-#: The length of each of the two halves of the shared memory. Longer runs are checked by threads.
-HALF_BYTES = RUN_BYTES + (1 << 20)
+#: With fewer bytes of packs threads are as fast: fewer than the first number if the fork server was started before, else the second.
+_MIN_BYTES_IF_STARTED, _MIN_BYTES = 64 << 20, 1 << 30
+#: How much of a run is checked at a time: so little memory is used again while the processor's cache still has it.
+_PART_BYTES = 2 << 20
+#: The length of each of the two halves of the shared memory. Longer parts are checked by threads.
+HALF_BYTES = _PART_BYTES + (1 << 20)
 
 
 class CheckTask(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +48,7 @@ class CheckTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckRun(msgspec.Struct, frozen=True):
-    """A request to check a run of `length` bytes in the first half of the memory. The worker writes the payloads to the second half."""
+    """A request to check a part of a run, `length` bytes in the first half of the memory. The payloads are written to the second half."""
 
     name: str
     secret: bytes
@@ -64,7 +67,8 @@ class Checked(msgspec.Struct, frozen=True):
 def checkers(stored_bytes: int) -> Checkers:
     """Return the checkers for packs of `stored_bytes` in all: processes where they are faster than threads."""
     workers = min(_MAX_WORKERS, processors() // _PROCESSORS)
-    if workers < _MIN_WORKERS or stored_bytes < _MIN_BYTES:
+    min_bytes = _MIN_BYTES_IF_STARTED if is_started() else _MIN_BYTES
+    if workers < _MIN_WORKERS or stored_bytes < min_bytes:
         return CheckingThreads()
     return CheckingProcesses(workers)
 
@@ -86,7 +90,7 @@ class _Worker:
             send_with_descriptors(self._socket, CheckTask(), [descriptor])
 
     def check(self, run: Run, data: memoryview) -> list[Record]:
-        """Return the records of a run, which are valid until the next call. Raises OSError, and what `store.far.checking.check` raises."""
+        """Return the records of a part, which are valid until the next call. Raises OSError, and what `store.far.checking.check` raises."""
         # Unlike a copy to mapped memory, this does not hold the GIL.
         pwrite_all(self._descriptor, data, 0)
         pack, digests = run.pack, b"".join(run.digests)
@@ -145,14 +149,20 @@ class CheckingProcesses:
                 worker.close()
             self._workers.clear()
 
-    @contextmanager
     def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
-        """Check the chunks of a run: see `Checkers`."""
+        """Check the chunks of a run, a part at a time: see `Checkers`."""
+        if not self._workers:
+            yield from self._by_threads.checked(run, data)
+            return
+        for part in runs(run.pack, run.rows, run.digests, _PART_BYTES):
+            yield from self._checked(part, data[part.start - run.start : part.end - run.start])
+
+    def _checked(self, part: Run, data: memoryview) -> Iterator[list[Record]]:
         worker = self._taken() if len(data) <= HALF_BYTES else None
         records = None
         if worker is not None:
             try:
-                records = worker.check(run, data)
+                records = worker.check(part, data)
             except OSError as error:
                 self._drop(worker, error)
                 worker = None
@@ -160,12 +170,11 @@ class CheckingProcesses:
                 self._idle.put(worker)
                 raise
             except BaseException as error:
-                # Its answer may still come, and must not count for another run.
+                # Its answer may still come, and must not count for another part.
                 self._drop(worker, error)
                 raise
         if worker is None or records is None:
-            with self._by_threads.checked(run, data) as records:
-                yield records
+            yield from self._by_threads.checked(part, data)
             return
         try:
             yield records

@@ -109,6 +109,11 @@ def fork() -> socket.socket:
     return _fork_server.fork()
 
 
+def is_started() -> bool:
+    """Return whether the fork server was started: it may not be ready yet, or have been lost."""
+    return _fork_server.pid is not None
+
+
 def warm_up(raw_bytes: int, threads: int) -> None:
     """Start the fork server if an operation of this size would use it; never raises."""
     if worth_it(raw_bytes, threads):

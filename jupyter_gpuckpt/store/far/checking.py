@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from .. import packs
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The most bytes of one read, unless a chunk is longer.
 RUN_BYTES = 8 << 20
+#: The largest gap between chunks that is read with them and discarded.
+GAP_BYTES = 256 << 10
 #: The most threads that check chunks at a time.
 _MAX_CHECKERS = 4
 
@@ -62,10 +63,10 @@ class Checkers(Protocol):
     def __exit__(self, *_: object) -> None:
         """End what was started."""
 
-    def checked(self, run: Run, data: memoryview) -> AbstractContextManager[list[Record]]:
-        """Check the chunks of a run in `data`, the bytes that were read of it. The records are valid inside the context.
+    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+        """Check the chunks of a run in `data`, the bytes that were read of it; yield a few records at a time.
 
-        Raises FarObjectInvalid, FormatTooNew.
+        They are valid until the next ones are asked for. Raises FarObjectInvalid, FormatTooNew.
         """
 
 
@@ -84,13 +85,30 @@ class CheckingThreads:
     def __exit__(self, *_: object) -> None:
         pass
 
-    @contextmanager
     def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
-        """Check the chunks of a run: see `Checkers`."""
+        """Check the chunks of a run, all at once: see `Checkers`."""
         with self._turns:
             room = self._decrypted.memory.get(payload_bytes(run.rows))
             records = check(run, data, room)
         yield records
+
+
+def runs(
+    pack: OpenPack, rows: Rows, digests: Sequence[bytes], most_bytes: int = RUN_BYTES
+) -> Iterator[Run]:
+    """Yield runs of these chunks of a pack, which are in the order of their offsets; a run is longer only if a chunk is."""
+    starts, ends = (some.tolist() for some in far_packs.bounds(rows))
+    first = 0
+    for number in range(1, len(rows) + 1):
+        if (
+            number < len(rows)
+            and starts[number] - ends[number - 1] <= GAP_BYTES
+            and ends[number] - starts[first] <= most_bytes
+        ):
+            continue
+        chunks = slice(first, number)
+        yield Run(pack, rows[chunks], digests[chunks], starts[first], ends[number - 1])
+        first = number
 
 
 def payload_bytes(rows: Rows) -> int:

@@ -18,15 +18,13 @@ from ..local import LocalStore
 from ..writer import PackWriter
 from . import far_manifests, far_packs
 from .buckets import Bucket
-from .checking import RUN_BYTES, Checkers, CheckingThreads, OpenPack, Run, payload_bytes
+from .checking import Checkers, CheckingThreads, OpenPack, Run, payload_bytes, runs
 from .far_manifests import FarManifest
 from .pack_refs import PackRef
 from .sealing import HEADER_BYTES, Seal, invalid
 from .sessions import FarSnapshot
 
 _READERS = 8
-#: The largest gap between chunks that is read with them and discarded.
-GAP_BYTES = 256 << 10
 
 
 def fetch(
@@ -149,7 +147,7 @@ def open_packs(
 
 
 def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
-    """Yield the reads that fetch the wanted chunks of a pack, and remove these chunks from `wanted`."""
+    """Return the reads that fetch the wanted chunks of a pack, and remove these chunks from `wanted`."""
     chosen, digests = [], []
     for number, one in enumerate(pack.rows["id"].tolist()):
         if (digest := wanted.pop(bytes(one), None)) is not None:
@@ -157,19 +155,7 @@ def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
             digests.append(digest)
     rows = pack.rows[chosen]
     order = np.argsort(rows["offset"])
-    rows, digests = rows[order], [digests[number] for number in order.tolist()]
-    starts, ends = (some.tolist() for some in far_packs.bounds(rows))
-    first = 0
-    for number in range(1, len(rows) + 1):
-        if (
-            number < len(rows)
-            and starts[number] - ends[number - 1] <= GAP_BYTES
-            and ends[number] - starts[first] <= RUN_BYTES
-        ):
-            continue
-        chunks = slice(first, number)
-        yield Run(pack, rows[chunks], digests[chunks], starts[first], ends[number - 1])
-        first = number
+    return runs(pack, rows[order], [digests[number] for number in order.tolist()])
 
 
 class _Fetching:
@@ -248,7 +234,7 @@ class _Fetching:
                 data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
             if len(data) != run.end - run.start:
                 raise invalid(run.pack.ref.name, "it is truncated")
-            with self._checkers.checked(run, data) as records:
+            for records in self._checkers.checked(run, data):
                 self._writer.append_all(records)
             with self._lock:
                 self._done += payload_bytes(run.rows)
