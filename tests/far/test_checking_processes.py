@@ -267,8 +267,9 @@ def test_few_processors_or_bytes_are_for_threads(monkeypatch):
     assert isinstance(chosen(16, 2 << 30), CheckingProcesses)
     # So much memory is shared with them at most.
     assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 48 << 20
-    # Once the fork server runs, fewer bytes are worth it.
+    # Once the fork server is ready, fewer bytes are worth it.
     worker_processes.fork().close()
+    wait_for(worker_processes.is_ready)
     assert isinstance(chosen(2, 8 << 30), CheckingThreads)
     assert isinstance(chosen(16, 32 << 20), CheckingThreads)
     assert isinstance(chosen(16, 512 << 20), CheckingProcesses)

@@ -213,7 +213,8 @@ def test_a_large_fetch_of_a_daemon_is_checked_by_processes_that_end_with_it(
     joined, store = first
     saved(store, "s1", *CONTENT)
     joined.upload(store, "s1")
-    monkeypatch.setattr(check_client, "_MIN_BYTES", 1)
+    for name in ("_MIN_BYTES", "_MIN_BYTES_IF_READY"):
+        monkeypatch.setattr(check_client, name, 1)
     monkeypatch.setattr(check_client, "_MIN_WORKERS", 1)
     most, start = [], check_client.CheckingProcesses._start
 

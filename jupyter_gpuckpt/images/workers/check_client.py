@@ -27,7 +27,7 @@ from ...pwrite import pwrite_all
 from ...store.far.checking import Checkers, CheckingThreads, Run, runs
 from ...store.writer import Record
 from .messages import receive, send, send_with_descriptors
-from .processes import fork, is_started
+from .processes import fork, is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 _MAX_WORKERS, _PROCESSORS = 8, 2
 #: With fewer workers threads are as fast.
 _MIN_WORKERS = 4
-#: With fewer bytes of packs threads are as fast: fewer than the first number if the fork server was started before, else the second.
-_MIN_BYTES_IF_STARTED, _MIN_BYTES = 64 << 20, 1 << 30
+#: With fewer bytes of packs threads are as fast: fewer than the first number if the fork server is ready, else the second.
+_MIN_BYTES_IF_READY, _MIN_BYTES = 64 << 20, 1 << 30
 #: How much of a run is checked at a time: so little memory is used again while the processor's cache still has it.
 _PART_BYTES = 2 << 20
 #: The length of each of the two halves of the shared memory. Longer parts are checked by threads.
@@ -67,7 +67,7 @@ class Checked(msgspec.Struct, frozen=True):
 def checkers(stored_bytes: int) -> Checkers:
     """Return the checkers for packs of `stored_bytes` in all: processes where they are faster than threads."""
     workers = min(_MAX_WORKERS, processors() // _PROCESSORS)
-    min_bytes = _MIN_BYTES_IF_STARTED if is_started() else _MIN_BYTES
+    min_bytes = _MIN_BYTES_IF_READY if is_ready() else _MIN_BYTES
     if workers < _MIN_WORKERS or stored_bytes < min_bytes:
         return CheckingThreads()
     return CheckingProcesses(workers)

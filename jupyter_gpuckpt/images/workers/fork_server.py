@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import suppress
 from typing import NoReturn
 
 from . import check_worker, pack_worker, unpack_worker
@@ -15,11 +16,13 @@ from .unpack_client import UnpackTask
 
 
 def main() -> None:
-    """Fork one worker per socket received on stdin; exit at EOF."""
+    """Send a byte to stdin, a socket, when all is imported; then fork one worker per socket received there; exit at EOF."""
     check_worker.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=0) as asking:
+    # Its other end resets the connection if it never reads what this end sends.
+    with socket.socket(fileno=0) as asking, suppress(ConnectionError):
+        asking.send(b"r")
         while True:
             _, received, _, _ = socket.recv_fds(asking, 1, 1)
             if not received:

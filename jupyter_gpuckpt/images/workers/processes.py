@@ -70,6 +70,18 @@ class _ForkServer:
             self._started()
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the server has imported everything."""
+        with self._lock:
+            if self._socket is None:
+                return False
+            try:
+                # The server sends nothing else, and what it sent stays there.
+                return bool(self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+            except OSError:
+                return False
+
+    @property
     def pid(self) -> int | None:
         """The server's process id; None if it was not started yet, or was lost."""
         return self._process.pid if self._process else None
@@ -109,9 +121,9 @@ def fork() -> socket.socket:
     return _fork_server.fork()
 
 
-def is_started() -> bool:
-    """Return whether the fork server was started: it may not be ready yet, or have been lost."""
-    return _fork_server.pid is not None
+def is_ready() -> bool:
+    """Return whether the fork server can fork at once, unless it was lost since the last fork."""
+    return _fork_server.is_ready
 
 
 def warm_up(raw_bytes: int, threads: int) -> None:
