@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import msgspec
@@ -76,22 +77,32 @@ _SESSION = "session"
 
 def run() -> Iterator[Row]:
     """Each kind of data, then each size."""
-    with scratch() as place, mock.patch.dict(os.environ, servers.s3_variables()):
-        (place / "weed").mkdir()
-        server = servers.SeaweedFS(place / "weed")
-        server.words += [f"-master.volumeSizeLimitMB={_VOLUME_MB}", f"-volume.max={_VOLUMES}"]
-        with server.running() as url:
-            _plain(url).put("first", os.urandom(CHUNK_BYTES))  # the first volume
-            size = scaled(0.25, max_gb=1, memory=3, disk=12)
-            for kind in ("random", "compressible"):
-                yield from _transfers(url, place / kind, kind, int(size * GB))
-            yield _cipher(url, place / "random/made", place / "cipher")
+    size = int(scaled(0.25, max_gb=1, memory=3, disk=12) * GB)
+    with mock.patch.dict(os.environ, servers.s3_variables()):
+        for kind in ("random", "compressible"):
+            with _serving() as (url, place):
+                yield from _transfers(url, place, kind, size)
+                if kind == "random":
+                    yield _cipher(url, place / "made", place / "cipher")
+        with _serving() as (url, place):
             by_size: list[list[Row]] = [[] for _ in SIZES]
             for count, rows in zip(SIZES, by_size, strict=True):
                 for row in _large(url, place / f"large-{count}", count):
                     rows.append(row)
                     yield row
             yield from _slopes(*by_size)
+
+
+@contextmanager
+def _serving() -> Iterator[tuple[str, Path]]:
+    """Run an object store; yield its URL and a folder. What the block writes is removed, so that the disk does not write it later."""
+    with scratch() as place:
+        (place / "weed").mkdir()
+        server = servers.SeaweedFS(place / "weed")
+        server.words += [f"-master.volumeSizeLimitMB={_VOLUME_MB}", f"-volume.max={_VOLUMES}"]
+        with server.running() as url:
+            _plain(url).put("first", os.urandom(CHUNK_BYTES))  # the first volume
+            yield url, place
 
 
 class _Remote:
@@ -138,7 +149,6 @@ def _source(store: LocalStore, snapshot_id: str) -> Source:
 
 def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     """Rows of one kind of data: upload and fetch, each beside obstore in the same round."""
-    place.mkdir()
     stored = _make_store(place / "made", kind, size // CHUNK_BYTES)
     seconds = defaultdict[str, list[float]](list)
     plain = _plain(url)
@@ -165,12 +175,13 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
             del packs
             with _timed(seconds["get"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
                 list(pool.map(lambda key: plain.get(key).bytes(), keys))
-            (files := place / f"files-{number}").mkdir()
-            with _timed(seconds["get into files"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
-                list(pool.map(partial(_get_into_file, plain, files), keys))
+            with TemporaryDirectory(dir=place) as files:
+                get = partial(_get_into_file, plain, Path(files))
+                with _timed(seconds["get into files"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
+                    list(pool.map(get, keys))
             with mock.patch.object(processes, "_fork_server", processes._ForkServer()):
-                seconds["first fetch"].append(_fetch(remote, snapshot, place / f"first-{number}"))
-            seconds["fetch"].append(_fetch(remote, snapshot, place / f"fetched-{number}"))
+                seconds["first fetch"].append(_fetch(remote, snapshot, place))
+            seconds["fetch"].append(_fetch(remote, snapshot, place))
     facts = {"of": f"{size / 1e6:.0f} MB, {stored / 1e6:.0f} MB stored, {len(names)} packs"}
     yield Row(f"{kind}: upload", seconds["upload"], facts=facts)
     yield Row("    obstore's own put of these packs, create-only as well", seconds["put"])
@@ -189,9 +200,9 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     yield Row("    obstore's own get of these packs into memory", seconds["get"])
 
 
-def _fetch(remote: _Remote, snapshot: FarSnapshot, folder: Path) -> float:
+def _fetch(remote: _Remote, snapshot: FarSnapshot, place: Path) -> float:
     """Fetch a snapshot into an empty store, as a daemon does; return the seconds."""
-    with LocalStore(folder) as store:
+    with TemporaryDirectory(dir=place) as folder, LocalStore(Path(folder)) as store:
         began = time.monotonic()
         processes.warm_up(snapshot.raw_bytes, processors())
         fetch(remote.bucket, remote.seal, snapshot, store, checkers=checkers)
