@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+_VIRTIO_DEVICES = Path("/sys/bus/virtio/devices")
+#: The number of virtio's balloon device, and of its feature VIRTIO_BALLOON_F_REPORTING (linux/virtio_balloon.h).
+_BALLOON, _REPORTING = 5, 5
 
 
 def fresh_memory(length: int) -> memoryview:
-    """Return `length` bytes of writable, page-aligned memory, in huge pages if Linux has them.
+    """Return `length` bytes of writable, page-aligned memory, in huge pages where they are the fastest to get.
 
-    64 MB are in use after 17 ms instead of 50 ms. Shared memory, which is mmap's default, would have no huge pages, because Linux
-    enables them for private memory only.
+    It is private, because shared memory, mmap's default, gets no huge pages unless an administrator enables them for it.
     """
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if not _host_takes_free_memory():
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+@cache
+def _host_takes_free_memory() -> bool:
+    """Return whether this is a virtual machine whose host takes back what is free of its memory.
+
+    Then a huge page has no memory behind it when it is used, and gets it from the host piece by piece: 512 MB took 1.8 s, and 0.3 s
+    in small pages, of which the kernel keeps those that were in use.
+    """
+    for device in _VIRTIO_DEVICES.glob("*"):
+        with suppress(OSError, ValueError):
+            features = (device / "features").read_text()
+            if int((device / "device").read_text(), 16) == _BALLOON:
+                return features[_REPORTING : _REPORTING + 1] == "1"
+    return False
