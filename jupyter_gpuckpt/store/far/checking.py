@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 RUN_BYTES = 8 << 20
 #: The largest gap between chunks that is read with them and discarded.
 GAP_BYTES = 256 << 10
-#: The most threads that check chunks at a time.
-_MAX_CHECKERS = 4
 
 
 class OpenPack:
@@ -76,7 +74,7 @@ class CheckingThreads:
     elsewhere = 0
 
     def __init__(self) -> None:
-        self._turns = threading.Semaphore(far_packs.workers(2, _MAX_CHECKERS))
+        self._turns = threading.Semaphore(far_packs.workers())
         self._decrypted = ThreadScratch()
 
     def __enter__(self) -> Self:

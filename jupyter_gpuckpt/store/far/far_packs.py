@@ -80,9 +80,12 @@ class FarChunk(NamedTuple):
     raw_length: int
 
 
-def workers(least: int, most: int) -> int:
-    """Return how many threads make or check packs at a time; other processors are for the endpoint's connections and the kernels."""
-    return max(least, min(most, processors() // 4))
+def workers() -> int:
+    """Return how many threads make or check packs at a time; other processors are for the endpoint's connections and the kernels.
+
+    With more threads the work would take as long, because a part of it holds the GIL.
+    """
+    return max(2, min(4, processors() // 4))
 
 
 def new_name() -> str:

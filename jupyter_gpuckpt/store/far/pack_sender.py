@@ -25,8 +25,6 @@ from .sealing import Seal
 WRITERS = 8
 #: The most packs in memory: those that are sent, one that waits, and one that is being made.
 MAX_PACKS = WRITERS + 2
-#: The most threads that make packs: with more the work would take as long, because a part of it holds the GIL.
-_MAX_MAKERS = 4
 
 #: A function that returns the codec, the payload and the raw length of the chunk with a digest.
 Read = Callable[[bytes], tuple[int, bytes | memoryview, int]]
@@ -59,7 +57,7 @@ class PackSender:
     ) -> None:
         self._bucket, self._seal, self._pace = bucket, seal, pace
         self._read, self._far_ids, self._on_sent = read, far_ids, on_sent
-        self._makers = far_packs.workers(1, _MAX_MAKERS)
+        self._makers = far_packs.workers()
         self._lock, self._telling = threading.Lock(), threading.Lock()
         #: The errors, with the numbers of their packs.
         self._errors: list[tuple[int, BaseException]] = []
