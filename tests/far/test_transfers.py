@@ -339,7 +339,7 @@ def test_the_next_packs_are_made_while_eight_are_sent(machine, monkeypatch):
 
 
 def test_all_makers_make_the_first_pack_together(machine, monkeypatch):
-    monkeypatch.setattr(far_packs, "workers", lambda least, most: most)
+    monkeypatch.setattr(far_packs, "workers", lambda: 4)
     a = machine()
     a.save("s1", *chunks(1, 40))
     fill = far_packs.NewPack.fill
