@@ -56,7 +56,8 @@ from .engine_kernel import scratch
 from .measured import Row, ratios
 from .room import GB, scaled
 
-ROUNDS = 3
+#: So many because of the disk: it is idle in the first ones, and in the others it still writes what the rounds before them left.
+ROUNDS = 7
 #: Bytes of a chunk, as they are on average.
 CHUNK_BYTES = 274_000
 #: How many times as long an upload or a fetch may take as obstore alone, and a sealed upload as one in the clear.
