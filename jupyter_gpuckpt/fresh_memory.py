@@ -26,10 +26,10 @@ def fresh_memory(length: int) -> memoryview:
 
 @cache
 def _host_takes_free_memory() -> bool:
-    """Return whether this is a virtual machine whose host takes back what is free of its memory.
+    """Return whether this is a virtual machine that reports free memory to its host, which then takes it back.
 
-    Then a huge page has no memory behind it when it is used, and gets it from the host piece by piece: 512 MB took 1.8 s, and 0.3 s
-    in small pages, of which the kernel keeps those that were in use.
+    It reports only large free blocks. So a huge page usually has to come from the host again (512 MB took 1.8 s), while small pages are
+    mostly ones that the machine still has (0.3 s).
     """
     for device in _VIRTIO_DEVICES.glob("*"):
         with suppress(OSError, ValueError):

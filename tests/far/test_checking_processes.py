@@ -12,19 +12,21 @@ import threading
 from concurrent.futures import wait
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, OperationCancelled
+from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, OperationCancelled, StoreFull
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.workers import check_client
 from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.images.workers.check_client import CheckingProcesses
-from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.far.checking import CheckingThreads
 from jupyter_gpuckpt.store.far.fetch import _READERS as READERS
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES
+from jupyter_gpuckpt.store.writer import PackWriter
 from tests.conftest import wait_for
 from tests.far.conftest import memory_bucket
 from tests.far.stores import FACTS, Machine, chunks
@@ -268,11 +270,60 @@ def test_few_processors_or_bytes_are_for_threads(monkeypatch):
     # So much memory is shared with them at most.
     assert chosen(256, 2 << 30)._count * 2 * check_client.HALF_BYTES <= 48 << 20
     # Once the fork server is ready, fewer bytes are worth it.
-    worker_processes.fork().close()
-    wait_for(worker_processes.is_ready)
+    monkeypatch.setattr(check_client, "is_ready", lambda: True)
     assert isinstance(chosen(2, 8 << 30), CheckingThreads)
     assert isinstance(chosen(16, 32 << 20), CheckingThreads)
     assert isinstance(chosen(16, 512 << 20), CheckingProcesses)
+
+
+def test_the_fork_server_says_when_it_is_ready(monkeypatch):
+    server = worker_processes._ForkServer()
+    monkeypatch.setattr(worker_processes, "_fork_server", server)
+    assert not worker_processes.is_ready()
+    server.warm_up()
+    os.kill(server.pid, signal.SIGSTOP)  # it needs longer than this to import everything
+    assert not worker_processes.is_ready()
+    os.kill(server.pid, signal.SIGCONT)
+    wait_for(worker_processes.is_ready)
+    worker_processes.fork().close()
+    assert worker_processes.is_ready()
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not worker_processes.is_ready())
+    worker_processes.fork().close()
+    wait_for(worker_processes.is_ready)
+
+
+def test_few_missing_chunks_of_many_are_for_few_bytes(both):
+    a, b = both
+    with b.store.writer() as writer:
+        for content in CONTENT[1:]:
+            writer.append(digest_of(content), content, len(content), RAW)
+        writer.finish()
+    asked = []
+
+    def checkers(stored_bytes):
+        asked.append(stored_bytes)
+        return CheckingThreads()
+
+    assert fetched(b, checkers) == CONTENT
+    everything = sum(one.size for one in a.bucket.list("packs"))
+    assert 0 < asked[0] < everything / 100
+
+
+def test_workers_are_given_back_by_a_fetch_that_fails(both, monkeypatch):
+    """Otherwise threads that wait for them would wait forever."""
+    left = []
+
+    class Watched(Ready):
+        def __exit__(self, *details):
+            left.append(self._idle.qsize())
+            super().__exit__(*details)
+
+    monkeypatch.setattr(check_client, "_PART_BYTES", 1)
+    monkeypatch.setattr(PackWriter, "append_all", Mock(side_effect=StoreFull("It is full.")))
+    with pytest.raises(StoreFull):
+        fetched(both[1], lambda stored_bytes: Watched(WORKERS))
+    assert left == [WORKERS]
 
 
 def test_a_text_about_a_pack_contains_no_key(both):

@@ -807,3 +807,9 @@ def epochs_later(machine):
     now = epochs.read(machine.bucket, machine.seal, machine.seen)
     after = epochs.Epoch(now.epoch.number + 1, now.epoch.condemned)
     assert epochs.advance(machine.bucket, machine.seal, now, after)
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 2), (2, 2), (8, 2), (12, 3), (64, 4)])
+def test_packs_are_made_and_checked_by_two_to_four_threads(monkeypatch, processors, workers):
+    monkeypatch.setattr(far_packs, "processors", lambda: processors)
+    assert far_packs.workers() == workers

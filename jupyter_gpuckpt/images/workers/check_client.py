@@ -14,7 +14,7 @@ import mmap
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Self
 
@@ -35,11 +35,14 @@ logger = logging.getLogger(__name__)
 _MAX_WORKERS, _PROCESSORS = 8, 2
 #: With fewer workers threads are as fast.
 _MIN_WORKERS = 4
-#: With fewer bytes of packs threads are as fast: fewer than the first number if the fork server is ready, else the second.
-_MIN_BYTES_IF_READY, _MIN_BYTES = 64 << 20, 1 << 30
-#: How much of a run is checked at a time: so little memory is used again while the processor's cache still has it.
+#: The fewest bytes of packs that processes check, if the fork server is ready.
+_MIN_BYTES_IF_READY = 64 << 20
+#: The same, if the fork server has to be started: in a shorter fetch the processes would come late, and threads are faster.
+_MIN_BYTES = 1 << 30
+#: How many bytes of a run are checked at a time: so little memory is used again while the processor's cache still has it.
 _PART_BYTES = 2 << 20
-#: The length of each of the two halves of the shared memory. Longer parts are checked by threads.
+#: The length of each of the two halves of the shared memory. A part is longer than `_PART_BYTES` only if it is one chunk; threads check
+#: those that are longer than this.
 HALF_BYTES = _PART_BYTES + (1 << 20)
 
 
@@ -149,7 +152,7 @@ class CheckingProcesses:
                 worker.close()
             self._workers.clear()
 
-    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
         """Check the chunks of a run, a part at a time: see `Checkers`."""
         if not self._workers:
             yield from self._by_threads.checked(run, data)
@@ -157,7 +160,7 @@ class CheckingProcesses:
         for part in runs(run.pack, run.rows, run.digests, _PART_BYTES):
             yield from self._checked(part, data[part.start - run.start : part.end - run.start])
 
-    def _checked(self, part: Run, data: memoryview) -> Iterator[list[Record]]:
+    def _checked(self, part: Run, data: memoryview) -> Generator[list[Record]]:
         worker = self._taken() if len(data) <= HALF_BYTES else None
         records = None
         if worker is not None:

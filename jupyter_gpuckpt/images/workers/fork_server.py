@@ -20,7 +20,7 @@ def main() -> None:
     check_worker.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Its other end resets the connection if it never reads what this end sends.
+    # The caller never reads the byte. So when it closes its end, this end gets ECONNRESET instead of EOF.
     with socket.socket(fileno=0) as asking, suppress(ConnectionError):
         asking.send(b"r")
         while True:

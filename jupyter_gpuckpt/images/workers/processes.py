@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -71,15 +72,14 @@ class _ForkServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server has imported everything."""
+        """Whether the server can fork at once: it has imported everything, and runs."""
         with self._lock:
             if self._socket is None:
                 return False
-            try:
-                # The server sends nothing else, and what it sent stays there.
-                return bool(self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
-            except OSError:
-                return False
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
+            # The server sends one byte, which is never read.
+            return poll.poll(0) == [(self._socket.fileno(), select.POLLIN)]
 
     @property
     def pid(self) -> int | None:
@@ -122,7 +122,7 @@ def fork() -> socket.socket:
 
 
 def is_ready() -> bool:
-    """Return whether the fork server can fork at once, unless it was lost since the last fork."""
+    """Return whether the fork server can fork at once."""
     return _fork_server.is_ready
 
 

@@ -6,7 +6,7 @@ Threads of this process do it, unless the caller of the fetch has processes for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from .. import packs
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 class Checkers(Protocol):
     """A checker of the chunks of a fetch. Thread-safe."""
 
-    #: How many runs other processes can check while this one reads. The fetch uses as many additional threads, which wait for them.
+    #: How many parts of runs other processes check while this one reads. The fetch has as many additional threads, which wait for them.
     elsewhere: int
 
     def __enter__(self) -> Self:
@@ -61,10 +61,10 @@ class Checkers(Protocol):
     def __exit__(self, *_: object) -> None:
         """End what was started."""
 
-    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
         """Check the chunks of a run in `data`, the bytes that were read of it; yield a few records at a time.
 
-        They are valid until the next ones are asked for. Raises FarObjectInvalid, FormatTooNew.
+        They are valid until the next ones are asked for. The caller closes the generator. Raises FarObjectInvalid, FormatTooNew.
         """
 
 
@@ -83,7 +83,7 @@ class CheckingThreads:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def checked(self, run: Run, data: memoryview) -> Iterator[list[Record]]:
+    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
         """Check the chunks of a run, all at once: see `Checkers`."""
         with self._turns:
             room = self._decrypted.memory.get(payload_bytes(run.rows))

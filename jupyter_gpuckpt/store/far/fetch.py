@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Self
 
 import numpy as np
@@ -37,8 +37,8 @@ def fetch(
 ) -> SnapshotInfo:
     """Fetch a snapshot into the local store, which lists it as a whole snapshot when this returns.
 
-    `progress` is called with the bytes fetched and the bytes in all. `checkers` returns the checkers for packs of so many
-    bytes. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
+    `progress` is called with the bytes fetched and the bytes in all. `checkers` returns the checkers for about so many bytes of
+    packs. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
     OperationCancelled; then the local store lists the same as before.
     """
     far = far_manifest(bucket, seal, snapshot)
@@ -50,8 +50,9 @@ def fetch(
     with store.writer() as writer:
         known = writer.known(digests)
         refs = [] if known.keys() >= digests else far.packs
+        missing = 1 - len(known) / max(1, len(digests))
         with (
-            checkers(sum(ref.length for ref in refs)) as checking,
+            checkers(int(missing * sum(ref.length for ref in refs))) as checking,
             _Fetching(bucket, writer, checking, progress) as fetching,
         ):
             # If all of the packs fit on the disk, chunks are read while other packs are opened.
@@ -234,8 +235,9 @@ class _Fetching:
                 data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
             if len(data) != run.end - run.start:
                 raise invalid(run.pack.ref.name, "it is truncated")
-            for records in self._checkers.checked(run, data):
-                self._writer.append_all(records)
+            with closing(self._checkers.checked(run, data)) as checked:
+                for records in checked:
+                    self._writer.append_all(records)
             with self._lock:
                 self._done += payload_bytes(run.rows)
                 if self._is_total_known:
