@@ -1,4 +1,4 @@
-"""Fresh memory for large buffers."""
+"""Allocation of memory for large buffers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _BALLOON, _REPORTING = 5, 5
 
 
 def fresh_memory(length: int) -> memoryview:
-    """Return `length` bytes of writable, page-aligned memory, in huge pages where they are the fastest to get.
+    """Return `length` bytes of writable, page-aligned memory.
 
-    It is private, because shared memory, mmap's default, gets no huge pages unless an administrator enables them for it.
+    It is in huge pages, unless these would take longer to get. It is private, because shared memory, mmap's default, gets no huge pages
+    unless an administrator enables them for it.
     """
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not _host_takes_free_memory():
@@ -26,10 +27,10 @@ def fresh_memory(length: int) -> memoryview:
 
 @cache
 def _host_takes_free_memory() -> bool:
-    """Return whether this is a virtual machine that reports free memory to its host, which then takes it back.
+    """Return whether the host of this virtual machine takes back free memory.
 
-    It reports only large free blocks. So a huge page usually has to come from the host again (512 MB took 1.8 s), while small pages are
-    mostly ones that the machine still has (0.3 s).
+    The machine reports only large free blocks to it. So a huge page usually has to come from the host again (512 MB took 1.8 s), while
+    small pages are mostly ones that the machine still has (0.3 s).
     """
     for device in _VIRTIO_DEVICES.glob("*"):
         with suppress(OSError, ValueError):

@@ -98,7 +98,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _unit(nodeid: str) -> str:
-    """Return the file whose tests one worker runs, or the folder, if its tests share a server, a browser or containers."""
+    """Return the file of a test, or its folder, if the tests there share a server, a browser or containers.
+
+    One worker runs all tests of a unit.
+    """
     return next(filter(nodeid.startswith, WHOLE_FOLDERS), nodeid.partition("::")[0])
 
 

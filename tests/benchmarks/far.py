@@ -96,7 +96,10 @@ def run() -> Iterator[Row]:
 
 @contextmanager
 def _serving() -> Iterator[tuple[str, Path]]:
-    """Run an object store; yield its URL and a folder. What the block writes is removed, so that the disk does not write it later."""
+    """Run an object store; yield its URL and a folder.
+
+    What the block writes is removed, so that the disk does not write it later.
+    """
     with scratch() as place:
         (place / "weed").mkdir()
         server = servers.SeaweedFS(place / "weed")
@@ -168,25 +171,21 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
             packs = [remote.bucket.get(name).data for name in names]
             keys = [f"plain-{kind}-{number}/{name}" for name in names]
             create = partial(plain.put, mode="create", use_multipart=False)
-            with _timed(seconds["put"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
-                list(pool.map(create, keys, packs))
+            _timed_calls(seconds["put"], create, keys, packs)
             others = [f"parts/{key}" for key in keys]
-            with _timed(seconds["put in parts"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
-                list(pool.map(plain.put, others, packs))
+            _timed_calls(seconds["put in parts"], plain.put, others, packs)
             del packs
-            with _timed(seconds["get"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
-                list(pool.map(lambda key: plain.get(key).bytes(), keys))
+            _timed_calls(seconds["get"], lambda key: plain.get(key).bytes(), keys)
             with TemporaryDirectory(dir=place) as files:
                 get = partial(_get_into_file, plain, Path(files))
-                with _timed(seconds["get into files"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
-                    list(pool.map(get, keys))
+                _timed_calls(seconds["get into files"], get, keys)
             ways = {"fetch": processes._fork_server}
             if isinstance(checkers(stored), CheckingProcesses):
                 ways["first fetch"] = processes._ForkServer()
             # In turns, because what a fetch leaves in memory and on the disk can delay the next one.
             for way in sorted(ways, reverse=number % 2 == 0):
                 with mock.patch.object(processes, "_fork_server", ways[way]):
-                    seconds[way].append(_fetch(remote, snapshot, place))
+                    _fetch(remote, snapshot, place, seconds[way])
     facts = {"of": f"{size / 1e6:.0f} MB, {stored / 1e6:.0f} MB stored, {len(names)} packs"}
     yield Row(f"{kind}: upload", seconds["upload"], facts=facts)
     yield Row("    obstore's own put of these packs, create-only as well", seconds["put"])
@@ -204,15 +203,13 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     yield Row("    obstore's own get of these packs into memory", seconds["get"])
 
 
-def _fetch(remote: _Remote, snapshot: FarSnapshot, place: Path) -> float:
-    """Fetch a snapshot into an empty store, as a daemon does; return the seconds."""
+def _fetch(remote: _Remote, snapshot: FarSnapshot, place: Path, seconds: list[float]) -> None:
+    """Fetch a snapshot into an empty store, as a daemon does; add the time that this takes to `seconds`."""
     with TemporaryDirectory(dir=place) as folder, LocalStore(Path(folder)) as store:
-        began = time.monotonic()
-        processes.warm_up(snapshot.raw_bytes, processors())
-        fetch(remote.bucket, remote.seal, snapshot, store, checkers=checkers)
-        seconds = time.monotonic() - began
+        with _timed(seconds):
+            processes.warm_up(snapshot.raw_bytes, processors())
+            fetch(remote.bucket, remote.seal, snapshot, store, checkers=checkers)
         store.verify("s1")
-    return seconds
 
 
 def _plain(url: str) -> S3Store:
@@ -418,3 +415,9 @@ def _timed(into: list[float]) -> Iterator[None]:
     began = time.monotonic()
     yield
     into.append(time.monotonic() - began)
+
+
+def _timed_calls(into: list[float], work: Callable[..., object], *given: Sequence[object]) -> None:
+    """Call `work` with each of the given values, as many at a time as uploads and fetches make requests; time all of it."""
+    with _timed(into), ThreadPoolExecutor(_AT_A_TIME) as pool:
+        list(pool.map(work, *given))

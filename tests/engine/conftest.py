@@ -1,7 +1,6 @@
 """A program that maps memory as the CUDA driver does during a checkpoint."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes
+from tests import smaps
 
 # One thread waits for lengths, maps as the CUDA driver does, fills the mapping and checks it after the others have worked.
 DRIVER = """
@@ -89,14 +89,8 @@ class Driver:
         return next(a for a in processes.maps(self.pid) if a.start <= address < a.end)
 
     def flags_at(self, address):
-        """VmFlags of the mapping there (man proc, smaps)."""
-        blocks = Path(f"/proc/{self.pid}/smaps").read_text().split("VmFlags: ")
-        for before, after in itertools.pairwise(blocks):
-            header = [line for line in before.splitlines() if line[:1] in "0123456789abcdef"][-1]
-            start, end = (int(part, 16) for part in header.split()[0].split("-"))
-            if start <= address < end:
-                return after.splitlines()[0].split()
-        raise AssertionError(address)
+        """Return the flags of the mapping there."""
+        return smaps.flags_at(self.pid, address)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def test_what_the_daemon_has_deleted_for_good_is_told(user, undo_seconds):
 def test_a_deletion_is_told_although_the_sender_looked_before_the_snapshot_was_marked(
     user, monkeypatch, undo_seconds, settles_later
 ):
-    """Delete a snapshot that is still listed when the sender looks, as after a deletion that was undone."""
+    """Delete a snapshot that the store still lists when the sender looks, as it does after a deletion was undone."""
     mark, file = user.store.mark_deleted, UserDeletions(user.state_dir)
     seen = {}
 

@@ -148,7 +148,10 @@ class Hub:
         threading.Thread(target=reap, args=(left,), daemon=True).start()
 
     def end(self):
-        """Kill the hub if it runs, and its proxy, which would outlive it. The fixture of their engine ends the users' servers."""
+        """Kill the hub, if it runs, and its proxy, which would outlive it.
+
+        The users' servers are ended by the fixture of their engine.
+        """
         if self.process is not None and self.process.poll() is None:
             left = processes.children(self.process.pid)
             self.stop(signal.SIGKILL)

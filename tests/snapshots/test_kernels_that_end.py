@@ -83,7 +83,10 @@ def test_a_kernel_that_ends_while_it_is_saved_is_said_to_have_ended(
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_kernel_that_has_ended_but_was_not_reaped_is_not_saved(run, monkeypatch, stop):
-    """Save a kernel whose parent was stopped before it reaped the kernel. CRIU dumps such a process without an error."""
+    """Save a kernel whose parent was stopped before it reaped the kernel.
+
+    CRIU dumps such a process without an error.
+    """
     program = run(COUNTER)
     program.fresh_line()
     keeper_pid, original = program.tree.keeper_pid, losses.wait_until

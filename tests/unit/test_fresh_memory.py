@@ -1,31 +1,20 @@
-"""Memory for large buffers, as Linux sees it."""
+"""Tests of the memory for large buffers: the size of its pages, and its content."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt import fresh_memory
-
-
-def flags_at(address):
-    """Return the flags of the area of memory that begins at this address or contains it (man proc_pid_smaps)."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head, _, rest = line.partition(" ")
-        if not head.endswith(":"):
-            start, _, end = head.partition("-")
-            found = int(start, 16) <= address < int(end, 16)
-        elif found and head == "VmFlags:":
-            return rest.split()
-    raise AssertionError(f"nothing is mapped at {address:#x}")
+from tests import smaps
 
 
 @pytest.fixture
 def device(tmp_path, monkeypatch):
-    """Return a function that makes a virtio device of this machine, of a kind, with the numbers of its features."""
+    """Return a function that adds a virtio device, given its kind and the numbers of its features."""
     fresh_memory._host_takes_free_memory.cache_clear()
     monkeypatch.setattr(fresh_memory, "_VIRTIO_DEVICES", tmp_path)
 
@@ -40,8 +29,9 @@ def device(tmp_path, monkeypatch):
 
 
 def flags():
+    """Return the flags of fresh memory."""
     memory = fresh_memory.fresh_memory(8 << 20)
-    return flags_at(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    return smaps.flags_at(os.getpid(), ctypes.addressof(ctypes.c_char.from_buffer(memory)))
 
 
 @pytest.mark.skipif(
@@ -51,9 +41,8 @@ def test_it_may_be_in_huge_pages(device):
     device(2, 1, 5)  # a disk
     device(5, 1, 2)  # a balloon
     assert "hg" in flags()
-    assert (
-        "sh" not in flags()
-    )  # shared memory has huge pages only where an administrator enabled them
+    # Shared memory has huge pages only where an administrator enabled them.
+    assert "sh" not in flags()
 
 
 def test_it_is_in_small_pages_where_the_host_takes_free_memory_back(device):

@@ -51,7 +51,10 @@ class CheckTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckRun(msgspec.Struct, frozen=True):
-    """A request to check a part of a run, `length` bytes in the first half of the memory. The payloads are written to the second half."""
+    """A request to check a part of a run.
+
+    Its `length` bytes are in the first half of the shared memory. The worker writes the payloads to the second half.
+    """
 
     name: str
     secret: bytes
@@ -93,7 +96,10 @@ class _Worker:
             send_with_descriptors(self._socket, CheckTask(), [descriptor])
 
     def check(self, run: Run, data: memoryview) -> list[Record]:
-        """Return the records of a part, which are valid until the next call. Raises OSError, and what `store.far.checking.check` raises."""
+        """Check a part of a run and return its records, which are valid until the next call.
+
+        Raises OSError, and what `store.far.checking.check` raises.
+        """
         # Unlike a copy to mapped memory, this does not hold the GIL.
         pwrite_all(self._descriptor, data, 0)
         pack, digests = run.pack, b"".join(run.digests)
@@ -153,7 +159,7 @@ class CheckingProcesses:
             self._workers.clear()
 
     def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
-        """Check the chunks of a run, a part at a time: see `Checkers`."""
+        """Check the chunks of a run, one part after the other: see `Checkers`."""
         if not self._workers:
             yield from self._by_threads.checked(run, data)
             return
@@ -162,13 +168,11 @@ class CheckingProcesses:
 
     def _checked(self, part: Run, data: memoryview) -> Generator[list[Record]]:
         worker = self._taken() if len(data) <= HALF_BYTES else None
-        records = None
         if worker is not None:
             try:
                 records = worker.check(part, data)
             except OSError as error:
                 self._drop(worker, error)
-                worker = None
             except GpuCkptError:  # its answer
                 self._idle.put(worker)
                 raise
@@ -176,13 +180,13 @@ class CheckingProcesses:
                 # Its answer may still come, and must not count for another part.
                 self._drop(worker, error)
                 raise
-        if worker is None or records is None:
-            yield from self._by_threads.checked(part, data)
-            return
-        try:
-            yield records
-        finally:
-            self._idle.put(worker)
+            else:
+                try:
+                    yield records
+                finally:
+                    self._idle.put(worker)
+                return
+        yield from self._by_threads.checked(part, data)
 
     def _start(self) -> None:
         started: list[_Worker] = []

@@ -16,7 +16,10 @@ from .unpack_client import UnpackTask
 
 
 def main() -> None:
-    """Send a byte to stdin, a socket, when all is imported; then fork one worker per socket received there; exit at EOF."""
+    """Fork one worker for each socket that is received on stdin; exit at EOF.
+
+    Stdin is a socket. One byte is sent to it when everything is imported.
+    """
     check_worker.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -72,7 +72,7 @@ class _ForkServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server can fork at once: it has imported everything, and runs."""
+        """Whether the server runs and has imported everything."""
         with self._lock:
             if self._socket is None:
                 return False

@@ -62,9 +62,10 @@ class Checkers(Protocol):
         """End what was started."""
 
     def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
-        """Check the chunks of a run in `data`, the bytes that were read of it; yield a few records at a time.
+        """Check the chunks of a run and yield their records, a few at a time.
 
-        They are valid until the next ones are asked for. The caller closes the generator. Raises FarObjectInvalid, FormatTooNew.
+        `data`: the bytes from the run's start to its end. Records are valid until the next ones are asked for. The caller closes the
+        generator. Raises FarObjectInvalid, FormatTooNew.
         """
 
 
@@ -94,7 +95,10 @@ class CheckingThreads:
 def runs(
     pack: OpenPack, rows: Rows, digests: Sequence[bytes], most_bytes: int = RUN_BYTES
 ) -> Iterator[Run]:
-    """Yield runs of these chunks of a pack, which are in the order of their offsets; a run is longer only if a chunk is."""
+    """Yield runs that together contain these chunks of a pack, which are in the order of their offsets.
+
+    A run has at most `most_bytes`, unless one chunk is longer.
+    """
     starts, ends = (some.tolist() for some in far_packs.bounds(rows))
     first = 0
     for number in range(1, len(rows) + 1):

@@ -81,10 +81,10 @@ class FarChunk(NamedTuple):
 
 
 def workers() -> int:
-    """Return how many threads make or check packs at a time; other processors are for the endpoint's connections and the kernels.
+    """Return how many threads make or check packs at a time.
 
-    There are at least two, because then the first pack is ready earlier, also on two processors. With more than four the work would take
-    as long, because a part of it holds the GIL.
+    Other processors are for the endpoint's connections and the kernels. There are at least two threads, because then the first pack is
+    ready earlier, also on two processors. With more than four the work would take as long, because a part of it holds the GIL.
     """
     return max(2, min(4, processors() // 4))
 

@@ -9,7 +9,10 @@ ON = 704
 
 
 def peer_access(count=2):
-    """Return for every ordered pair of the first GPUs ON, 0 if it was off and is so again, or the driver's error."""
+    """Return the state of peer access for each ordered pair of the first GPUs.
+
+    The state is ON, 0 if it is off, or the driver's error.
+    """
     found = []
     with contexts(count) as each:
         for own in each:
@@ -59,7 +62,7 @@ def copied_at_once(to, start, length):
 
 @contextmanager
 def _current(context):
-    """Make a context the current one inside the block."""
+    """Make a context current inside the block."""
     _checked(driver.cuCtxPushCurrent(context))
     try:
         yield

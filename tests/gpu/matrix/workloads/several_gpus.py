@@ -87,9 +87,10 @@ class Work(TorchWork):
         return found
 
     def _through_pools(self):
-        """Copy the first GPU's part to each pool and back, by addresses alone; return the sums of what came back.
+        """Copy the first GPU's part to each pool and back; return the sums of the copies.
 
-        The driver makes such copies in a context of the pool's GPU only. They wait for the work of the first GPU, which is not yet done.
+        The copies name only addresses. The driver makes such copies only in a context of the pool's GPU. They wait for the work of the
+        first GPU, which is not yet done.
         """
         found, part = [], self._sums[0]
         for number, address in enumerate(self._pools, 1):
