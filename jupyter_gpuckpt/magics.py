@@ -21,7 +21,10 @@ def load(shell: InteractiveShell) -> None:
 
 def _magic(shell: InteractiveShell, verb: str, text: str) -> Any:  # noqa: ANN401 - IPython calls it
     def magic(line: str) -> None:
-        print(_asked(shell, verb, line.strip()))  # noqa: T201 - the answer is the cell's output
+        argument = line.strip()
+        # An option, such as --help, is no title: it must not suspend the kernel.
+        said = text if argument.startswith("-") else _asked(shell, verb, argument)
+        print(said)  # noqa: T201 - the answer is the cell's output
 
     magic.__doc__ = text
     return magic

@@ -4,39 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from ..errors import GpuCkptError
 from ..statuses import exit_code
 from . import actions, arguments, output
 
-INTERRUPTED, READER_GONE, USAGE = 130, 141, 2
+INTERRUPTED, READER_GONE, UNEXPECTED, USAGE = 130, 141, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (`arguments.EPILOG` lists them).
 
-    Errors of the project are printed, not raised.
+    Errors of the project are printed, not raised; for programs (`--json`) all errors are.
     """
     command_line = sys.argv[1:] if argv is None else list(argv)
     as_json = "--json" in command_line
     try:
-        parser = arguments.parser()
-        args = parser.parse_args(command_line)
-        if args.command is None:
-            parser.print_help(sys.stderr)
-            return USAGE
-        status = actions.ACTIONS[args.command](args)
+        status = _run(command_line)
         sys.stdout.flush()
     except GpuCkptError as error:
         output.fail(error, as_json=as_json)
-        return exit_code(type(error))
+        status = exit_code(type(error))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        status = INTERRUPTED
     except BrokenPipeError:
         # As in `... | head`. Without the redirection Python would report the broken pipe again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
+        status = READER_GONE
     except SystemExit as asked:  # --help and --version
-        return asked.code if isinstance(asked.code, int) else 0
+        status = asked.code if isinstance(asked.code, int) else 0
+    except Exception as error:
+        if not as_json:
+            raise
+        traceback.print_exc()
+        output.fail(error, as_json=True)
+        status = UNEXPECTED
     return status
+
+
+def _run(command_line: Sequence[str]) -> int:
+    parser = arguments.parser()
+    args = parser.parse_args(command_line)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return USAGE
+    return actions.ACTIONS[args.command](args)

@@ -13,7 +13,7 @@ from typing import Self, TextIO
 
 import msgspec
 
-from ..errors import GpuCkptError, record_of
+from ..errors import record_of
 from ..plurals import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, age, size
 from ..progress import ProgressRecord
 
@@ -94,16 +94,17 @@ def warn(text: str) -> None:
     print(f"Warning: {printable(text)}", file=sys.stderr)
 
 
-def fail(error: GpuCkptError, *, as_json: bool) -> None:
+def fail(error: Exception, *, as_json: bool) -> None:
     """Print an error: to stderr for people, to stdout as `{"error": {...}}` for programs."""
+    record = record_of(error)
     if as_json:
-        say_json({"error": record_of(error)})
+        say_json({"error": record})
         return
-    print(f"{error.message}", file=sys.stderr)
-    if error.details:
-        print("\n".join(f"  {line}" for line in error.details.splitlines()), file=sys.stderr)
-    if error.hint:
-        print(f"Hint: {error.hint}", file=sys.stderr)
+    print(record.message, file=sys.stderr)
+    if record.details:
+        print("\n".join(f"  {line}" for line in record.details.splitlines()), file=sys.stderr)
+    if record.hint:
+        print(f"Hint: {record.hint}", file=sys.stderr)
 
 
 def ask(question: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import nbformat
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
 from .. import daemon_settings
-from ..errors import ConfigurationError, GpuCkptError
+from ..errors import ConfigurationError, GpuCkptError, StoreFull, StoreUnavailable, is_disk_full
 from .kernel_manager import BatchKernelManager, JournalClient, Stopped
 from .notebook_client import BatchClient
 from .preparing import prepared
@@ -58,13 +59,25 @@ class _Executing(BatchClient):
     async def write_often(self) -> None:
         """Write the notebook after new messages, until this task is canceled."""
         while True:
-            spent = self.write() if self._is_behind else 0.0
+            spent = 0.0
+            if self._is_behind:
+                # A file that cannot be written now may be later, and the last call of `write` reports it.
+                with suppress(StoreUnavailable, StoreFull):
+                    spent = self.write()
             await asyncio.sleep(max(_WRITE_EVERY_SECONDS, spent / _WRITE_PART))
 
     def write(self) -> float:
-        """Write the notebook as it is now; return how many seconds that took."""
+        """Write the notebook as it is now; return how many seconds that took. Raises StoreFull and StoreUnavailable."""
         began, self._is_behind = time.monotonic(), False
-        write_atomically(self._output, (nbformat.writes(self.nb) + "\n").encode())  # type: ignore[no-untyped-call]
+        try:
+            write_atomically(self._output, (nbformat.writes(self.nb) + "\n").encode())  # type: ignore[no-untyped-call]
+        except OSError as error:
+            self._is_behind = True
+            kind = StoreFull if is_disk_full(error) else StoreUnavailable
+            raise kind(
+                f"The output {self._output} cannot be written: {error.strerror}.",
+                hint="The kernel runs on. Remove the cause; the same command then goes on with it.",
+            ) from error
         return time.monotonic() - began
 
 
@@ -79,14 +92,7 @@ def execute(
     notebook = _read(options.notebook)
     settings = daemon_settings.from_environment()
     output = options.output.absolute()
-    if not output.parent.is_dir():
-        raise ConfigurationError(f"There is no folder {output.parent}.")
-    with suppress(FileNotFoundError):
-        if output.samefile(options.notebook):
-            raise ConfigurationError(
-                "The output would replace the notebook.",
-                hint="Choose another output: a run that is continued reads the notebook again.",
-            )
+    _check_output(output, options.notebook)
     count = len(notebook.cells)
     try:
         with prepared(
@@ -152,6 +158,31 @@ async def _save_often(
             warn(f"The kernel was not saved: {error.message} {error.hint}".strip())
         else:
             await client.kc.ask("peers_on")
+
+
+def _check_output(output: Path, notebook: Path) -> None:
+    """Raise ConfigurationError if the output cannot be written, or is the notebook: before a kernel is started for it."""
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"There is no folder {output.parent}.")
+    if output.is_dir():
+        raise ConfigurationError(
+            f"The output {output} is a folder.",
+            hint="Name the file that the notebook is written to.",
+        )
+    with suppress(FileNotFoundError):
+        if output.samefile(notebook):
+            raise ConfigurationError(
+                "The output would replace the notebook.",
+                hint="Choose another output: a run that is continued reads the notebook again.",
+            )
+    try:
+        # What rights, quotas and read-only mounts allow is known only after a file was made.
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"No file can be written to the folder {output.parent}: {error.strerror}.",
+            hint="Choose another output.",
+        ) from error
 
 
 def _read(path: Path) -> NotebookNode:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager, NoSuchKernel
 from jupyter_core.utils import run_sync
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
@@ -43,6 +44,7 @@ def prepared(
     `restart`: start a new run. `from_snapshot`: continue from the snapshot of a run on another machine.
     """
     kernel_name = kernel_name or notebook.metadata.get("kernelspec", {}).get("name", "")
+    _check_kernel(kernel_name)
     digest = digest_of(notebook, kernel_name)
     with locked(settings.data, output) as run:
         record, owner = _found(run, digest, settings, output, restart, from_snapshot)
@@ -61,6 +63,18 @@ def prepared(
             manager.release()
             raise
         _end(manager, succeeded=not manager.has_failed)
+
+
+def _check_kernel(name: str) -> None:
+    """Raise ConfigurationError if no kernel of this name is installed. The empty name is the default kernel's."""
+    specs = KernelSpecManager()
+    try:
+        specs.get_kernel_spec(name or NATIVE_KERNEL_NAME)
+    except NoSuchKernel:
+        known = ", ".join(sorted(specs.find_kernel_specs())) or "none"
+        raise ConfigurationError(
+            f"There is no kernel {name}.", hint=f"Name one of the installed kernels: {known}."
+        ) from None
 
 
 def _found(

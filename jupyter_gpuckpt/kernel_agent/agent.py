@@ -159,7 +159,8 @@ class Agent:
 
             def offer(**other: Any) -> bool:
                 return offered(
-                    stdin, lambda: sent.append(self._send(stdin, *arguments, **options | other))
+                    stdin,
+                    lambda: sent.append(self._send(stdin, *arguments, **{**options, **other})),
                 )
 
             parent = arguments[2] if len(arguments) > 2 else options.get("parent")
@@ -176,7 +177,7 @@ class Agent:
     async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
-        content |= self._journal.opened(parent["content"]) if op == "journal" else {}
+        content.update(self._journal.opened(parent["content"]) if op == "journal" else {})
         states: list[bytes] = []
         if op == "prepare":
             self._prepare()
@@ -191,7 +192,7 @@ class Agent:
             self._flush_output()
         elif op == "count":
             callbacks = self._kernel.shell.events.callbacks
-            content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
+            content.update({event: len(callbacks.get(event, ())) for event in _EVENTS})
             content["uses_gpu"] = driver_is_loaded()
             content["cell"] = last_cell(self._kernel.shell)
         elif op == "answer":

@@ -19,8 +19,6 @@ _LIBRARY = "libcuda.so.1"
 #: Results of the calls (cuda.h, CUresult).
 _ALREADY_ENABLED, _NOT_ENABLED = 704, 705
 
-Pair = tuple[int, int]
-
 
 class PeerAccess:
     """The switch of this process's peer access; it works whether CUDA is loaded or not. Thread-safe."""
@@ -29,7 +27,7 @@ class PeerAccess:
         self._lock = threading.Lock()
         #: The devices whose contexts are retained, and the pairs of them between which it was switched off.
         self._kept: list[int] = []
-        self._off: list[Pair] = []
+        self._off: list[tuple[int, int]] = []
         #: The number of calls of `on`: an `off` that was waiting for the GPUs before such a call does nothing more.
         self._turns = 0
 
@@ -161,7 +159,7 @@ def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
 
 def _each_pair(
     driver: Any, contexts: dict[int, ctypes.c_void_p], call: Callable[[ctypes.c_void_p], int]
-) -> Iterator[tuple[Pair, int]]:
+) -> Iterator[tuple[tuple[int, int], int]]:
     """Make `call` for every other context, in each context; yield the pair of devices and the result."""
     for one, context in contexts.items():
         with _current(driver, context):

@@ -12,17 +12,15 @@ from .addresses import DELIMITER, HEADER, PARENT
 _MAX_MESSAGES_BYTES = 2 << 20
 _MAX_REPLIES = 50
 
-Parts = list[bytes]
-
 
 class SentMessages:
     """A bounded buffer that keeps the kernel's last iopub messages and replies for the next server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._messages: deque[tuple[int, Parts]] = deque()
+        self._messages: deque[tuple[int, list[bytes]]] = deque()
         self._bytes = 0
-        self._replies: deque[Parts] = deque(maxlen=_MAX_REPLIES)
+        self._replies: deque[list[bytes]] = deque(maxlen=_MAX_REPLIES)
 
     def note(self, message: Sequence[Any]) -> None:
         """Add a message that is being sent on iopub."""
@@ -38,7 +36,7 @@ class SentMessages:
         """Add a reply that is being sent."""
         self._replies.append(copied(reply))
 
-    def after(self, message_id: str) -> tuple[list[Parts], bool]:
+    def after(self, message_id: str) -> tuple[list[list[bytes]], bool]:
         """Return the buffered messages after the one with this id, and whether these are all."""
         with self._lock:
             messages = [parts for _, parts in self._messages]
@@ -48,7 +46,7 @@ class SentMessages:
                 found = number
         return messages[0 if found is None else found + 1 :], found is not None
 
-    def replies_to(self, request_ids: Sequence[str]) -> list[Parts]:
+    def replies_to(self, request_ids: Sequence[str]) -> list[list[bytes]]:
         """Return the replies to these requests."""
         return [
             reply
@@ -57,12 +55,12 @@ class SentMessages:
         ]
 
 
-def copied(message: Sequence[Any]) -> Parts:
+def copied(message: Sequence[Any]) -> list[bytes]:
     """Return the parts of a message as bytes."""
     return [bytes(getattr(part, "bytes", part)) for part in message]
 
 
-def _has_id(parts: Parts, place: int, message_id: str) -> bool:
+def _has_id(parts: list[bytes], place: int, message_id: str) -> bool:
     """Return whether the header at `place` behind the delimiter has this message id."""
     if not message_id or DELIMITER not in parts:
         return False

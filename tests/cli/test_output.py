@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.cli import output, summary
+from jupyter_gpuckpt.cli import actions, app, output, summary
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.progress import ProgressRecord
@@ -170,3 +170,16 @@ def test_a_record_shows_units_and_nested_records():
     assert "    pid 7, name py?thon" in lines
     assert any(line.startswith("frozen seconds") and line.endswith("0.20 s") for line in lines)
     assert any(line.startswith("gpu ") and line.endswith(" -") for line in lines)
+
+
+def test_programs_get_unexpected_errors_as_json_too(capsys, monkeypatch):
+    def fail(args):
+        raise ZeroDivisionError("of a test")
+
+    monkeypatch.setitem(actions.ACTIONS, "list", fail)
+    assert app.main(["list", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["code"] == "internal"
+    assert "Traceback" in printed.err
+    with pytest.raises(ZeroDivisionError):
+        app.main(["list"])

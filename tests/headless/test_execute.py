@@ -1,6 +1,7 @@
 """`jupyter gpuckpt execute`: nbclient's semantics, and going on after whatever ended the runner."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,39 @@ def test_an_error_ends_the_notebook_unless_its_cell_is_tagged(runner):
     assert "ValueError" in said
     assert outputs(runner.output) == [["ZeroDivisionError"], [], ["shown\n"], ["ValueError"], []]
     assert runner.kernels() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "output", "reason"),
+    [
+        (("--kernel", "no-such-kernel"), "out.ipynb", "There is no kernel no-such-kernel."),
+        ((), ".", "is a folder"),
+        ((), "/proc/out.ipynb", "No file can be written to the folder /proc"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words_before_a_kernel_starts(
+    runner, options, output, reason
+):
+    runner.output = Path(output)
+    before = runner.pids()[1]
+    status, said = runner.run(*options)
+    assert status == 2
+    assert reason in said
+    assert "Traceback" not in said
+    assert runner.pids()[1] == before
+
+
+def test_an_output_that_cannot_be_written_at_the_end_costs_no_work(runner):
+    runner.start()
+    wait_for(lambda: runner.has_shown(AT_FIRST))
+    runner.output.unlink()
+    runner.output.mkdir()
+    runner.open_gate(10)
+    runner.open_gate(20)
+    status, said = runner.ended()
+    assert status == 7, said
+    assert "cannot be written: Is a directory." in said
+    assert "Traceback" not in said
+    runner.output.rmdir()
+    status, said = runner.run()
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said

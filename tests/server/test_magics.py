@@ -21,6 +21,10 @@ def test_magics_save_list_branch_and_suspend_their_own_kernel(server, eventually
     assert f"{page.kernel_id}  running" in listed
     assert f"snapshot {snapshot_id}  before the change" in listed
     assert "0 snapshots" in page.run("%branch nothing-like-it")
+    # An option is no title: nothing is saved or suspended.
+    for magic in ("save_session", "suspend", "branch"):
+        assert f"`%{magic} [" in page.run(f"%{magic} --help")
+    assert page.run("%sessions") == listed
     page.run("x = 0")
     said = page.run(f"%branch {snapshot_id[:12]}")
     assert "runs beside this one" in said

@@ -5,7 +5,9 @@ import collections
 import datetime as dt
 import decimal
 import importlib.util
+import io
 import itertools
+import sys
 import time
 import types
 
@@ -166,6 +168,12 @@ def test_a_variable_has_a_kind_and_a_few_words(value, kind, summary):
         (pd.Series([f"{i:040}" for i in range(10_000)], dtype=object), 10_000 * (89 + 8)),
         (np.zeros(1_000_000), 8_000_000),
         (bytearray(1_000_000), 1_000_000),
+        (array.array("d", bytes(8_000_000)), 8_000_000),
+        (
+            collections.OrderedDict.fromkeys(range(1000, 101_000)),
+            sys.getsizeof(collections.OrderedDict.fromkeys(range(100_000))) + 2_800_000,
+        ),
+        (io.BytesIO(bytes(1_000_000)), 1_000_000),
     ],
     ids=numbered(),
 )

@@ -257,4 +257,6 @@ class Fingerprints:
 
 def _new() -> Any:
     # It is safe against accidents, not attacks, and the fastest on CPUs with instructions for it, as most have.
+    if sys.version_info < (3, 9):  # noqa: UP036 - kernels may have an older Python than the server
+        return hashlib.sha1()  # noqa: S324 - as above; the argument is newer
     return hashlib.sha1(usedforsecurity=False)

@@ -211,7 +211,7 @@ class Look:
         for device, size in self._on_devices.items():
             was = before.get(device, 0)
             self._on_devices[device] = was + (size - was) * scale
-        size = own.__sizeof__(value) + inside
+        size = own_size(value) + inside
         return Seen(size, "", f"{count} item{'s' * (count != 1)}")
 
 
@@ -319,9 +319,8 @@ def _sparse(look: Look, value: Any, kind: type) -> Seen:
     )
 
 
-_Known = Callable[[Look, Any, Any], Seen]
 #: Functions by package and name of the class. Nothing is imported: a user with such a value has imported the library.
-_KNOWN: dict[tuple[str, str], _Known] = {
+_KNOWN: dict[tuple[str, str], Callable[[Look, Any, Any], Seen]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): _scalar,
     ("cupy", "ndarray"): _gpu_array,

@@ -76,14 +76,18 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 
 def own_size(value: Any) -> int:
-    """Return an object's own size in bytes; for a class written in C a lower bound."""
+    """Return an object's own size in bytes, as the first of its classes that is written in C counts it."""
+    for kind in bases(value):
+        found = _NAMESPACE(kind).get("__sizeof__")
+        if type(found) is types.MethodDescriptorType:
+            return int(found(value))
     return int(_BASIC_SIZE(type(value)))
 
 
 def is_plain(value: Any) -> bool:
     """Return whether an object consists of its attributes only: its classes are written in Python, without slots."""
     slots = any("__slots__" in _NAMESPACE(kind) for kind in bases(value))
-    small = own_size(value) == _BASIC_SIZE(_Plain)
+    small = _BASIC_SIZE(type(value)) == _BASIC_SIZE(_Plain)
     return small and not slots and _attributes(value) is not None
 
 

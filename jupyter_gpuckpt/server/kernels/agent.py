@@ -61,6 +61,14 @@ async def install(manager: ServerKernelManager) -> bool:
     if info.get("implementation") != IMPLEMENTATION:
         return False
     reply = await ask(manager, "control", "execute_request", installation_request(), _START_SECONDS)
+    if not _is_ok(reply):
+        found = reply["content"] if reply else {}
+        manager.log.warning(
+            "Kernel %s may lose output when it is saved in the middle of a cell, because our agent does not run in it (%s)."
+            " The agent needs Python 3.8 and ipykernel 6.29, or newer ones.",
+            manager.kernel_id,
+            f"{found['ename']}: {found.get('evalue')}" if "ename" in found else "no answer",
+        )
     return _is_ok(reply)
 
 
