@@ -20,6 +20,7 @@ from ..states import ABSENT, KernelState
 from .runs import RunRecord
 
 if TYPE_CHECKING:
+    from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
 #: States in which no operation on a kernel is in flight.
@@ -50,6 +51,9 @@ class BatchOwner(ScriptOwner):
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """Return the run's id and digest, with which a runner on another machine continues from a snapshot."""
         return {BATCH: {"run_id": self._record.run_id, "digest": self._record.digest}}
+
+    def launched(self, kernel_id: str, connection: KernelConnectionInfo) -> None:
+        """Do nothing: the run's client installs the agent before the first cell."""
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
         """Return the kernel that `find` has found, once."""

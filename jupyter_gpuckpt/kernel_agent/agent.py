@@ -36,7 +36,6 @@ so that no IPython event is triggered.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -46,7 +45,6 @@ from contextlib import suppress
 from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
-from jupyter_client.jsonutil import json_clean, json_default
 
 from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
@@ -55,9 +53,11 @@ from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
 from .sent_messages import SentMessages, copied
+from .subscribers import Subscribers
 from .trim import trim
 from .user_requests import UserRequests
 from .variables.listing import variables_of
+from .widget_states import widget_states
 
 #: The longest time to buffer without a request from a server: a server's death must not silence the kernel.
 _LONGEST_SILENCE = 30.0
@@ -71,9 +71,6 @@ _TRIM_SECONDS = 5.0
 #: How long to wait until the GPUs have done their work.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
-#: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
-_MAX_STATE_BYTES = 16 << 20
-_MAX_STATE_SECONDS = 0.5
 
 
 class Agent:
@@ -88,10 +85,13 @@ class Agent:
         #: Buffered replies: (time, message parts).
         self._kept_replies: deque[tuple[float, list[bytes]]] = deque()
         self._answering = False
-        #: The time of the last flush of output; peers connect again some time after it.
+        #: The time of the last flush of output; peers connect again some time after it, as after a resume.
         self._flushed = -_PATIENCE
         self._sent = SentMessages()
         self._journal = Journal()
+        self._subscribers = Subscribers(kernel.parent)
+        #: Whether `_release` is scheduled.
+        self._releasing = False
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
@@ -118,8 +118,10 @@ class Agent:
         if os.getpid() == self._pid:
             self._journal.add(b"iopub", message)
             with self._lock:
-                if self._silent:
+                missing = not self._silent and self._subscribers.are_missing(message)
+                if self._silent or self._kept_output or missing:
                     self._kept_output.append((message, arguments, options))
+                    self._release_soon()
                     return
             self._sent.note(message)
         self._say(message, *arguments, **options)
@@ -129,7 +131,8 @@ class Agent:
         self._journal.add(b"shell", message)
         with self._lock:
             now = time.monotonic()
-            careful = self._silent or self._kept_replies or now < self._flushed + _PATIENCE
+            cut = max(self._flushed, self._subscribers.resumed())
+            careful = self._silent or self._kept_replies or now < cut + _PATIENCE
             careful = careful or may_be_lost(message[0])
             self._sent.note_reply(message)
             if careful:
@@ -146,6 +149,7 @@ class Agent:
         header = message["header"]
         if header["msg_type"] == "execute_request" and not self._journal.is_new(header["msg_id"]):
             return False
+        self._subscribers.note_request(str(header.get("session")))
         return self._should_handle(stream, message, identity)
 
     # Called in the thread that runs the cell: only stdin's socket is used directly.
@@ -183,7 +187,7 @@ class Agent:
             self._prepare()
             # This comes after `_prepare`: messages about later changes by a running cell are then buffered and sent after the resume.
             content["comms"] = _open_comms(self._kernel)
-            states = _widget_states()
+            states = widget_states()
         elif op == "probe":
             message = self._kernel.session.msg("gpuckpt_probe", {}, parent=parent)
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
@@ -289,6 +293,23 @@ class Agent:
 
         self._iopub.schedule(send_all)
 
+    # Called in the IOPub thread.
+    def _release_soon(self) -> None:
+        if not self._releasing and not self._silent:
+            self._releasing = True
+            self._iopub.io_loop.call_later(_PAUSE, self._release)
+
+    def _release(self) -> None:
+        """Send the output that was kept for subscribers, once they are back or have had their time."""
+        with self._lock:
+            self._releasing = False
+            if self._silent or not self._kept_output:
+                return
+            if self._subscribers.are_missing(self._kept_output[0][0]):
+                self._release_soon()
+                return
+        self._flush_output()
+
     def _answer_soon(self) -> None:
         with self._lock:
             if self._answering or self._silent or not self._kept_replies:
@@ -327,64 +348,6 @@ def _open_comms(kernel: Any) -> dict[str, str]:
     # The copy is atomic: a cell may be opening comms in the main thread.
     comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
     return {comm_id: comm.target_name for comm_id, comm in comms.items()}
-
-
-def _widget_states() -> list[bytes]:
-    """Return ipywidgets' reply to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
-
-    The list is empty if there are no widgets, or too many, or if a cell that changes them interferes. See
-    ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
-    """
-    try:
-        return _read_widget_states(time.thread_time() + _MAX_STATE_SECONDS)
-    except Exception:
-        return []
-
-
-def _read_widget_states(deadline: float) -> list[bytes]:
-    module: Any = sys.modules.get("ipywidgets.widgets.widget")
-    if module is None:
-        return []
-    # ipywidgets 7 has the second attribute.
-    widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
-    texts: list[str] = []
-    paths: list[Any] = []
-    buffers: list[bytes] = []
-    left = _MAX_STATE_BYTES
-    for model_id, widget in widgets.items():
-        if widget.comm is None:
-            continue
-        state, below, views = module._remove_buffers(widget.get_state())
-        # The size is checked before the buffers are copied and encoded.
-        found = [memoryview(view) for view in views]
-        left -= sum(view.nbytes for view in found)
-        if left < sum(len(value) for value in state.values() if isinstance(value, str)):
-            return []
-        entry = {
-            "model_name": widget._model_name,
-            "model_module": widget._model_module,
-            "model_module_version": widget._model_module_version,
-            "state": state,
-        }
-        texts.append(f"{json.dumps(model_id)}: {_as_json(entry)}")
-        left -= len(texts[-1].encode())
-        if left < 0 or time.thread_time() > deadline:
-            return []
-        paths += [[model_id, "state", *path] for path in below]
-        buffers += [view.tobytes() for view in found]
-    if not texts:
-        return []
-    states, buffer_paths = ", ".join(texts), json.dumps(paths)
-    data = f'{{"method": "update_states", "states": {{{states}}}, "buffer_paths": {buffer_paths}}}'
-    return [data.encode(), *buffers]
-
-
-def _as_json(value: Any) -> str:
-    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are not JSON."""
-    try:
-        return json.dumps(value, default=json_default, allow_nan=False)
-    except (TypeError, ValueError):
-        return json.dumps(json_clean(value), default=json_default, allow_nan=False)
 
 
 def begin() -> None:

@@ -25,7 +25,8 @@ class UserRequests:
     def ask(self, verb: str, argument: str) -> str | None:
         """Send a request and wait for the answer's text; return None if no server receives it. Called in the thread that runs the cell."""
         request_id = uuid.uuid4().hex
-        content = {"id": request_id, "what": verb, "argument": argument}
+        client = (self._kernel.get_parent("shell") or {}).get("header", {}).get("session", "")
+        content = {"id": request_id, "what": verb, "argument": argument, "client": client}
         with self._answered:
             self._answers[request_id] = None
         try:

@@ -15,7 +15,10 @@ from jupyter_gpuckpt.client import Client, Hold, this_owner
 from jupyter_gpuckpt.errors import HostError
 from jupyter_gpuckpt.protocol import Event, Kernel, Owner, OwnerKind, Position, SuspendedKernel
 
+from .agent_installation import install
+
 if TYPE_CHECKING:
+    from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.daemon_settings import Settings
@@ -62,8 +65,8 @@ class KernelOwner(Protocol):
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """Return the data that the next owner needs besides kernelspec and connection, for instance sessions."""
 
-    def launched(self, kernel_id: str) -> None:
-        """Note that a new kernel's process exists; called on the event loop."""
+    def launched(self, kernel_id: str, connection: KernelConnectionInfo) -> None:
+        """Note that a new kernel's process exists, with its connection info; called on the event loop."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """Pass the daemon's records of the kernel to `watcher` from now on."""
@@ -110,8 +113,9 @@ class ScriptOwner:
         """Return no data: no other owner takes the kernel over."""
         return {}
 
-    def launched(self, kernel_id: str) -> None:
-        """Do nothing: a script installs no agent."""
+    def launched(self, kernel_id: str, connection: KernelConnectionInfo) -> None:
+        """Install the agent in the background: the clients of a script are served like the pages of a server."""
+        threading.Thread(target=install, args=(connection,), daemon=True).start()
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """Pass the daemon's records of the kernel to `watcher` from now on."""

@@ -164,7 +164,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             return await super().launch_kernel(cmd, **kwargs)
         self._ports.release()
         self.cwd = kwargs.get("cwd") or Path.cwd()
-        self._owner_here().launched(self.kernel_id)
+        self._owner_here().launched(self.kernel_id, self.connection_info)
         return self.connection_info
 
     def _launch(

@@ -15,11 +15,13 @@ import pexpect
 import psutil
 import pytest
 from gpuckpt_provisioner import GpuCkptProvisioner
+from jupyter_client.manager import start_new_kernel
 from traitlets.config import Config
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.states import KernelState
+from tests.blocking_clients import printed
 
 CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]
 
@@ -315,3 +317,20 @@ def test_files_that_the_settings_choose_travel_with_snapshots(ours, with_kernel,
     settings = Config({"GpuCkptProvisioner": {"keep_files": ["*.csv", "nothing"]}})
     kept = with_kernel(body, settings=settings, cwd=str(tmp_path))
     assert kept == [str(tmp_path / "data.csv")]
+
+
+def test_a_blocking_client_gets_all_output_of_its_first_cell_after_a_resume(ours):
+    manager, client = start_new_kernel(startup_timeout=180)
+    try:
+        assert printed(client, "x = 41; print(x)") == "41\n"
+        has_agent = "print('gpuckpt_request' in get_ipython().kernel.control_handlers)"
+        wait_until(lambda: printed(client, has_agent) == "True\n")
+        for expected in ("42\n", "43\n"):
+            with Client.connect() as daemon:
+                [kernel] = daemon.send(calls.kernels())
+                daemon.wait(daemon.send(calls.suspend(kernel.kernel_id)).operation_id)
+                daemon.wait(daemon.send(calls.resume(kernel.kernel_id)).operation_id)
+            assert printed(client, "x += 1; print(x)") == expected
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

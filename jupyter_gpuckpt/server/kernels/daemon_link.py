@@ -24,6 +24,7 @@ from ..messages.served_kernel import Provisioner, ServedKernel
 from .kernel_listener import KernelListener
 
 if TYPE_CHECKING:
+    from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
     from ...daemon_settings import Settings
@@ -193,7 +194,7 @@ class DaemonLink:
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
 
-    def launched(self, kernel_id: str) -> None:
+    def launched(self, kernel_id: str, connection: KernelConnectionInfo) -> None:
         """Connect to a new kernel; its process exists."""
         self.catch_up(kernel_id)
         self._reconnector.begin(self.served[kernel_id])

@@ -45,15 +45,28 @@ class UserRequests(KernelListener):
         argument = content.get("argument")
         known = isinstance(request_id, str) and isinstance(argument, str)
         if known and verb in {"save", "list", "suspend", "branch"}:
-            self._operations.spawn(self._answer(kernel_id, str(request_id), verb, str(argument)))
+            answer = self._answer(
+                kernel_id, str(request_id), verb, str(argument), content.get("client")
+            )
+            self._operations.spawn(answer)
 
-    async def _answer(self, kernel_id: str, request_id: str, verb: str, argument: str) -> None:
+    async def _answer(
+        self, kernel_id: str, request_id: str, verb: str, argument: str, client: object
+    ) -> None:
         manager = manager_of(self._kernels, kernel_id)
         await agent.answer(manager, request_id, "")
         try:
             if verb == "suspend":
-                self._operations.served(kernel_id)
-                text = "The kernel is suspended when this cell has ended; the next cell resumes it."
+                pages = self._operations.served(kernel_id).connections
+                # A client that is connected to the kernel itself, such as jupyter console, sends its cells past the server.
+                resumes = any(page.client_session == client for page in pages)
+                how = (
+                    "; the next cell resumes it."
+                    if resumes
+                    else ". No cell of this client resumes it: use Resume in JupyterLab, or run"
+                    f" `jupyter gpuckpt resume {kernel_id}`."
+                )
+                text = f"The kernel is suspended when this cell has ended{how}"
                 await agent.answer(manager, request_id, text)
                 await self._suspend(kernel_id, argument)
                 return
