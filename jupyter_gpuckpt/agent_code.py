@@ -18,6 +18,8 @@ _MODULES = (
     "environment",
     "history",
     "peer_access",
+    "random_secrets",
+    "resumes",
     "sent_messages",
     "subscribers",
     "journal",

@@ -46,12 +46,14 @@ from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
 
+from . import random_secrets
 from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
 from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
+from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
 from .trim import trim
@@ -90,6 +92,7 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
+        self._resumes = Resumes(random_secrets.renew, self._subscribers.expect_again)
         #: Whether `_release` is scheduled.
         self._releasing = False
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
@@ -117,6 +120,7 @@ class Agent:
         # A child that was forked while another thread held the lock would deadlock on it.
         if os.getpid() == self._pid:
             self._journal.add(b"iopub", message)
+            self._resumes.last()
             with self._lock:
                 missing = not self._silent and self._subscribers.are_missing(message)
                 if self._silent or self._kept_output or missing:
@@ -131,7 +135,7 @@ class Agent:
         self._journal.add(b"shell", message)
         with self._lock:
             now = time.monotonic()
-            cut = max(self._flushed, self._subscribers.resumed())
+            cut = max(self._flushed, self._resumes.last())
             careful = self._silent or self._kept_replies or now < cut + _PATIENCE
             careful = careful or may_be_lost(message[0])
             self._sent.note_reply(message)
@@ -149,6 +153,7 @@ class Agent:
         header = message["header"]
         if header["msg_type"] == "execute_request" and not self._journal.is_new(header["msg_id"]):
             return False
+        self._resumes.last()
         self._subscribers.note_request(str(header.get("session")))
         return self._should_handle(stream, message, identity)
 
@@ -179,6 +184,7 @@ class Agent:
 
     # Called in the control thread.
     async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
+        self._resumes.last()
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
         content.update(self._journal.opened(parent["content"]) if op == "journal" else {})

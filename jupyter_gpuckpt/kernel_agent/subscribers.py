@@ -33,8 +33,8 @@ class Subscribers:
     """The subscribers of the output socket of `app`, ipykernel's application, whose ports may change in a resume."""
 
     def __init__(self, app: Any) -> None:
-        self._app, self._process = app, _process()
-        #: The time at which the last resume was noticed.
+        self._app = app
+        #: The time of the last resume.
         self._resumed = -float("inf")
         #: The last count, and when it is made again at the earliest.
         self._count, self._next_count = 0, 0.0
@@ -47,25 +47,20 @@ class Subscribers:
     def note_request(self, client: str) -> None:
         """Note that the kernel handles a request of a client."""
         now = time.monotonic()
-        settled = self.resumed() + _SETTLED_SECONDS < now or self._complete
+        settled = self._resumed + _SETTLED_SECONDS < now or self._complete
         if settled and now > self._next_count:
             self._count, after = self._counted_now(), time.monotonic()
             self._next_count = after + (after - now) / _COUNTING_PART
         if len(self._clients) < _MAX_CLIENTS:
             self._clients.add(client)
 
-    def resumed(self) -> float:
-        """Return the time at which the last resume was noticed; -inf if there was none."""
-        process = _process()
-        if process != self._process:
-            self._process, self._expected, self._complete = process, self._count, False
-            self._deadlines = {}
-            self._resumed = time.monotonic()
-        return self._resumed
+    def expect_again(self) -> None:
+        """Expect as many subscribers as before: the kernel was resumed, which has cut all connections."""
+        self._expected, self._complete, self._deadlines = self._count, False, {}
+        self._resumed = time.monotonic()
 
     def are_missing(self, message: Any) -> bool:
         """Return whether to keep this output because its client may have no subscription after a resume."""
-        self.resumed()
         if self._complete:
             return False
         client, now = _client_of(message), time.monotonic()
@@ -97,18 +92,6 @@ class Subscribers:
                 return bool(struct.unpack_from("Q", info, _RECEIVED)[0] > _HANDSHAKE_BYTES)
         except (OSError, struct.error):
             return False
-
-
-def _process() -> bytes:
-    """Return the offsets of the process's clocks, which every resume sets anew (man time_namespaces(7)); empty where there are none."""
-    try:
-        descriptor = os.open("/proc/self/timens_offsets", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 200)
-    finally:
-        os.close(descriptor)
 
 
 def _client_of(message: Any) -> str:
