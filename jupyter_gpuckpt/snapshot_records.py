@@ -248,6 +248,8 @@ class Change(StrEnum):
     CHANGED = "changed"
     REMOVED = "removed"
     SMALLER = "smaller"
+    #: Shorter than what the kernel needs of it: a resume must be forced.
+    TOO_SHORT = "too_short"
 
 
 class FileChange(msgspec.Struct, frozen=True):

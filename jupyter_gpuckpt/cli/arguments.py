@@ -127,6 +127,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="resume it even if another machine runs its session; later changes on that machine become a branch",
     )
+    resume.add_argument(
+        "--force",
+        action="store_true",
+        help="resume it even if files that it reads are shorter now than at the snapshot; reading them may end it",
+    )
     moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument(

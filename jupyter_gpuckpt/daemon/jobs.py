@@ -154,7 +154,12 @@ def thaw(
             record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
         )
         resumed = machine.resume(
-            manifest, record, exit_path, operation.progress, visible_gpus=request.visible_gpus
+            manifest,
+            record,
+            exit_path,
+            operation.progress,
+            visible_gpus=request.visible_gpus,
+            force=request.force,
         )
         leases.resumed(record.kernel_id)
         info = manifest.info

@@ -261,8 +261,12 @@ class Machine:
         progress: Progress,
         *,
         visible_gpus: str,
+        force: bool,
     ) -> Resumed:
-        """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
+        """Resume a kernel; fetch its snapshot first if necessary. `force`: as in `snapshots.resume`.
+
+        Raises ThawFailed, or the class that names the cause.
+        """
         from . import late_modules  # noqa: PLC0415 - late: see there
 
         with (
@@ -278,6 +282,7 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 visible_gpus=visible_gpus,
                 digests=self._digests,
+                force=force,
                 progress=progress,
             )
         if self._settings.near_bytes:

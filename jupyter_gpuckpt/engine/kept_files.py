@@ -20,8 +20,9 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
+from ..file_records import KeptFile
 from ..host import processes
-from ..manifest_records import LINK_REMAP, KeptFile
+from ..manifest_records import LINK_REMAP
 from .criu import file_images
 from .criu import images as criu_images
 from .criu.images import RegularFile

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
+from ..file_records import KeptFile
 from ..host import commands, processes
-from ..manifest_records import KeptFile, Manifest
+from ..manifest_records import Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
 from .capture import clear

@@ -24,6 +24,7 @@ from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..file_records import KeptFile, MappedFile
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -31,17 +32,15 @@ from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..manifest_records import (
     SHOWN_VARIABLES,
     ImageFile,
-    KeptFile,
     LaunchSpec,
     Manifest,
-    MappedFile,
     SaveOptions,
     Sizes,
     SnapshotInfo,
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import kept_files, notebooks
+from . import kept_files, notebooks, open_files
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -93,6 +92,8 @@ def save(
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
         predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        if stop:
+            open_files.learn(tree, digests.outlines)
         notebook, not_stored = notebooks.read(spec.jupyter)
         warnings += not_stored
     complete: list[SnapshotInfo] = []
@@ -132,6 +133,8 @@ def save(
         state.release_memory()
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
         warnings += changed
+        elsewhere = {record.path for record in (*state.captured, *kept, *mapped)}
+        left_open = open_files.recorded(state, tree, {*elsewhere, spec.log_path}, digests.outlines)
         state.prove_still()
         needed = store.needed(packed.streams)
         sizes = _sizes(packed, needed.stored_bytes, state)
@@ -150,6 +153,7 @@ def save(
             kept=kept,
             gpu=state.gpu,
             mapped=mapped,
+            open_files=left_open,
             connections=state.connections,
             uid=ids.uid,
             gid=ids.gid,

@@ -109,13 +109,16 @@ class Program:
             progress=progress or Progress(),
         )
 
-    def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Resumed:
+    def resume(
+        self, snapshot_id: str, *, force: bool = False, progress: Progress | None = None
+    ) -> Resumed:
         """Bring it back from a snapshot."""
         resumed = resume(
             self.store.manifest(snapshot_id),
             self.store,
             self.engine,
             exit_path=self._exit_path(),
+            force=force,
             progress=progress or Progress(),
         )
         self.follow(resumed.tree)

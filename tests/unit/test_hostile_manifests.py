@@ -10,14 +10,13 @@ import zstandard
 from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
+from jupyter_gpuckpt.file_records import KeptFile, MappedFile
 from jupyter_gpuckpt.manifest_records import (
     CapturedFile,
     Chunk,
     GpuProcess,
     ImageFile,
-    KeptFile,
     Manifest,
-    MappedFile,
     Stream,
     TcpConnection,
     TcpEnd,

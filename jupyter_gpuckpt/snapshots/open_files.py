@@ -1,0 +1,229 @@
+"""The files that a kernel has open or mapped and that do not travel with its snapshot: recorded at a save, compared before a resume.
+
+A resumed kernel goes on with the file that it finds under the same name. If that is shorter than what the kernel has mapped, an access
+ends the kernel (SIGBUS); if it has other content, the kernel computes with that. Grown files, such as logs, are fine. Missing ones are
+the business of `engine.criu.missing_files`, programs and libraries of `snapshots.resume`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ..engine.criu import images as criu_images
+from ..engine.criu import memory_images
+from ..engine.criu.images import RegularFile
+from ..engine.freeze import Frozen
+from ..engine.tree.launch import pids
+from ..engine.tree.tree import Tree
+from ..file_records import OpenFile
+from ..host import processes
+from ..host.file_outlines import WHOLE_BYTES, FileOutlines, Outline, Wanted
+from ..manifest_records import FORMER_SCRATCH, LINK_REMAP, SCRATCH, Host, Manifest
+
+#: Folders whose files are each machine's own, or the kernel's.
+_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/", f"{SCRATCH}/")
+#: IPython's history, which every kernel of a user writes all the time; the agent handles it.
+_HISTORY = "history.sqlite"
+#: The endings of SQLite's files beside a database, which come, go and shrink with its connections.
+_BESIDE_DATABASES = ("-wal", "-shm", "-journal")
+#: The most files that are recorded.
+_MAX_FILES = 10_000
+
+
+class Difference(Enum):
+    """How a file differs from what it was at the snapshot."""
+
+    GONE = auto()
+    #: Shorter than what the kernel has mapped or has read.
+    TOO_SHORT = auto()
+    SHORTER = auto()
+    OTHER = auto()
+    #: Written since, with the same length, beginning and end, if those are known.
+    PERHAPS_OTHER = auto()
+    #: A folder that is another one.
+    REPLACED = auto()
+    #: Longer, and the part that was there is the same, as far as it was compared.
+    GROWN = auto()
+    #: Whether it differs is not known, because its disk does not answer.
+    UNKNOWN = auto()
+
+
+class Found(NamedTuple):
+    """A file that differs. `length`, `mtime_ns`: as they are now."""
+
+    file: OpenFile
+    difference: Difference
+    length: int = 0
+    mtime_ns: int = 0
+
+    @property
+    def text(self) -> str:
+        """The sentence for users; empty if the difference does not concern them."""
+        path, now, then = self.file.path, f"{self.length:,} bytes", f"{self.file.length:,}"
+        if self.difference is Difference.TOO_SHORT and self.length < self.file.mapped:
+            return (
+                f"The file {path} has only {now} now, {then} at the snapshot. The kernel has {self.file.mapped:,} of them mapped into its"
+                " memory, and an access to those that are missing would end it (SIGBUS)."
+            )
+        return {
+            Difference.GONE: f"The file {path}, which the kernel has open, is not here.",
+            Difference.TOO_SHORT: f"The file {path} has only {now} now, {then} at the snapshot. The kernel has read up to byte"
+            f" {self.file.read:,} of it and would find nothing more.",
+            Difference.SHORTER: f"The file {path}, which the kernel has open, is shorter than at the snapshot: {now} now, {then} then.",
+            Difference.OTHER: f"The file {path}, which the kernel has open, has other content than at the snapshot.",
+            Difference.PERHAPS_OTHER: f"The file {path}, which the kernel has open, was written since the snapshot. Its length is the"
+            " same; its content may be another.",
+            Difference.REPLACED: f"The folder {path}, which the kernel has open, was replaced by another one.",
+            Difference.UNKNOWN: f"It is not known whether the file {path}, which the kernel has open, has changed: its disk does not answer.",
+        }.get(self.difference, "")
+
+
+def learn(tree: Tree, outlines: FileOutlines) -> None:
+    """Read the files that a running tree has open or mapped, so that their digests are known when it is stopped."""
+    paths = set[str]()
+    for pid in pids(tree):
+        paths.update(processes.descriptors(pid).values())
+        paths.update({area.path for area in processes.maps(pid)} - processes.programs(pid))
+    outlines.read({path: Wanted(tree.inside(path)) for path in paths if _is_of_users(path)})
+
+
+def recorded(
+    state: Frozen, tree: Tree, elsewhere: Collection[str], outlines: FileOutlines
+) -> list[OpenFile]:
+    """Return the files of a frozen tree's images, as they are now. `elsewhere`: paths that are recorded elsewhere."""
+    remapped = criu_images.remapped(state.images)
+    ends = memory_images.mapped_ends(state.images)
+    files: dict[str, OpenFile] = {}
+    for entry in criu_images.regular_files(state.images):
+        path = "/" + entry.path.lstrip("/")
+        if entry.file_id in remapped or entry.build_id or path in elsewhere:
+            continue
+        if _is_of_users(path) and (path in files or len(files) < _MAX_FILES):
+            made = _recorded(path, entry, ends.get(entry.file_id, 0))
+            files[path] = _joined(files[path], made) if path in files else made
+    found = outlines.read(
+        {
+            path: Wanted(tree.inside(path), file.length or None)
+            for path, file in files.items()
+            if not _is_beside_database(file)
+        }
+    )
+    return [_with_outline(file, found.get(path)) for path, file in sorted(files.items())]
+
+
+def differences(
+    manifest: Manifest,
+    this_host: Host,
+    outlines: FileOutlines,
+    inside: Callable[[str], Path] = Path,
+) -> list[Found]:
+    """Return the files that differ from what they were at the snapshot. `inside`: as in `missing_files.missing`."""
+    here = bool(this_host.boot_id) and this_host.boot_id == manifest.host.boot_id
+    wanted = {
+        file.path: Wanted(
+            inside(file.path),
+            file.length,
+            known=(file.device, file.inode, file.length, file.mtime_ns) if here else None,
+        )
+        for file in manifest.open_files
+    }
+    found = outlines.read(wanted)
+    compared = (_compared(file, found[file.path], here=here) for file in manifest.open_files)
+    return [one for one in compared if one is not None]
+
+
+def lacking(found: Iterable[Found]) -> list[str]:
+    """Return a sentence for each file that is shorter than what the kernel needs of it."""
+    return [one.text for one in found if one.difference is Difference.TOO_SHORT]
+
+
+def suspicious(found: Iterable[Found]) -> list[str]:
+    """Return a sentence for each other difference that falsifies what the kernel computes."""
+    others = {Difference.TOO_SHORT, Difference.GONE}
+    return [one.text for one in found if one.difference not in others and one.text]
+
+
+def _recorded(path: str, entry: RegularFile, end: int) -> OpenFile:
+    reads_only = entry.flags & os.O_ACCMODE == os.O_RDONLY
+    if stat.S_ISDIR(entry.mode):
+        return OpenFile(path, is_folder=True)
+    length = entry.length or 0
+    # A mapping may end, and an offset may lie, beyond the end of any file.
+    read = entry.position if reads_only and entry.position <= length else 0
+    return OpenFile(path, length, min(end, length), read, is_written=not reads_only)
+
+
+def _joined(one: OpenFile, other: OpenFile) -> OpenFile:
+    return OpenFile(
+        one.path,
+        max(one.length, other.length),
+        max(one.mapped, other.mapped),
+        max(one.read, other.read),
+        is_written=one.is_written or other.is_written,
+        is_folder=one.is_folder,
+    )
+
+
+def _with_outline(file: OpenFile, now: Outline | OSError | None) -> OpenFile:
+    if not isinstance(now, Outline):
+        return file
+    add = partial(replace, file, device=now.version[0], inode=now.version[1])
+    if file.is_folder:
+        return add()
+    # A file that is only appended to has no length in the images.
+    return add(length=file.length or now.length, mtime_ns=now.mtime_ns, digest=now.digest)
+
+
+def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | None:
+    if isinstance(now, FileNotFoundError | NotADirectoryError):
+        return None if file.is_written else Found(file, Difference.GONE)
+    if isinstance(now, TimeoutError):
+        return Found(file, Difference.UNKNOWN)
+    if isinstance(now, OSError):
+        return None  # it could not be examined at the snapshot either
+    if file.is_folder:
+        moved = here and file.inode and now.version[:2] != (file.device, file.inode)
+        return Found(file, Difference.REPLACED) if moved else None
+    difference = _difference(file, now)
+    return Found(file, difference, now.length, now.mtime_ns) if difference else None
+
+
+def _difference(file: OpenFile, now: Outline) -> Difference | None:
+    if not stat.S_ISREG(now.mode):
+        return Difference.OTHER
+    if now.length < max(file.mapped, file.read):
+        return Difference.TOO_SHORT
+    if _is_beside_database(file):
+        return None
+    if now.length < file.length:
+        return Difference.SHORTER
+    if file.digest and now.digest and now.digest != file.digest:
+        return Difference.OTHER
+    if now.length > file.length:
+        return Difference.GROWN
+    if not file.mtime_ns or now.mtime_ns == file.mtime_ns:
+        return None
+    is_same = file.digest == now.digest != "" and file.length <= WHOLE_BYTES
+    return None if is_same else Difference.PERHAPS_OTHER
+
+
+def _is_of_users(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return (
+        path.startswith("/")
+        and not path.startswith(_SYSTEM)
+        and not name.startswith((_HISTORY, LINK_REMAP))
+        and not any("\ud800" <= letter <= "\udfff" for letter in path)
+    )
+
+
+def _is_beside_database(file: OpenFile) -> bool:
+    return file.is_written and file.path.endswith(_BESIDE_DATABASES)
