@@ -82,7 +82,8 @@ class Found(NamedTuple):
             Difference.PERHAPS_OTHER: f"The file {path}, which the kernel has open, was written since the snapshot. Its length is the"
             " same; its content may be another.",
             Difference.REPLACED: f"The folder {path}, which the kernel has open, was replaced by another one.",
-            Difference.UNKNOWN: f"It is not known whether the file {path}, which the kernel has open, has changed: its disk does not answer.",
+            Difference.UNKNOWN: f"It is not known whether the file {path}, which the kernel has open, has changed: its disk does not"
+            " answer.",
         }.get(self.difference, "")
 
 
@@ -197,22 +198,18 @@ def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | 
 
 
 def _difference(file: OpenFile, now: Outline) -> Difference | None:
-    if not stat.S_ISREG(now.mode):
-        return Difference.OTHER
-    if now.length < max(file.mapped, file.read):
-        return Difference.TOO_SHORT
-    if _is_beside_database(file):
-        return None
-    if now.length < file.length:
-        return Difference.SHORTER
-    if file.digest and now.digest and now.digest != file.digest:
-        return Difference.OTHER
-    if now.length > file.length:
-        return Difference.GROWN
-    if not file.mtime_ns or now.mtime_ns == file.mtime_ns:
-        return None
-    is_same = file.digest == now.digest != "" and file.length <= WHOLE_BYTES
-    return None if is_same else Difference.PERHAPS_OTHER
+    are_known = bool(file.digest and now.digest)
+    is_same = are_known and file.digest == now.digest and file.length <= WHOLE_BYTES
+    was_written = bool(file.mtime_ns) and now.mtime_ns != file.mtime_ns
+    differs = {
+        Difference.TOO_SHORT: now.length < max(file.mapped, file.read),
+        Difference.SHORTER: now.length < file.length,
+        Difference.OTHER: not stat.S_ISREG(now.mode) or (are_known and now.digest != file.digest),
+        Difference.GROWN: now.length > file.length,
+        Difference.PERHAPS_OTHER: was_written and not is_same,
+    }
+    found = next((difference for difference, holds in differs.items() if holds), None)
+    return None if _is_beside_database(file) and found is not Difference.TOO_SHORT else found
 
 
 def _is_of_users(path: str) -> bool:

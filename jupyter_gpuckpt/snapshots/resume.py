@@ -27,6 +27,7 @@ from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, Stream
 from ..progress import Progress, Stage
+from ..protocol import ResumeRequest
 from ..store.local import LocalStore
 from . import kept_files, open_files, room, stored_secrets
 from .stored_images import IMAGES_STREAM
@@ -53,25 +54,24 @@ def resume(
     exit_path: Path,
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
-    visible_gpus: str = "",
+    request: ResumeRequest | None = None,
     digests: FileDigests | None = None,
-    force: bool = False,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
-    `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `visible_gpus`: the client's
-    CUDA_VISIBLE_DEVICES. `digests`: a cache of the digests of programs and libraries. `force`: even if files that it reads are shorter
-    than they were. Raises HostIncompatible when this machine cannot hold it, FilesChanged for such files (nothing was tried then),
-    ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
+    `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
+    and whether it is forced. `digests`: a cache of the digests of files.
+    Raises HostIncompatible when this machine cannot hold it, FilesChanged for files that are too short for it (nothing was tried
+    then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
-    digests = digests or FileDigests()
+    request, digests = request or ResumeRequest(), digests or FileDigests()
     with copies.in_use(settings.kept_dir, manifest.kept):
         with progress.stage(Stage.PREFLIGHT):
             here = fingerprint.host()
-            allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
+            allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
-            changed = _changes_of_files(manifest, here, digests, force=force)
+            changed = _changes_of_files(manifest, here, digests, force=request.force)
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
         attempt = partial(
             thaw.thaw,

@@ -31,6 +31,7 @@ from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..manifest_records import (
     SHOWN_VARIABLES,
+    CapturedFile,
     ImageFile,
     LaunchSpec,
     Manifest,
@@ -133,8 +134,6 @@ def save(
         state.release_memory()
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
         warnings += changed
-        elsewhere = {record.path for record in (*state.captured, *kept, *mapped)}
-        left_open = open_files.recorded(state, tree, {*elsewhere, spec.log_path}, digests.outlines)
         state.prove_still()
         needed = store.needed(packed.streams)
         sizes = _sizes(packed, needed.stored_bytes, state)
@@ -153,7 +152,12 @@ def save(
             kept=kept,
             gpu=state.gpu,
             mapped=mapped,
-            open_files=left_open,
+            open_files=open_files.recorded(
+                state,
+                tree,
+                {spec.log_path, *_paths(state.captured), *_paths(kept), *_paths(mapped)},
+                digests.outlines,
+            ),
             connections=state.connections,
             uid=ids.uid,
             gid=ids.gid,
@@ -326,6 +330,10 @@ def _programs(
         "These programs or libraries were replaced or removed after the kernel had loaded them: "
         f"{_some(sorted(replaced))}. The kernel and its snapshot keep the versions that it loaded."
     ]
+
+
+def _paths(records: Sequence[CapturedFile | KeptFile | MappedFile]) -> Iterator[str]:
+    return (record.path for record in records)
 
 
 def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
