@@ -27,6 +27,7 @@ from ..file_records import OpenFile
 from ..host import processes
 from ..host.file_outlines import WHOLE_BYTES, FileOutlines, Outline, Wanted
 from ..manifest_records import FORMER_SCRATCH, LINK_REMAP, SCRATCH, Host, Manifest
+from ..store import manifest_checks
 
 #: Folders whose files are each machine's own, or the kernel's.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/", f"{SCRATCH}/")
@@ -34,8 +35,6 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/", f"{SCRATCH}/")
 _HISTORY = "history.sqlite"
 #: The endings of SQLite's files beside a database, which come, go and shrink with its connections.
 _BESIDE_DATABASES = ("-wal", "-shm", "-journal")
-#: The most files that are recorded.
-_MAX_FILES = 10_000
 
 
 class Difference(Enum):
@@ -107,7 +106,7 @@ def recorded(
         path = "/" + entry.path.lstrip("/")
         if entry.file_id in remapped or entry.build_id or path in elsewhere:
             continue
-        if _is_of_users(path) and (path in files or len(files) < _MAX_FILES):
+        if _is_of_users(path) and (path in files or len(files) < manifest_checks.MAX_OPEN_FILES):
             made = _recorded(path, entry, ends.get(entry.file_id, 0))
             files[path] = _joined(files[path], made) if path in files else made
     found = outlines.read(
@@ -215,7 +214,7 @@ def _difference(file: OpenFile, now: Outline) -> Difference | None:
 def _is_of_users(path: str) -> bool:
     name = path.rpartition("/")[2]
     return (
-        path.startswith("/")
+        manifest_checks.is_plain(path)
         and not path.startswith(_SYSTEM)
         and not name.startswith((_HISTORY, LINK_REMAP))
         and not any("\ud800" <= letter <= "\udfff" for letter in path)

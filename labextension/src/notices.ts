@@ -53,7 +53,8 @@ export function tellWithDetails(
   untilDismissed = false
 ): string {
   const actions = [detailsAction(message, sentences, null, trans)];
-  return conclude(id, message, 'warning', actions, untilDismissed);
+  const text = failureText(message, sentences.slice(0, 1));
+  return conclude(id, text, 'warning', actions, untilDismissed);
 }
 
 /** Replace the notification of the progress, unless the user has closed it, by that of the end; return its id. */
