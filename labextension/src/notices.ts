@@ -44,16 +44,16 @@ export function failureText(headline: string, sentences: string[]): string {
     : `${headline}: ${cause.slice(0, room).trimEnd()}… ${hint}`.trimEnd();
 }
 
-/** Notify the user of a result with warnings, which a button shows. */
+/** Notify the user of a result with warnings, which a button shows. `text`: what is shown before, if not the message alone. */
 export function tellWithDetails(
   id: string,
   message: string,
   sentences: string[],
   trans: TranslationBundle,
-  untilDismissed = false
+  untilDismissed = false,
+  text = message
 ): string {
   const actions = [detailsAction(message, sentences, null, trans)];
-  const text = failureText(message, sentences.slice(0, 1));
   return conclude(id, text, 'warning', actions, untilDismissed);
 }
 

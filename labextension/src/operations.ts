@@ -6,7 +6,7 @@ import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
-import { conclude, tellFailure, tellWithDetails } from './notices';
+import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
 import type { IEnd, IOperation, IProgress, OperationKind } from './protocol';
 import {
@@ -255,7 +255,9 @@ export class Operations {
           : conclude(id, message, 'success', [], true);
       this._moved.set(kernel_id, shown);
     } else if (warnings.length > 0) {
-      tellWithDetails(id, message, warnings, this._trans);
+      // The first warning is shown at once, because it may name a file that the next cell reads.
+      const text = failureText(message, warnings.slice(0, 1));
+      tellWithDetails(id, message, warnings, this._trans, false, text);
     } else if (this._settings.choices.notifications !== 'failures') {
       conclude(
         id,
