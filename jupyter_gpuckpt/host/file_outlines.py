@@ -22,7 +22,7 @@ WHOLE_BYTES, _END_BYTES = 16 << 20, 1 << 20
 #: The most bytes that are read for one call; later files get no digest.
 _MAX_BYTES = 128 << 20
 #: How long files on one mount may take. A thread that is late ends with its present file.
-_PATIENCE_SECONDS = 3.0
+_PATIENCE_SECONDS = 5.0
 _MAX_DIGESTS = 20_000
 
 #: Device, inode, size and time of the last change of the content (nanoseconds).

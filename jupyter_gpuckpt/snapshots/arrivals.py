@@ -10,7 +10,6 @@ from ..host import fingerprint, processes
 from ..host.file_digests import FileDigests
 from ..manifest_records import Host, Manifest
 from . import open_files, resume, room
-from .open_files import Difference, Found
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
@@ -43,7 +42,8 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
         )
         hints.append("Make that folder, with the files that the kernel needs.")
     differing = open_files.differences(manifest, this_host, (digests or FileDigests()).outlines)
-    if missing := [one.text for one in differing if _is_missing(one, manifest)]:
+    others = (one for one in differing if one.file.path != manifest.launch.cwd)
+    if missing := open_files.missing(others):
         changed += missing
         hints.append("Copy these files to the same paths.")
     if lacking := open_files.lacking(differing):
@@ -56,10 +56,6 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
         hints.append("Or fetch it where the home directory has the same path.")
     warnings = [*_warnings(manifest, this_host), *open_files.suspicious(differing)]
     return Arrival([*found, *changed], warnings, " ".join(hints))
-
-
-def _is_missing(found: Found, manifest: Manifest) -> bool:
-    return found.difference is Difference.GONE and found.file.path != manifest.launch.cwd
 
 
 def _warnings(manifest: Manifest, this_host: Host) -> list[str]:

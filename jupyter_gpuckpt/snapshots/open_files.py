@@ -140,6 +140,12 @@ def differences(
     return [one for one in compared if one is not None]
 
 
+def missing(found: Iterable[Found]) -> list[str]:
+    """Return a sentence for each file that is missing and will not be made anew (`engine.criu.missing_files`)."""
+    gone = (one for one in found if one.difference is Difference.GONE)
+    return [one.text for one in gone if one.file.mapped or not one.file.is_written]
+
+
 def lacking(found: Iterable[Found]) -> list[str]:
     """Return a sentence for each file that is shorter than what the kernel needs of it."""
     return [one.text for one in found if one.difference is Difference.TOO_SHORT]
@@ -184,7 +190,7 @@ def _with_outline(file: OpenFile, now: Outline | OSError | None) -> OpenFile:
 
 def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | None:
     if isinstance(now, FileNotFoundError | NotADirectoryError):
-        return None if file.is_written else Found(file, Difference.GONE)
+        return None if _is_beside_database(file) else Found(file, Difference.GONE)
     if isinstance(now, TimeoutError):
         return Found(file, Difference.UNKNOWN)
     if isinstance(now, OSError):

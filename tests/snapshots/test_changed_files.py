@@ -18,6 +18,7 @@ from jupyter_gpuckpt.snapshot_records import Change
 from jupyter_gpuckpt.snapshots import arrivals
 from jupyter_gpuckpt.snapshots.changes import changes
 from tests.conftest import wait_for
+from tests.silent_disk import silent_disk
 from tests.snapshots.test_rehearsal import at
 
 MB = 1 << 20
@@ -292,6 +293,29 @@ def test_a_database_whose_log_another_program_has_removed_goes_on(run):
     with closing(sqlite3.connect(database)) as elsewhere:
         assert elsewhere.execute("pragma integrity_check").fetchone() == ("ok",)
         assert elsewhere.execute("select count(*) from t").fetchone()[0] > count
+
+
+@pytest.mark.slow
+def test_a_disk_that_does_not_answer_delays_neither_a_suspend_nor_a_resume_much(run, tmp_path):
+    with silent_disk(tmp_path / "share") as (path, _):
+        program = run(
+            f"""
+            import time
+            data = open({str(path)!r}, "rb", buffering=0)
+            while True:
+                print(data.tell(), flush=True)
+                time.sleep(0.01)
+            """
+        )
+        program.lines(more_than=3)
+        manifest = program.save(stop=True).manifest
+        [file] = [one for one in manifest.open_files if one.path == str(path)]
+        assert (file.length, file.digest) == (100, "")
+        [warning] = program.resume(manifest.info.snapshot_id).warnings
+        assert (
+            f"{path}, which the kernel has open, has changed: its disk does not answer" in warning
+        )
+        program.fresh_line()
 
 
 def test_the_outlines_are_those_of_the_data_alone(reader):

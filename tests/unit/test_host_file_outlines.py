@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -13,56 +10,16 @@ import pytest
 from jupyter_gpuckpt.host import file_outlines
 from jupyter_gpuckpt.host.file_outlines import FileOutlines, Wanted
 from tests.conftest import wait_for
+from tests.silent_disk import silent_disk
 
 MB = 1 << 20
-
-#: A file system with one file whose content nobody ever gets (man 4 fuse; include/uapi/linux/fuse.h).
-SILENT = """
-    import ctypes, os, struct, sys
-    libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"silent", sys.argv[1].encode(), b"fuse", 0, options):
-        sys.exit(f"not mounted: {os.strerror(ctypes.get_errno())}")
-    print("mounted", flush=True)
-    def attributes(node):
-        mode, size = (0o40755, 0) if node == 1 else (0o100644, 100)
-        return struct.pack("<6Q10I", node, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
-    while True:
-        request = os.read(device, 1 << 20)
-        _, kind, unique, node = struct.unpack_from("<IIQQ", request)
-        answers = {
-            1: lambda: struct.pack("<4Q2I", 2, 0, 60, 60, 0, 0) + attributes(2),
-            3: lambda: struct.pack("<Q2I", 60, 0, 0) + attributes(node),
-            14: lambda: struct.pack("<Q2I", 0, 1, 0),
-            26: lambda: struct.pack("<4I2H6I", 7, 31, 65536, 0, 0, 0, 65536, *[0] * 5) + bytes(20),
-        }
-        if kind in answers:
-            body = answers[kind]()
-            os.write(device, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
-        elif kind == 15:
-            print("asked", flush=True)  # and there is no answer
-        elif kind != 2:
-            os.write(device, struct.pack("<IiQ", 16, -38, unique))
-"""
 
 
 @pytest.fixture
 def silent(tmp_path):
     """Yield the path of a file that can be examined but never read, and a stream of what its server says."""
-    folder = tmp_path / "mnt"
-    folder.mkdir()
-    server = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SILENT), folder], stdout=subprocess.PIPE, text=True
-    )
-    if server.stdout.readline() != "mounted\n":
-        server.wait()
-        pytest.skip("FUSE cannot be used here")
-    yield folder / "data", server.stdout
-    server.kill()
-    server.wait()
-    subprocess.run(["umount", "--lazy", folder], check=False)
-    server.stdout.close()
+    with silent_disk(tmp_path / "mnt") as found:
+        yield found
 
 
 def outline(outlines, path, length=None, known=None):
