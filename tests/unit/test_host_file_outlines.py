@@ -18,7 +18,8 @@ MB = 1 << 20
 @pytest.fixture
 def silent(tmp_path):
     """Yield the path of a file that can be examined but never read, and a stream of what its server says."""
-    with silent_disk(tmp_path / "mnt") as found:
+    (tmp_path / "silent").touch()
+    with silent_disk(tmp_path / "mnt", tmp_path / "silent") as found:
         yield found
 
 
