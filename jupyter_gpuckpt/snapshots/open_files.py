@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,7 @@ def differences(
     inside: Callable[[str], Path] = Path,
 ) -> list[Found]:
     """Return the files that differ from what they were at the snapshot. `inside`: as in `missing_files.missing`."""
-    here = bool(this_host.boot_id) and this_host.boot_id == manifest.host.boot_id
+    here = _is_same_start(manifest, this_host)
     wanted = {
         file.path: Wanted(
             inside(file.path),
@@ -151,10 +152,36 @@ def lacking(found: Iterable[Found]) -> list[str]:
     return [one.text for one in found if one.difference is Difference.TOO_SHORT]
 
 
+def former_names(found: Iterable[Found], manifest: Manifest, this_host: Host) -> list[str]:
+    """Return a sentence for each file that is too short because another took its name, if it has a new one in the same folder."""
+    told = []
+    for one in found:
+        short = one.difference is Difference.TOO_SHORT and _is_same_start(manifest, this_host)
+        if short and (name := _named(one.file)):
+            told.append(f"The former {one.file.path} is called {name} now.")
+    return told
+
+
 def suspicious(found: Iterable[Found]) -> list[str]:
     """Return a sentence for each other difference that falsifies what the kernel computes."""
     others = {Difference.TOO_SHORT, Difference.GONE}
     return [one.text for one in found if one.difference not in others and one.text]
+
+
+def _is_same_start(manifest: Manifest, this_host: Host) -> bool:
+    """Return whether the machine is that of the snapshot and was not started anew, so that device and inode numbers are comparable."""
+    return bool(this_host.boot_id) and this_host.boot_id == manifest.host.boot_id
+
+
+def _named(file: OpenFile) -> str:
+    """Return the new name of a recorded file in its folder, whose disk has just answered; empty if it is not found."""
+    path = Path(file.path)
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            is_it = entry.inode() == file.inode and entry.stat().st_dev == file.device
+            if is_it and entry.name != path.name:
+                return entry.name
+    return ""
 
 
 def _recorded(path: str, entry: RegularFile, end: int) -> OpenFile:

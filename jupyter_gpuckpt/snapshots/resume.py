@@ -108,8 +108,10 @@ def _changes_of_files(
     found = open_files.differences(manifest, this_host, digests.outlines)
     lacking = open_files.lacking(found)
     if lacking and not force:
+        names = open_files.former_names(found, manifest, this_host)
+        told = [*lacking[:_SHOWN], *names[:_SHOWN]]
         raise FilesChanged(
-            f"Files of the kernel are shorter than at the snapshot. {' '.join(lacking[:_SHOWN])}",
+            f"Files of the kernel are shorter than at the snapshot. {' '.join(told)}",
             hint="Put them back as they were and resume the kernel again. Or resume it all the same: *Resume Kernel* in JupyterLab asks, or"
             " `jupyter gpuckpt resume KERNEL --force`. The snapshot is untouched. Files that `c.GpuCkptProvisioner.keep_files` names"
             " travel with snapshots.",

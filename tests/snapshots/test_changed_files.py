@@ -101,7 +101,13 @@ def test_a_mapped_file_that_is_shorter_is_named_and_put_back_or_taken_as_it_is(r
         assert "Put them back" in caught.value.hint
         assert "--force" in caught.value.hint
         assert "keep_files" in caught.value.hint
+        assert f"The former {reader.array} is called former now." in caught.value.message
     former.replace(reader.array)
+    os.truncate(reader.array, MB)
+    with pytest.raises(FilesChanged) as caught:
+        reader.resume(manifest)
+    assert "The former" not in caught.value.message
+    reader.array.write_bytes(b"\1" * (3 * MB))
     assert reader.resume(manifest) == []
     assert reader.sums()[0] == 3 * MB // 4096
 
@@ -124,8 +130,11 @@ def test_a_file_that_is_read_in_pieces_and_was_rotated_is_named(reader):
     manifest = reader.suspend()
     former = reader.rows.rename(reader.folder / "rows.csv.1")
     reader.rows.write_bytes(b"000000000\n" * 50)
-    with pytest.raises(FilesChanged, match=r"rows\.csv has only 500 bytes.*up to byte 650,550"):
+    with pytest.raises(
+        FilesChanged, match=r"rows\.csv has only 500 bytes.*up to byte 650,550"
+    ) as no:
         reader.resume(manifest)
+    assert f"The former {reader.rows} is called rows.csv.1 now." in no.value.message
     former.replace(reader.rows)
     assert reader.resume(manifest) == []
     (reader.folder / "on").touch()
@@ -160,6 +169,7 @@ def test_grown_touched_copied_and_moved_files_are_no_news(reader):
     with reader.rows.open("a") as file:
         file.write("200000000\n")
     os.utime(reader.array, (1, 1))
+    reader.array.chmod(0o600)
     assert reader.resume(manifest) == []
     assert reader.sums()[2] > 15_000
     manifest = reader.suspend()

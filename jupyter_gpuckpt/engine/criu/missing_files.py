@@ -93,7 +93,7 @@ def put_in_place(
             target.touch(mode=0o600, exist_ok=False)
             made.append(path)
             os.truncate(target, length)
-            target.chmod(mode)  # CRIU compares it
+            target.chmod(mode)
             owner = target.parent.stat()
             with suppress(PermissionError):  # in another user's folder the file stays this user's
                 os.chown(target, owner.st_uid, owner.st_gid)
