@@ -161,7 +161,7 @@ def resume(
 ) -> Call[Operation]:
     """Start resuming a kernel from a snapshot, by default its latest, on GPUs that the caller's environment allows.
 
-    `take_over`: even if another machine runs its session. `force`: even if files that it reads are shorter than they were.
+    `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
     request = ResumeRequest(snapshot_id, _visible_gpus(), take_over, force)
     return Call(Operation, "POST", _path("kernels", kernel_id, "resume"), request)

@@ -7,7 +7,7 @@
     │  ├─ PrivilegeMissing
     │  └─ HostIncompatible          the snapshot needs something that differs here
     │     ├─ GpuFull                there is no room for its GPU memory
-    │     └─ FilesChanged           files that the kernel reads are shorter; a user may resume it all the same
+    │     └─ FilesChanged           files of the kernel changed; a user may resume it all the same
     ├─ KernelError                  a kernel cannot do this, or not now
     │  ├─ KernelNotFound
     │  ├─ KernelNotManaged          not launched under the engine
@@ -105,7 +105,7 @@ class GpuFull(HostIncompatible):
 
 
 class FilesChanged(HostIncompatible):
-    """Files are shorter than what the kernel needs of them. It is resumed only if a user wants that all the same."""
+    """Files changed so that the kernel would end, or do harm. It is resumed only if a user wants that all the same."""
 
     code = "files_changed"
 

@@ -41,6 +41,8 @@ class OpenFile(msgspec.Struct, frozen=True, omit_defaults=True):
     is_written: bool = False
     #: A folder has neither length nor content.
     is_folder: bool = False
+    #: Whether it is a database, or its log, and the kernel was in the middle of a transaction.
+    in_transaction: bool = False
     #: The time of the last change of its content; 0: not known, as are all of the following.
     mtime_ns: int = 0
     #: The digest of its content, of a large file's beginning and end (`host.file_outlines`); empty: not known.

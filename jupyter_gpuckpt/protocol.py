@@ -263,7 +263,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
 
     `visible_gpus`: the client's CUDA_VISIBLE_DEVICES; the kernel is resumed on GPUs that it allows. `take_over`: resume it even if
-    another machine runs its session, which loses it. `force`: even if files that it reads are shorter than they were (`files_changed`).
+    another machine runs its session, which loses it. `force`: although its files changed (`files_changed`).
     """
 
     snapshot_id: str = ""

@@ -84,8 +84,8 @@ class Sessions:
     def resume(self, kernel_id: str, *, force: bool = False) -> Kernel:
         """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed.
 
-        Files that changed meanwhile are named by Python warnings. `force`: even if some are shorter than what the kernel needs of
-        them, for which FilesChanged is raised otherwise.
+        Files that changed meanwhile are named by Python warnings. `force`: even if using them may end it or damage a database, for
+        which FilesChanged is raised otherwise.
         """
         return self._resumed(kernel_id, force=force)
 

@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "--force",
         action="store_true",
-        help="resume it even if files that it reads are shorter now than at the snapshot; reading them may end it",
+        help="resume it although files changed so that using them may end it or damage a database",
     )
     moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")

@@ -47,7 +47,7 @@ def begin(
 ) -> Operation:
     """Start resuming the kernel or snapshot whose id begins with `named`. A kernel that is created for it is added to `revived`.
 
-    `take_over`: even if another machine runs its session. `force`: even if files that it reads are shorter than they were.
+    `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
     resume = partial(calls.resume, take_over=take_over, force=force)
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}

@@ -46,8 +46,8 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
     if missing := open_files.missing(others):
         changed += missing
         hints.append("Copy these files to the same paths.")
-    if lacking := open_files.lacking(differing):
-        found += lacking
+    if refused := open_files.refusals(differing):
+        found += refused
         hints.append(
             "Copy the files that it has there, or fetch it with --force and resume it with --force."
         )

@@ -20,6 +20,7 @@ from .stored_images import FILES, MEMORY, write_images
 _CHANGES = {
     Difference.GONE: Change.REMOVED,
     Difference.TOO_SHORT: Change.TOO_SHORT,
+    Difference.IN_TRANSACTION: Change.IN_TRANSACTION,
     Difference.SHORTER: Change.SMALLER,
     Difference.OTHER: Change.CHANGED,
     Difference.PERHAPS_OTHER: Change.CHANGED,
@@ -46,7 +47,7 @@ def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None =
 
 
 def _change(found: Found) -> FileChange:
-    gone = found.difference is Difference.GONE
+    gone = not found.mtime_ns
     return FileChange(
         found.file.path,
         _CHANGES[found.difference],

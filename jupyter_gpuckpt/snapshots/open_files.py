@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ..engine.criu import images as criu_images
-from ..engine.criu import memory_images
+from ..engine.criu import memory_images, sqlite_locks
 from ..engine.criu.images import RegularFile
 from ..engine.freeze import Frozen
 from ..engine.tree.launch import pids
@@ -44,6 +44,8 @@ class Difference(Enum):
     GONE = auto()
     #: Shorter than what the kernel has mapped or has read.
     TOO_SHORT = auto()
+    #: A database that is another one, in the middle of the kernel's transaction.
+    IN_TRANSACTION = auto()
     SHORTER = auto()
     OTHER = auto()
     #: Written since, with the same length, beginning and end, if those are known.
@@ -54,6 +56,9 @@ class Difference(Enum):
     GROWN = auto()
     #: Whether it differs is not known, because its disk does not answer.
     UNKNOWN = auto()
+
+
+_REFUSED = (Difference.TOO_SHORT, Difference.IN_TRANSACTION)
 
 
 class Found(NamedTuple):
@@ -77,6 +82,8 @@ class Found(NamedTuple):
             Difference.GONE: f"The file {path}, which the kernel has open, is not here.",
             Difference.TOO_SHORT: f"The file {path} has only {now} now, {then} at the snapshot. The kernel has read up to byte"
             f" {self.file.read:,} of it and would find nothing more.",
+            Difference.IN_TRANSACTION: f"The file {path} was changed, and the kernel is in the middle of a transaction with this"
+            " database. It may damage the database when it goes on.",
             Difference.SHORTER: f"The file {path}, which the kernel has open, is shorter than at the snapshot: {now} now, {then} then.",
             Difference.OTHER: f"The file {path}, which the kernel has open, has other content than at the snapshot.",
             Difference.PERHAPS_OTHER: f"The file {path}, which the kernel has open, was written since the snapshot. Its length is the"
@@ -101,6 +108,7 @@ def recorded(
 ) -> list[OpenFile]:
     """Return the files of a frozen tree's images, as they are now. `elsewhere`: paths that are recorded elsewhere."""
     remapped = criu_images.remapped(state.images)
+    databases = sqlite_locks.in_transaction(state.images)
     ends = memory_images.mapped_ends(state.images)
     files: dict[str, OpenFile] = {}
     for entry in criu_images.regular_files(state.images):
@@ -108,13 +116,13 @@ def recorded(
         if entry.file_id in remapped or entry.build_id or path in elsewhere:
             continue
         if _is_of_users(path) and (path in files or len(files) < manifest_checks.MAX_OPEN_FILES):
-            made = _recorded(path, entry, ends.get(entry.file_id, 0))
+            made = _recorded(path, entry, ends.get(entry.file_id, 0), databases)
             files[path] = _joined(files[path], made) if path in files else made
     found = outlines.read(
         {
             path: Wanted(tree.inside(path), file.length or None)
             for path, file in files.items()
-            if not _is_beside_database(file)
+            if file.in_transaction or not _is_beside_database(file)
         }
     )
     return [_with_outline(file, found.get(path)) for path, file in sorted(files.items())]
@@ -147,9 +155,9 @@ def missing(found: Iterable[Found]) -> list[str]:
     return [one.text for one in gone if one.file.mapped or not one.file.is_written]
 
 
-def lacking(found: Iterable[Found]) -> list[str]:
-    """Return a sentence for each file that is shorter than what the kernel needs of it."""
-    return [one.text for one in found if one.difference is Difference.TOO_SHORT]
+def refusals(found: Iterable[Found]) -> list[str]:
+    """Return a sentence for each file with which the kernel would end, or do harm, so that only a user can want it."""
+    return [one.text for one in found if one.difference in _REFUSED]
 
 
 def former_names(found: Iterable[Found], manifest: Manifest, this_host: Host) -> list[str]:
@@ -164,7 +172,7 @@ def former_names(found: Iterable[Found], manifest: Manifest, this_host: Host) ->
 
 def suspicious(found: Iterable[Found]) -> list[str]:
     """Return a sentence for each other difference that falsifies what the kernel computes."""
-    others = {Difference.TOO_SHORT, Difference.GONE}
+    others = {*_REFUSED, Difference.GONE}
     return [one.text for one in found if one.difference not in others and one.text]
 
 
@@ -184,14 +192,23 @@ def _named(file: OpenFile) -> str:
     return ""
 
 
-def _recorded(path: str, entry: RegularFile, end: int) -> OpenFile:
+def _recorded(path: str, entry: RegularFile, end: int, databases: set[str]) -> OpenFile:
     reads_only = entry.flags & os.O_ACCMODE == os.O_RDONLY
     if stat.S_ISDIR(entry.mode):
         return OpenFile(path, is_folder=True)
     length = entry.length or 0
     # A mapping may end, and an offset may lie, beyond the end of any file.
     read = entry.position if reads_only and entry.position <= length else 0
-    return OpenFile(path, length, min(end, length), read, is_written=not reads_only)
+    is_index = path.endswith(sqlite_locks.INDEX)
+    database = path.removesuffix("-wal").removesuffix("-journal")
+    return OpenFile(
+        path,
+        length,
+        min(end, length),
+        read,
+        is_written=not reads_only,
+        in_transaction=database in databases and not is_index,
+    )
 
 
 def _joined(one: OpenFile, other: OpenFile) -> OpenFile:
@@ -202,6 +219,7 @@ def _joined(one: OpenFile, other: OpenFile) -> OpenFile:
         max(one.read, other.read),
         is_written=one.is_written or other.is_written,
         is_folder=one.is_folder,
+        in_transaction=one.in_transaction,
     )
 
 
@@ -216,6 +234,8 @@ def _with_outline(file: OpenFile, now: Outline | OSError | None) -> OpenFile:
 
 
 def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | None:
+    if isinstance(now, FileNotFoundError | NotADirectoryError) and file.in_transaction:
+        return Found(file, Difference.IN_TRANSACTION)
     if isinstance(now, FileNotFoundError | NotADirectoryError):
         return None if _is_beside_database(file) else Found(file, Difference.GONE)
     if isinstance(now, TimeoutError):
@@ -241,6 +261,8 @@ def _difference(file: OpenFile, now: Outline) -> Difference | None:
         Difference.PERHAPS_OTHER: was_written and not is_same,
     }
     found = next((difference for difference, holds in differs.items() if holds), None)
+    if found and file.in_transaction:
+        return Difference.IN_TRANSACTION
     return None if _is_beside_database(file) and found is not Difference.TOO_SHORT else found
 
 

@@ -46,7 +46,7 @@ def rehearse(
     """
     found = obstacles(manifest, this_host, digests)
     changed = open_files.differences(manifest, this_host, digests.outlines, tree.inside)
-    found += open_files.lacking(changed)
+    found += open_files.refusals(changed)
     if problem := manifest_checks.problem_of(manifest):
         found.append(f"A resume would refuse it: {problem}.")
     try:

@@ -62,7 +62,7 @@ def resume(
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
     and whether it is forced. `digests`: a cache of the digests of files.
-    Raises HostIncompatible when this machine cannot hold it, FilesChanged for files that are too short for it (nothing was tried
+    Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
     request, digests = request or ResumeRequest(), digests or FileDigests()
@@ -104,20 +104,20 @@ def resume(
 def _changes_of_files(
     manifest: Manifest, this_host: Host, digests: FileDigests, *, force: bool
 ) -> list[str]:
-    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, if one is too short for the kernel."""
+    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm."""
     found = open_files.differences(manifest, this_host, digests.outlines)
-    lacking = open_files.lacking(found)
-    if lacking and not force:
+    refused = open_files.refusals(found)
+    if refused and not force:
         names = open_files.former_names(found, manifest, this_host)
-        told = [*lacking[:_SHOWN], *names[:_SHOWN]]
+        told = [*refused[:_SHOWN], *names[:_SHOWN]]
         raise FilesChanged(
-            f"Files of the kernel are shorter than at the snapshot. {' '.join(told)}",
+            f"Files that the kernel uses have changed. {' '.join(told)}",
             hint="Put them back as they were and resume the kernel again. Or resume it all the same: *Resume Kernel* in JupyterLab asks, or"
             " `jupyter gpuckpt resume KERNEL --force`. The snapshot is untouched. Files that `c.GpuCkptProvisioner.keep_files` names"
             " travel with snapshots.",
-            details="\n".join(lacking),
+            details="\n".join(refused),
         )
-    warnings = [*lacking, *open_files.suspicious(found)]
+    warnings = [*refused, *open_files.suspicious(found)]
     for text in warnings:
         _log.warning("kernel %s: %s", manifest.info.kernel_id, text)
     return warnings

@@ -68,7 +68,7 @@ export class GpuCkptError extends Error implements IErrorRecord {
   /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
 
-  /** The server's code for files that are shorter now than what the kernel needs of them. */
+  /** The server's code for files that changed so that the kernel would end or do harm. */
   static readonly FILES_CHANGED = 'files_changed';
 
   /** The server has no such kernel. */

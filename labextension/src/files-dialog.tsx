@@ -1,4 +1,4 @@
-// The dialog before a kernel is resumed although its files are shorter than they were.
+// The dialog before a kernel is resumed although its files changed.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -19,7 +19,7 @@ export async function mayResumeAnyway(
         <p role="alert">{error.message}</p>
         <p>
           {trans.__(
-            'Put the files back as they were, then resume the kernel. If you resume it anyway, reading them may end the kernel or give wrong results; the snapshot stays.'
+            'Put the files back as they were, then resume the kernel. If you resume it anyway, using them may end the kernel, give wrong results or damage a database; the snapshot stays.'
           )}
         </p>
         <p>

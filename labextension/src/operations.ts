@@ -145,7 +145,7 @@ export class Operations {
     }
   }
 
-  /** After the refusal of files that are too short: the field that goes on all the same, if the user wants that. */
+  /** After the refusal of files that changed: the field that goes on all the same, if the user wants that. */
   private async _mayGoOn(
     error: GpuCkptError,
     name: string

@@ -20,7 +20,9 @@ export async function mayGoBack(
   differences: string,
   trans: TranslationBundle
 ): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {
-  const force = files.some(file => file.change === 'too_short');
+  const force = files.some(({ change }) =>
+    ['too_short', 'in_transaction'].includes(change)
+  );
   const { button, isChecked } = await showDialog({
     title: trans.__('Restore %1?', snapshotTitle(snapshot, trans)),
     body: (

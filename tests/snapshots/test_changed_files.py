@@ -271,38 +271,78 @@ def test_a_file_that_is_mapped_for_writing_is_not_made_anew(run):
     reader.program.fresh_line()
 
 
+#: Uses a database in the mode {mode}, stops in the middle of a transaction if {begin} says so, and goes on when there is a file `on`.
 DATABASE = """
-    import sqlite3, time
+    import os, sqlite3, time
     database = sqlite3.connect("data.db", isolation_level=None)
-    database.execute("pragma journal_mode=wal")
+    database.execute("pragma journal_mode={mode}")
     database.execute("create table t (n)")
-    n = 0
+    database.execute("insert into t values (1)")
+    database.execute("{begin}")
+    while not os.path.exists("on"):
+        print("waits", flush=True)
+        time.sleep(0.01)
+    database.execute("insert into t values (2)")
+    if database.in_transaction:
+        database.execute("commit")
+    print(database.execute("select count(*) from t").fetchone(), flush=True)
     while True:
-        n += 1
-        database.execute("insert into t values (?)", (n,))
-        print(n, database.execute("select count(*), max(n) from t").fetchone(), flush=True)
+        print("done", flush=True)
         time.sleep(0.01)
 """
+BEGIN = "begin immediate; insert into t values (3)"
 
 
-def test_a_database_whose_log_another_program_has_removed_goes_on(run):
-    """The last connection removes the log and its index, which the suspended kernel has mapped."""
-    program = run(DATABASE)
+def database_of(run, mode, begin=""):
+    """Start the program; return it and its database."""
+    code = DATABASE.format(mode=mode, begin=begin.partition(";")[0])
+    if begin:
+        code = code.replace(
+            "    while not", f'    database.execute("{begin.partition("; ")[2]}")\n    while not', 1
+        )
+    program = run(code)
     program.lines(more_than=3)
-    reader = Reader(program)
-    manifest = reader.suspend()
-    database = reader.folder / "data.db"
+    return Reader(program), program.spec.cwd + "/data.db"
+
+
+def changed_elsewhere(database):
+    """Change the database as another program does; its last connection removes a log and its index."""
     with closing(sqlite3.connect(database)) as elsewhere:
         elsewhere.execute("insert into t values (0)")
         elsewhere.commit()
-        count = elsewhere.execute("select count(*) from t").fetchone()[0]
-    assert not database.with_name("data.db-shm").exists()
-    warnings = reader.resume(manifest)
-    assert any(f"{database}, which" in text for text in warnings)
-    program.fresh_line()
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_an_idle_connection_of_a_database_that_was_changed_goes_on(run, mode):
+    reader, database = database_of(run, mode)
+    manifest = reader.suspend()
+    changed_elsewhere(database)
+    assert not Path(f"{database}-shm").exists()
+    assert any(f"{database}, which" in text for text in reader.resume(manifest))
+    (reader.folder / "on").touch()
+    wait_for(lambda: "(3,)" in reader.program.lines())
     with closing(sqlite3.connect(database)) as elsewhere:
         assert elsewhere.execute("pragma integrity_check").fetchone() == ("ok",)
-        assert elsewhere.execute("select count(*) from t").fetchone()[0] > count
+        assert elsewhere.execute("select n from t order by n").fetchall() == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_transaction_does_not_go_on_with_a_database_that_was_changed(run, mode):
+    reader, database = database_of(run, mode, BEGIN)
+    manifest = reader.suspend()
+    assert {Path(one.path).name for one in manifest.open_files if one.in_transaction} == {
+        "data.db",
+        f"data.db-{'wal' if mode == 'wal' else 'journal'}",
+    }
+    changed_elsewhere(database)
+    with pytest.raises(FilesChanged, match=r"data\.db.* in the middle of a transaction"):
+        reader.resume(manifest)
+    assert Change.IN_TRANSACTION in {
+        one.change for one in changes(manifest, reader.program.store).files
+    }
+    warnings = reader.resume(manifest, force=True)
+    assert any("in the middle of a transaction" in text for text in warnings)
+    reader.program.fresh_line()
 
 
 @pytest.mark.slow

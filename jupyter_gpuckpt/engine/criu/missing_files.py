@@ -18,12 +18,13 @@ from ...errors import HostIncompatible
 from ...manifest_records import FORMER_SCRATCH
 from . import images as criu_images
 from . import memory_images
+from .sqlite_locks import INDEX
 
 _SHOWN = 5
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
-#: SQLite's file with an index of the log `-wal`. The last connection removes both; SQLite makes the index anew if it finds zeros.
-_INDEX, _MAX_INDEX_BYTES = "-shm", 1 << 30
+#: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
+_MAX_INDEX_BYTES = 1 << 30
 
 
 class Missing(NamedTuple):
@@ -54,7 +55,7 @@ def missing(
             lost[path] = f"The working directory {path} of the kernel is gone."
         elif file.mode & (stat.S_ISUID | stat.S_ISGID):
             lost[path] = f"The program {path}, which runs with another's rights, is gone."
-        elif end and not path.endswith(_INDEX):
+        elif end and not path.endswith(INDEX):
             lost[path] = f"The file {path}, which the kernel has mapped into its memory, is gone."
         elif not stat.S_ISREG(file.mode) or (not end and _is_read_only(file)):
             lost[path] = f"The file {path}, which the kernel has open, is gone."
@@ -108,5 +109,5 @@ def remove(made: list[str]) -> None:
     for path in made:
         with suppress(OSError):
             status = Path(path).lstat()
-            if not status.st_size or (path.endswith(_INDEX) and not status.st_blocks):
+            if not status.st_size or (path.endswith(INDEX) and not status.st_blocks):
                 Path(path).unlink()

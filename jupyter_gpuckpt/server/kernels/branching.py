@@ -71,7 +71,7 @@ class Branching:
     async def branch(self, snapshot_id: str, path: str = "", *, force: bool = False) -> Branch:
         """Start a second kernel from a snapshot, with the snapshot's notebook at `path` (by default beside the original).
 
-        `force`: even if files that it reads are shorter than they were.
+        `force`: although its files changed (`FilesChanged`).
         """
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):

@@ -130,7 +130,7 @@ class ServerOperations(KernelListener):
     ) -> Operation:
         """Start resuming a suspended kernel, by default from its latest snapshot, whether or not the GPU has room for it.
 
-        `take_over`: even if another machine runs its session. `force`: even if files that it reads are shorter than they were.
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
         Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
         """
         served = self.served(kernel_id)

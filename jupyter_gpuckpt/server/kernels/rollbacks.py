@@ -42,7 +42,7 @@ class Rollbacks:
         """Start a rollback to a snapshot. A suspended kernel is just resumed from it: its current state is saved.
 
         Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot,
-        HostIncompatible where it could not be resumed, and FilesChanged, unless `force`, for files that are too short for it; then
+        HostIncompatible where it could not be resumed, and FilesChanged, unless `force`, for files with which it would end or do harm; then
         the kernel was not touched.
         """
         served = self._operations.served(kernel_id)
@@ -79,10 +79,12 @@ class Rollbacks:
                 "The snapshot cannot be restored here now. " + " ".join(found.obstacles),
                 hint="Undo these changes first. The kernel was not touched.",
             )
-        short = [file.path for file in found.files if file.change is Change.TOO_SHORT]
-        if short and not force:
+        forced = {Change.TOO_SHORT, Change.IN_TRANSACTION}
+        changed = [file.path for file in found.files if file.change in forced]
+        if changed and not force:
             raise FilesChanged(
-                f"Files are shorter now than what the kernel needs of them: {', '.join(short)}.",
+                "Files have changed, and the kernel would end or do harm when it goes on with them:"
+                f" {', '.join(changed)}.",
                 hint="Put them back as they were, or restore the snapshot all the same (`force`). The kernel was not touched.",
             )
 

@@ -60,7 +60,7 @@ class GpuRoom:
     ) -> Operation:
         """Start resuming a suspended or parked kernel, after making room for it, on the GPU and in RAM, if it needs some.
 
-        `take_over`: even if another machine runs its session. `force`: even if files that it reads are shorter than they were.
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
         """
         operations = self._operations
         served = operations.served(kernel_id)
