@@ -334,6 +334,9 @@ def test_a_transaction_does_not_go_on_with_a_database_that_was_changed(run, mode
         "data.db",
         f"data.db-{'wal' if mode == 'wal' else 'journal'}",
     }
+    assert reader.resume(manifest) == []
+    manifest = reader.suspend()
+    assert any(one.in_transaction for one in manifest.open_files), "it has lost its locks"
     changed_elsewhere(database)
     with pytest.raises(FilesChanged, match=r"data\.db.* in the middle of a transaction"):
         reader.resume(manifest)

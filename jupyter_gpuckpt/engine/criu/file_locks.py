@@ -23,7 +23,8 @@ from . import images as criu_images
 #: file_lock_entry.
 _KIND, _TYPE, _PID, _FD, _START, _LENGTH = 1, 2, 3, 4, 5, 6
 #: criu/include/file-lock.h: FL_POSIX, FL_FLOCK, FL_OFD; and the kinds of Linux's list that conflict with each.
-_CONFLICTS = {1: ("POSIX", "OFDLCK"), 2: ("FLOCK",), 4: ("POSIX", "OFDLCK")}
+_POSIX = 1
+_CONFLICTS = {_POSIX: ("POSIX", "OFDLCK"), 2: ("FLOCK",), 4: ("POSIX", "OFDLCK")}
 #: task_kobj_ids_entry and fdinfo_entry.
 _FILES_ID = 2
 _FD_FILE, _FD_NUMBER = 1, 4
@@ -32,13 +33,19 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock on a file. `kinds`: of Linux's list, with which it conflicts; `end`: the last byte, None for the end of the file."""
+    """A lock on a file. `kinds`: of Linux's list, with which it conflicts; `end`: the last byte, None for the end of the file.
+
+    `pid`, `fd`: the process and the descriptor that have it. `is_of_process`: it is a POSIX lock, which belongs to the process.
+    """
 
     path: str
     kinds: tuple[str, ...]
     exclusive: bool
     start: int
     end: int | None
+    pid: int = 0
+    fd: int = 0
+    is_of_process: bool = False
 
     def overlaps(self, first: int, last: int) -> bool:
         """Return whether a byte between these two, both included, is locked."""
@@ -87,7 +94,8 @@ def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[Lock]:
             start, length = entry[_START], entry[_LENGTH]
             end = start + length - 1 if length else None
             exclusive = entry[_TYPE] == fcntl.F_WRLCK
-            yield Lock(names[file_id], kinds, exclusive, start, end)
+            owner = entry[_PID], entry[_FD], entry[_KIND] == _POSIX
+            yield Lock(names[file_id], kinds, exclusive, start, end, *owner)
 
 
 def _files(images: Path, pid: int) -> dict[int, int]:
