@@ -156,12 +156,14 @@ def suspend(kernel_id: str, request: SaveRequest | None = None) -> Call[Operatio
     return Call(Operation, "POST", _path("kernels", kernel_id, "suspend"), request or SaveRequest())
 
 
-def resume(kernel_id: str, snapshot_id: str = "", *, take_over: bool = False) -> Call[Operation]:
+def resume(
+    kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
+) -> Call[Operation]:
     """Start resuming a kernel from a snapshot, by default its latest, on GPUs that the caller's environment allows.
 
-    `take_over`: even if another machine runs its session.
+    `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
-    request = ResumeRequest(snapshot_id, _visible_gpus(), take_over)
+    request = ResumeRequest(snapshot_id, _visible_gpus(), take_over, force)
     return Call(Operation, "POST", _path("kernels", kernel_id, "resume"), request)
 
 

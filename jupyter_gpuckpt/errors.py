@@ -6,7 +6,8 @@
     │  ├─ ToolMissing
     │  ├─ PrivilegeMissing
     │  └─ HostIncompatible          the snapshot needs something that differs here
-    │     └─ GpuFull                there is no room for its GPU memory
+    │     ├─ GpuFull                there is no room for its GPU memory
+    │     └─ FilesChanged           files of the kernel changed; a user may resume it all the same
     ├─ KernelError                  a kernel cannot do this, or not now
     │  ├─ KernelNotFound
     │  ├─ KernelNotManaged          not launched under the engine
@@ -101,6 +102,12 @@ class GpuFull(HostIncompatible):
     """There is no room on the GPU, and none can be made."""
 
     code = "gpu_full"
+
+
+class FilesChanged(HostIncompatible):
+    """Files changed so that the kernel would end, or do harm. It is resumed only if a user wants that all the same."""
+
+    code = "files_changed"
 
 
 class KernelError(GpuCkptError):

@@ -13,6 +13,7 @@ import msgspec
 
 from .chunk_parts import Part, decoded_parts
 from .errors import ObjectCorrupt
+from .file_records import KeptFile, MappedFile, OpenFile
 
 #: The version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
 FORMAT_VERSION = 1
@@ -116,29 +117,6 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class MappedFile(msgspec.Struct, frozen=True):
-    """A program or library that must be unchanged at a resume. `digest`: BLAKE3 of its content; empty if it was not known."""
-
-    path: str
-    length: int
-    build_id: str = ""
-    digest: str = ""
-
-
-class KeptFile(msgspec.Struct, frozen=True):
-    """A file that its user chose to travel with the snapshot (`LaunchSpec.keep_files`). `digest`: BLAKE3; `mode`: permissions."""
-
-    path: str
-    length: int
-    digest: str
-    mode: int
-
-    @property
-    def stream(self) -> str:
-        """The name of the stream that has its content."""
-        return f"kept{self.path}"
-
-
 class SocketOption(msgspec.Struct, frozen=True, array_like=True):
     """A socket option as getsockopt(2) returned it."""
 
@@ -188,6 +166,8 @@ class Host(msgspec.Struct, frozen=True):
     gpus: list[Gpu] = []
     #: The home directory of the user who took the snapshot; empty in older ones.
     home: str = ""
+    #: The id of the machine's last start (man 4 random): device and inode numbers mean nothing in another one. Empty in older ones.
+    boot_id: str = ""
 
 
 #: The only variables of a launch's environment that are stored, because a resume needs them. Others may be secret.
@@ -369,6 +349,8 @@ class Manifest(msgspec.Struct, frozen=True):
     kept: list[KeptFile] = []
     gpu: list[GpuProcess] = []
     mapped: list[MappedFile] = []
+    #: Other files that it had open or mapped and that are not in the snapshot.
+    open_files: list[OpenFile] = []
     #: The connections within the tree; their undelivered bytes are in the stream `tcp`.
     connections: list[TcpConnection] = []
     #: The user and group ids of the kernel's start, as it sees them. Earlier versions saved kernels of root only.

@@ -263,12 +263,13 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
 
     `visible_gpus`: the client's CUDA_VISIBLE_DEVICES; the kernel is resumed on GPUs that it allows. `take_over`: resume it even if
-    another machine runs its session, which loses it.
+    another machine runs its session, which loses it. `force`: although its files changed (`files_changed`).
     """
 
     snapshot_id: str = ""
     visible_gpus: str = ""
     take_over: bool = False
+    force: bool = False
 
 
 class ChangedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ import asyncio
 import builtins
 import time
 import uuid
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -80,19 +81,25 @@ class Sessions:
         request = SaveRequest(title=title, pinned=pinned)
         return self._finish(self._client.send(calls.suspend(kernel_id, request)))
 
-    def resume(self, kernel_id: str) -> Kernel:
-        """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
-        self._finish(self._client.send(calls.resume(kernel_id)))
-        return self._client.send(calls.kernel(kernel_id))
+    def resume(self, kernel_id: str, *, force: bool = False) -> Kernel:
+        """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed.
 
-    def roll_back(self, snapshot_id: str) -> Kernel:
-        """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
+        Files that changed meanwhile are named by Python warnings. `force`: even if using them may end it or damage a database, for
+        which FilesChanged is raised otherwise.
+        """
+        return self._resumed(kernel_id, force=force)
+
+    def roll_back(self, snapshot_id: str, *, force: bool = False) -> Kernel:
+        """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails.
+
+        `force`: as in `resume`.
+        """
         kernel_id = self._client.send(calls.launch_spec(snapshot_id)).kernel_id
         try:
             kernel = self._client.send(calls.kernel(kernel_id))
         except KernelNotFound:
             self._create(snapshot_id, kernel_id)
-            return self._resumed_or_killed(kernel_id)
+            return self._resumed_or_killed(kernel_id, force=force)
         was_running = kernel.state in ALIVE
         if kernel.state in GPU_AWAY:
             self._finish(self._client.send(calls.resume(kernel_id)))
@@ -100,18 +107,20 @@ class Sessions:
             request = SaveRequest(cause=Cause.ROLLBACK, pinned=True)
             self._finish(self._client.send(calls.suspend(kernel_id, request)))
         try:
-            self._finish(self._client.send(calls.resume(kernel_id, snapshot_id)))
+            return self._resumed(kernel_id, snapshot_id, force=force)
         except GpuCkptError:
             if was_running:
                 self._finish(self._client.send(calls.resume(kernel_id)))
             raise
-        return self._client.send(calls.kernel(kernel_id))
 
-    def branch(self, snapshot_id: str) -> Branch:
-        """Start a second kernel from a snapshot, beside the first one. The next Jupyter server that shows its notebook lists it."""
+    def branch(self, snapshot_id: str, *, force: bool = False) -> Branch:
+        """Start a second kernel from a snapshot, beside the first one. The next Jupyter server that shows its notebook lists it.
+
+        `force`: as in `resume`.
+        """
         kernel_id = str(uuid.uuid4())
         file = self._create(snapshot_id, kernel_id)
-        return Branch(self._resumed_or_killed(kernel_id), file)
+        return Branch(self._resumed_or_killed(kernel_id, force=force), file)
 
     def wait(
         self, kernel_id: str, states: Collection[KernelState], *, seconds: float | None = None
@@ -127,6 +136,12 @@ class Sessions:
     def _finish(self, operation: Operation) -> Result:
         return self._client.wait(operation.operation_id)
 
+    def _resumed(self, kernel_id: str, snapshot_id: str = "", *, force: bool) -> Kernel:
+        result = self._finish(self._client.send(calls.resume(kernel_id, snapshot_id, force=force)))
+        for text in result.warnings:
+            warnings.warn(text, stacklevel=3)
+        return self._client.send(calls.kernel(kernel_id))
+
     def _create(self, snapshot_id: str, kernel_id: str) -> Path | None:
         """Create a suspended kernel from a snapshot, which outlives this process; return its connection file."""
         launch = self._client.send(calls.launch_spec(snapshot_id))
@@ -138,10 +153,10 @@ class Sessions:
             self._client.send(calls.leave(owner.owner_id))
         return write_connection_file(kernel_id, connection)
 
-    def _resumed_or_killed(self, kernel_id: str) -> Kernel:
+    def _resumed_or_killed(self, kernel_id: str, *, force: bool) -> Kernel:
         """Resume a kernel that was just created; kill it if that fails, because otherwise its snapshot could not be deleted."""
         try:
-            return self.resume(kernel_id)
+            return self._resumed(kernel_id, force=force)
         except GpuCkptError:
             self._client.send(calls.kill(kernel_id))
             raise
@@ -179,17 +194,17 @@ class AsyncSessions:
             self._sessions.suspend, kernel_id, title=title, pinned=pinned
         )
 
-    async def resume(self, kernel_id: str) -> Kernel:
+    async def resume(self, kernel_id: str, *, force: bool = False) -> Kernel:
         """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
-        return await asyncio.to_thread(self._sessions.resume, kernel_id)
+        return await asyncio.to_thread(self._sessions.resume, kernel_id, force=force)
 
-    async def roll_back(self, snapshot_id: str) -> Kernel:
+    async def roll_back(self, snapshot_id: str, *, force: bool = False) -> Kernel:
         """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
-        return await asyncio.to_thread(self._sessions.roll_back, snapshot_id)
+        return await asyncio.to_thread(self._sessions.roll_back, snapshot_id, force=force)
 
-    async def branch(self, snapshot_id: str) -> Branch:
+    async def branch(self, snapshot_id: str, *, force: bool = False) -> Branch:
         """Start a second kernel from a snapshot, beside the first one. The next Jupyter server that shows its notebook lists it."""
-        return await asyncio.to_thread(self._sessions.branch, snapshot_id)
+        return await asyncio.to_thread(self._sessions.branch, snapshot_id, force=force)
 
     async def wait(
         self, kernel_id: str, states: Collection[KernelState], *, seconds: float | None = None

@@ -248,6 +248,9 @@ class Change(StrEnum):
     CHANGED = "changed"
     REMOVED = "removed"
     SMALLER = "smaller"
+    #: A resume must be forced: the file is shorter than what the kernel needs of it, or a database in the middle of a transaction.
+    TOO_SHORT = "too_short"
+    IN_TRANSACTION = "in_transaction"
 
 
 class FileChange(msgspec.Struct, frozen=True):

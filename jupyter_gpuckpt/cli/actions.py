@@ -153,7 +153,9 @@ def resume(args: Namespace) -> int:
         status = _operate(
             args,
             "resuming",
-            lambda client, named: resuming.begin(client, named, revived, take_over=args.take_over),
+            lambda client, named: resuming.begin(
+                client, named, revived, take_over=args.take_over, force=args.force
+            ),
             find=lambda named, client: named,
         )
     except GpuCkptError:

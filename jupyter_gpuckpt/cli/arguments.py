@@ -127,6 +127,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="resume it even if another machine runs its session; later changes on that machine become a branch",
     )
+    resume.add_argument(
+        "--force",
+        action="store_true",
+        help="resume it although files changed so that using them may end it or damage a database",
+    )
     moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument(

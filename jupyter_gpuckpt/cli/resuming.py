@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,25 +38,31 @@ class Revived:
 
 
 def begin(
-    client: Client, named: str, revived: list[Revived], *, take_over: bool = False
+    client: Client,
+    named: str,
+    revived: list[Revived],
+    *,
+    take_over: bool = False,
+    force: bool = False,
 ) -> Operation:
     """Start resuming the kernel or snapshot whose id begins with `named`. A kernel that is created for it is added to `revived`.
 
-    `take_over`: even if another machine runs its session.
+    `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
+    resume = partial(calls.resume, take_over=take_over, force=force)
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())  # newest first
     known = {*kernels, *(s.kernel_id for s in snapshots), *(s.snapshot_id for s in snapshots)}
     wanted = one_of(named, known)
     if wanted in kernels:
-        return client.send(calls.resume(wanted, take_over=take_over))
+        return client.send(resume(wanted))
     found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)
     kernel_id = found.kernel_id if found else named
     if kernel_id not in kernels:
         chosen = found.snapshot_id if found and found.snapshot_id == wanted else ""
         # The daemon takes it over if another machine with the same home directory has suspended it.
         with suppress(KernelNotFound):
-            return client.send(calls.resume(kernel_id, chosen, take_over=take_over))
+            return client.send(resume(kernel_id, chosen))
     if found is None:
         raise KernelNotFound(
             f"There is no kernel and no snapshot whose id begins with {named!r}.",
@@ -69,7 +76,7 @@ def begin(
             f"The kernel of this snapshot, {kernel.kernel_id}, is {kernel.state}.",
             hint="Suspend it first: its current state is kept as another snapshot.",
         )
-    return client.send(calls.resume(found.kernel_id, found.snapshot_id, take_over=take_over))
+    return client.send(resume(found.kernel_id, found.snapshot_id))
 
 
 def _revived(client: Client, snapshot: Snapshot) -> Revived:

@@ -153,9 +153,7 @@ def thaw(
         warnings = leases.require(
             record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
         )
-        resumed = machine.resume(
-            manifest, record, exit_path, operation.progress, visible_gpus=request.visible_gpus
-        )
+        resumed = machine.resume(manifest, record, exit_path, operation.progress, request=request)
         leases.resumed(record.kernel_id)
         info = manifest.info
         chosen = info.snapshot_id

@@ -260,7 +260,7 @@ class Machine:
         exit_path: Path,
         progress: Progress,
         *,
-        visible_gpus: str,
+        request: ResumeRequest,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from . import late_modules  # noqa: PLC0415 - late: see there
@@ -276,7 +276,7 @@ class Machine:
                 exit_path=exit_path,
                 jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
                 own_ports=record.spec.own_ports,
-                visible_gpus=visible_gpus,
+                request=request,
                 digests=self._digests,
                 progress=progress,
             )

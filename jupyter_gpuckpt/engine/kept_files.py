@@ -20,8 +20,9 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
+from ..file_records import KeptFile
 from ..host import processes
-from ..manifest_records import LINK_REMAP, KeptFile
+from ..manifest_records import LINK_REMAP
 from .criu import file_images
 from .criu import images as criu_images
 from .criu.images import RegularFile
@@ -80,7 +81,7 @@ def _write(
         paths = [Path(unfinished, str(number)) for number in range(len(files))]
         to_file([(file.stream, path) for file, path in zip(files, paths, strict=True)])
         for file, path in zip(files, paths, strict=True):
-            path.chmod(file.mode)  # CRIU compares it
+            path.chmod(file.mode)
             copy = copy_of(file, directory)
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
+from ..file_records import KeptFile
 from ..host import commands, processes
-from ..manifest_records import KeptFile, Manifest
+from ..manifest_records import Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
 from .capture import clear
 from .content import Content
-from .criu import action_script, file_images, missing_files, owners
+from .criu import action_script, dropped_locks, file_images, missing_files, owners
 from .criu import cache as criu_cache
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
@@ -165,7 +166,7 @@ def thaw(
         )
         with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch, gpu)
-        tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+        tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
         gpu.finish_drivers()
         gpu_restore.restore(
@@ -257,6 +258,15 @@ def _run_criu(
             raise _not_filled(filler.error, watch)
         if ending:
             raise _failure(restore, images, ending, watch)
+
+
+def _restored(restore: _Restore, images: Path, exit_path: Path) -> Tree:
+    """Return the restored tree, with all locks that it had."""
+    manifest = restore.manifest
+    init_pid = restore.namespaces.init_pid
+    tree = find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+    dropped_locks.take_again(images, tree)
+    return tree
 
 
 def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:

@@ -87,7 +87,9 @@ class BatchOwner(ScriptOwner):
                     client.send(calls.kill(self._kernel_id))
                     return None
                 snapshot_id = snapshots[0].snapshot_id
-            client.wait(client.send(calls.resume(self._kernel_id, snapshot_id)).operation_id)
+            operation = client.send(calls.resume(self._kernel_id, snapshot_id))
+            for warning in client.wait(operation.operation_id).warnings:
+                _log.warning("%s", warning)
             kernel = self._wait_for_steady_state(client)
         return kernel
 

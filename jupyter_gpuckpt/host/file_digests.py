@@ -18,6 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from .. import decoding
+from .file_outlines import FileOutlines
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,13 @@ _MAX_DIGESTS = 50_000
 
 
 class FileDigests:
-    """A cache of file digests, stored in the file `path` across restarts (None: in memory only). Thread-safe."""
+    """A cache of file digests, stored in the file `path` across restarts (None: in memory only). Thread-safe.
+
+    `outlines`: those of the files of users, which are compared less strictly.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+        self._path, self.outlines = path, FileOutlines()
         self._lock = threading.Lock()
         self._known = _load(path)
         self._unsaved = False

@@ -38,6 +38,9 @@ INSTRUCTIONS = (
     ),
 )
 
+#: See man 4 random.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 #: Prefixes of names that look like an instruction but do not stand for one.
 NOT_INSTRUCTIONS = ("tsc_adjust", "tsc_deadline", "tsc_known", "tsc_reliable", "tsc_scale")
 
@@ -52,6 +55,7 @@ def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
         driver_version=gpu.driver_version(),
         gpus=gpu.gpus(),
         home=os.environ.get("HOME", ""),
+        boot_id=_BOOT_ID.read_text().strip(),
     )
 
 

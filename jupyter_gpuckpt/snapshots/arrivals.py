@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..host import fingerprint, processes
 from ..host.file_digests import FileDigests
 from ..manifest_records import Host, Manifest
-from . import resume, room
+from . import open_files, resume, room
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
@@ -41,10 +41,21 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
             f"There is no folder {manifest.launch.cwd}, in which the kernel was started."
         )
         hints.append("Make that folder, with the files that the kernel needs.")
+    differing = open_files.differences(manifest, this_host, (digests or FileDigests()).outlines)
+    others = (one for one in differing if one.file.path != manifest.launch.cwd)
+    if missing := open_files.missing(others):
+        changed += missing
+        hints.append("Copy these files to the same paths.")
+    if refused := open_files.refusals(differing):
+        found += refused
+        hints.append(
+            "Copy the files that it has there, or fetch it with --force and resume it with --force."
+        )
     if changed and (elsewhere := resume.home_elsewhere(manifest, this_host)):
         changed += elsewhere
         hints.append("Or fetch it where the home directory has the same path.")
-    return Arrival([*found, *changed], list(_warnings(manifest, this_host)), " ".join(hints))
+    warnings = [*_warnings(manifest, this_host), *open_files.suspicious(differing)]
+    return Arrival([*found, *changed], warnings, " ".join(hints))
 
 
 def _warnings(manifest: Manifest, this_host: Host) -> list[str]:

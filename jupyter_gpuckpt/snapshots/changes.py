@@ -2,67 +2,56 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine.criu import images as criu_images
 from ..engine.criu import missing_files
 from ..host import fingerprint
 from ..host.file_digests import FileDigests
-from ..manifest_records import FORMER_SCRATCH, Manifest
+from ..manifest_records import Manifest
 from ..snapshot_records import Change, Changes, FileChange
 from ..store.local import LocalStore
+from . import open_files
+from .open_files import Difference, Found
 from .resume import obstacles
-from .stored_images import FILES, write_images
+from .stored_images import FILES, MEMORY, write_images
 
-#: Folders that have no files of the user.
-_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
-#: IPython's history, which every kernel of a user writes all the time; the agent handles it.
-_HISTORY = "history.sqlite"
+#: What users are told of each difference; nothing of others.
+_CHANGES = {
+    Difference.GONE: Change.REMOVED,
+    Difference.TOO_SHORT: Change.TOO_SHORT,
+    Difference.IN_TRANSACTION: Change.IN_TRANSACTION,
+    Difference.SHORTER: Change.SMALLER,
+    Difference.OTHER: Change.CHANGED,
+    Difference.PERHAPS_OTHER: Change.CHANGED,
+    Difference.GROWN: Change.CHANGED,
+}
 
 
 def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None = None) -> Changes:
     """Return the open files that have changed, by path, and the obstacles to resuming the snapshot here.
 
-    A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted before the
-    snapshot are restored from it and not listed, nor are those that travel with it. The images of a stub are not here, so no files are
-    listed for it.
+    Files that had been deleted before the snapshot are restored from it and not listed, nor are those that travel with it. The images
+    of a stub are not here, so files that are missing are no obstacles for it.
     """
-    if store.stubs.find(manifest.info.snapshot_id) is not None:
-        return Changes([], obstacles(manifest, fingerprint.host(), digests))
-    found = []
-    with TemporaryDirectory() as directory:
-        images = Path(directory)
-        write_images(manifest, store, images, FILES)
-        remapped, kept = criu_images.remapped(images), {file.path for file in manifest.kept}
-        files = {file.path: file for file in criu_images.regular_files(images)}
-        _, lost = missing_files.missing(images, Path, manifest.traveling)
-    for file in files.values():
-        if file.file_id in remapped or file.path in kept:
-            continue
-        if file.path.startswith(_SYSTEM) or Path(file.path).name.startswith(_HISTORY):
-            continue
-        if file.build_id or file.path == manifest.launch.log_path:
-            continue
-        change = _change(file.path, file.length, manifest.info.created)
-        if change is not None:
-            found.append(change)
-    found.sort(key=lambda change: change.path)
-    return Changes(found, [*obstacles(manifest, fingerprint.host(), digests), *lost])
+    this_host, known = fingerprint.host(), digests or FileDigests()
+    found = open_files.differences(manifest, this_host, known.outlines)
+    listed = [_change(one) for one in found if one.difference in _CHANGES]
+    problems = obstacles(manifest, this_host, known)
+    if store.stubs.find(manifest.info.snapshot_id) is None:
+        with TemporaryDirectory() as directory:
+            images = Path(directory)
+            write_images(manifest, store, images, [*FILES, *MEMORY])
+            problems += missing_files.missing(images, Path, manifest.traveling).lost
+    return Changes(listed, problems)
 
 
-def _change(path: str, length: int | None, created: float) -> FileChange | None:
-    try:
-        now = Path(path).stat()
-    except OSError:
-        return FileChange(path, Change.REMOVED, 0.0, length, None)
-    if stat.S_ISDIR(now.st_mode):
-        return None  # CRIU lists the working directory among the files, and anything in it changes its time
-    if length is not None and now.st_size < length:
-        change = Change.SMALLER
-    elif now.st_mtime > created or (length is not None and now.st_size != length):
-        change = Change.CHANGED
-    else:
-        return None
-    return FileChange(path, change, now.st_mtime, length, now.st_size)
+def _change(found: Found) -> FileChange:
+    gone = not found.mtime_ns
+    return FileChange(
+        found.file.path,
+        _CHANGES[found.difference],
+        found.mtime_ns / 1e9,
+        found.file.length,
+        None if gone else found.length,
+    )

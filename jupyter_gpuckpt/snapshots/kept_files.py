@@ -19,9 +19,10 @@ from ..engine import kept_files
 from ..engine.freeze import Frozen
 from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible
+from ..file_records import KeptFile
 from ..host.file_digests import FileDigests
 from ..images.pack import FileSource
-from ..manifest_records import FORMER_SCRATCH, KeptFile, LaunchSpec, Manifest
+from ..manifest_records import FORMER_SCRATCH, LaunchSpec, Manifest
 
 #: Folders of the system, whose files are each machine's own.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")

@@ -23,9 +23,10 @@ from ..host.file_digests import FileDigests
 from ..manifest_records import Host, Manifest
 from ..store import manifest_checks
 from ..store.local import LocalStore
+from . import open_files
 from .resume import obstacles
 from .room import disk_shortage
-from .stored_images import FILES, PROCESSES, write_images
+from .stored_images import FILES, MEMORY, PROCESSES, write_images
 
 #: The exceptions of reading a damaged image or manifest.
 _UNREADABLE = (ValueError, IndexError, KeyError, StopIteration, OSError, struct.error, StoreError)
@@ -44,15 +45,17 @@ def rehearse(
     `manifest`: as read back from the disk; `tree`: its mount namespace still exists.
     """
     found = obstacles(manifest, this_host, digests)
+    changed = open_files.differences(manifest, this_host, digests.outlines, tree.inside)
+    found += open_files.refusals(changed)
     if problem := manifest_checks.problem_of(manifest):
         found.append(f"A resume would refuse it: {problem}.")
     try:
         with TemporaryDirectory() as directory:
             images = Path(directory)
-            write_images(manifest, store, images, [*FILES, *PROCESSES])
+            write_images(manifest, store, images, [*FILES, *MEMORY, *PROCESSES])
             if problem := problem_of_images(manifest, images):
                 found.append(f"A resume would refuse it: {problem}.")
-            found += missing_files.missing(images, tree.inside, manifest.traveling)[1]
+            found += missing_files.missing(images, tree.inside, manifest.traveling).lost
             found += _incomplete(manifest, images)
             found += _limits(images)
         # The images of a plain dump are still on disk; removing them frees the space for a resume.

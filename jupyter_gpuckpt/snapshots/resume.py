@@ -19,21 +19,23 @@ from ..engine.gpu.placement import Placement, visible
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
 from ..engine.tree.tree import Tree
-from ..errors import HostIncompatible, ThawDisturbed
+from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
+from ..file_records import MappedFile
 from ..host import fingerprint, gpu
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
-from ..manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
+from ..manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, Stream
 from ..progress import Progress, Stage
+from ..protocol import ResumeRequest
 from ..store.local import LocalStore
-from . import kept_files, room, stored_secrets
+from . import kept_files, open_files, room, stored_secrets
 from .stored_images import IMAGES_STREAM
 
 _log = logging.getLogger(__name__)
 
-#: The number of a digest's digits that are shown.
-_SHOWN_DIGEST = 12
+#: The number of a digest's digits that are shown, and the most files that a message names.
+_SHOWN_DIGEST, _SHOWN = 12, 5
 
 
 class Resumed(NamedTuple):
@@ -52,22 +54,24 @@ def resume(
     exit_path: Path,
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
-    visible_gpus: str = "",
+    request: ResumeRequest | None = None,
     digests: FileDigests | None = None,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
-    `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `visible_gpus`: the client's
-    CUDA_VISIBLE_DEVICES. `digests`: a cache of the digests of programs and libraries.
-    Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
-    failed, ObjectCorrupt when the store is damaged.
+    `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
+    and whether it is forced. `digests`: a cache of the digests of files.
+    Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
+    then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
+    request, digests = request or ResumeRequest(), digests or FileDigests()
     with copies.in_use(settings.kept_dir, manifest.kept):
         with progress.stage(Stage.PREFLIGHT):
             here = fingerprint.host()
-            allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
+            allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
+            changed = _changes_of_files(manifest, here, digests, force=request.force)
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
         attempt = partial(
             thaw.thaw,
@@ -94,7 +98,29 @@ def resume(
         f"This machine does not have the address {old}. The kernel's servers on it are reached at {new} now."
         for old, new in thawed.moved_addresses.items()
     ]
-    return Resumed(thawed.tree, gone + moved + closed, thawed.moved_ports)
+    return Resumed(thawed.tree, changed + gone + moved + closed, thawed.moved_ports)
+
+
+def _changes_of_files(
+    manifest: Manifest, this_host: Host, digests: FileDigests, *, force: bool
+) -> list[str]:
+    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm."""
+    found = open_files.differences(manifest, this_host, digests.outlines)
+    refused = open_files.refusals(found)
+    if refused and not force:
+        names = open_files.former_names(found, manifest, this_host)
+        told = [*refused[:_SHOWN], *names[:_SHOWN]]
+        raise FilesChanged(
+            f"Files that the kernel uses have changed. {' '.join(told)}",
+            hint="Put them back as they were and resume the kernel again. Or resume it all the same: *Resume Kernel* in JupyterLab asks, or"
+            " `jupyter gpuckpt resume KERNEL --force`. The snapshot is untouched. Files that `c.GpuCkptProvisioner.keep_files` names"
+            " travel with snapshots.",
+            details="\n".join(refused),
+        )
+    warnings = [*refused, *open_files.suspicious(found)]
+    for text in warnings:
+        _log.warning("kernel %s: %s", manifest.info.kernel_id, text)
+    return warnings
 
 
 def check(

@@ -24,24 +24,24 @@ from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..file_records import KeptFile, MappedFile
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..manifest_records import (
     SHOWN_VARIABLES,
+    CapturedFile,
     ImageFile,
-    KeptFile,
     LaunchSpec,
     Manifest,
-    MappedFile,
     SaveOptions,
     Sizes,
     SnapshotInfo,
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import kept_files, notebooks
+from . import kept_files, notebooks, open_files
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -93,6 +93,8 @@ def save(
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
         predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        if stop:
+            open_files.learn(tree, digests.outlines)
         notebook, not_stored = notebooks.read(spec.jupyter)
         warnings += not_stored
     complete: list[SnapshotInfo] = []
@@ -150,6 +152,12 @@ def save(
             kept=kept,
             gpu=state.gpu,
             mapped=mapped,
+            open_files=open_files.recorded(
+                state,
+                tree,
+                {spec.log_path, *_paths(state.captured), *_paths(kept), *_paths(mapped)},
+                digests.outlines,
+            ),
             connections=state.connections,
             uid=ids.uid,
             gid=ids.gid,
@@ -322,6 +330,10 @@ def _programs(
         "These programs or libraries were replaced or removed after the kernel had loaded them: "
         f"{_some(sorted(replaced))}. The kernel and its snapshot keep the versions that it loaded."
     ]
+
+
+def _paths(records: Sequence[CapturedFile | KeptFile | MappedFile]) -> Iterator[str]:
+    return (record.path for record in records)
 
 
 def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:

@@ -38,6 +38,8 @@ _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 #: The digest of a whole file: BLAKE3 in hexadecimal.
 _FILE_DIGEST = re.compile("[0-9a-f]{64}")
+#: The most open files in a manifest, and the highest length of one.
+MAX_OPEN_FILES, _MAX_LENGTH = 10_000, (1 << 63) - 1
 _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 
 #: The last second of the year 9999, the last that `datetime` supports.
@@ -86,6 +88,13 @@ def is_private(path: str, *, private_shm: bool) -> bool:
     return _on_scratch(path) or (private_shm and path.startswith(_SHM))
 
 
+def is_plain(path: str) -> bool:
+    """Return whether a path is absolute, without dots and empty names."""
+    if not path.startswith("/") or "\0" in path:
+        return False
+    return not {"", ".", ".."}.intersection(path.split("/")[1:])
+
+
 def _on_scratch(path: str) -> bool:
     places = (SCRATCH, FORMER_SCRATCH)
     return path in places or path.startswith(tuple(f"{place}/" for place in places))
@@ -111,6 +120,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _problems_of_images(manifest, streams)
     yield from _problems_of_captured(manifest.captured, manifest.launch.private_shm, streams)
     yield from _problems_of_kept(manifest, streams)
+    yield from _problems_of_open(manifest)
     for path in (path for process in manifest.gpu for path in process.staging):
         if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
             yield f"memory of a GPU would be written to {path!r}"
@@ -195,7 +205,7 @@ def _problems_of_captured(
     kinds: dict[str, str] = {}
     for record in files:
         path = record.path
-        if not _is_plain(path):
+        if not is_plain(path):
             yield f"{path!r} is not a valid path"
         elif path in kinds:
             yield f"{path} is in it twice"
@@ -212,7 +222,7 @@ def _problems_of_captured(
 def _problems_of_kept(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
     paths = {record.path for record in manifest.captured}
     for file in manifest.kept:
-        if not _is_plain(file.path) or file.path.startswith(_SYSTEM):
+        if not is_plain(file.path) or file.path.startswith(_SYSTEM):
             yield f"{file.path!r} is not a valid path of a kept file"
         elif file.path in paths:
             yield f"{file.path} is in it twice"
@@ -221,6 +231,21 @@ def _problems_of_kept(manifest: Manifest, streams: dict[str, int]) -> Iterator[s
         elif file.mode & ~0o777:
             yield f"{file.path} is not a file that a kernel can have"
         paths.add(file.path)
+
+
+def _problems_of_open(manifest: Manifest) -> Iterator[str]:
+    paths = {file.path for file in manifest.open_files}
+    if len(paths) < len(manifest.open_files) or len(paths) > MAX_OPEN_FILES:
+        yield "its list of open files is not sound"
+    for file in manifest.open_files:
+        lengths = (file.length, file.mapped, file.read)
+        # A resume examines and reads the files, and some of the system's never end.
+        if not is_plain(file.path) or file.path.startswith(_SYSTEM):
+            yield f"{file.path!r} is not a valid path of an open file"
+        elif not all(0 <= length <= _MAX_LENGTH for length in lengths):
+            yield f"{file.path} is not a file that a kernel can have"
+        elif not re.fullmatch(f"|{_FILE_DIGEST.pattern}", file.digest):
+            yield f"the digest of {file.path} is not valid"
 
 
 def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
@@ -249,13 +274,6 @@ def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]
         and 0 <= record.gid <= _MAX_ID
         and abs(record.mtime_ns) <= _MAX_TIME_NS
     )
-
-
-def _is_plain(path: str) -> bool:
-    """Return whether a path is absolute, without dots and empty names."""
-    if not path.startswith("/") or "\0" in path:
-        return False
-    return not {"", ".", ".."}.intersection(path.split("/")[1:])
 
 
 def _parents(path: str) -> Iterator[str]:

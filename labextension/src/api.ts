@@ -68,6 +68,9 @@ export class GpuCkptError extends Error implements IErrorRecord {
   /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
 
+  /** The server's code for files that changed so that the kernel would end or do harm. */
+  static readonly FILES_CHANGED = 'files_changed';
+
   /** The server has no such kernel. */
   static readonly KERNEL_NOT_FOUND = 'kernel_not_found';
 }
@@ -142,9 +145,13 @@ export class GpuCkptApi {
   }
 
   /** Start a second kernel from a snapshot for a notebook, by default for a new copy of the snapshot's notebook. */
-  async branch(snapshotId: string, notebook = ''): Promise<IOperation> {
+  async branch(
+    snapshotId: string,
+    notebook = '',
+    answers: JSONObject = {}
+  ): Promise<IOperation> {
     const path = at`snapshots/${snapshotId}/branch`;
-    const body: JSONObject = notebook ? { path: notebook } : {};
+    const body = notebook ? { path: notebook, ...answers } : answers;
     // From then on it is the resume of a new kernel.
     return {
       ...(await this._send<IOperation>('POST', path, body)),

@@ -119,11 +119,12 @@ export class KernelStates implements IKernelStates, IDisposable {
   async branch(
     snapshotId: string,
     onStarted: (operation: IOperation) => void = () => undefined,
-    notebook = ''
+    notebook = '',
+    answers: JSONObject = {}
   ): Promise<IOperation> {
     this._branching += 1;
     try {
-      const started = this._api.branch(snapshotId, notebook);
+      const started = this._api.branch(snapshotId, notebook, answers);
       void started.then(onStarted, () => undefined);
       const { kind, path } = await started;
       const operation = await this.finish(started);

@@ -44,16 +44,17 @@ export function failureText(headline: string, sentences: string[]): string {
     : `${headline}: ${cause.slice(0, room).trimEnd()}… ${hint}`.trimEnd();
 }
 
-/** Notify the user of a result with warnings, which a button shows. */
+/** Notify the user of a result with warnings, which a button shows. `text`: what is shown before, if not the message alone. */
 export function tellWithDetails(
   id: string,
   message: string,
   sentences: string[],
   trans: TranslationBundle,
-  untilDismissed = false
+  untilDismissed = false,
+  text = message
 ): string {
   const actions = [detailsAction(message, sentences, null, trans)];
-  return conclude(id, message, 'warning', actions, untilDismissed);
+  return conclude(id, text, 'warning', actions, untilDismissed);
 }
 
 /** Replace the notification of the progress, unless the user has closed it, by that of the end; return its id. */

@@ -6,7 +6,7 @@ import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
-import { conclude, tellFailure, tellWithDetails } from './notices';
+import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
 import type { IEnd, IOperation, IProgress, OperationKind } from './protocol';
 import {
@@ -53,7 +53,7 @@ export class Operations {
 
   /**
    * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
-   * `otherwise`: returns, after an error, another body with which to try again, or null.
+   * `otherwise`: returns, after an error, further fields of the body with which to try again, or null.
    *
    * @returns the operation, or null if it failed, of which the user is notified.
    */
@@ -69,16 +69,11 @@ export class Operations {
       async follow => {
         follow(kernelId);
         await before?.();
-        try {
-          return await this._states.run(kind, kernelId, body);
-        } catch (error) {
-          const again =
-            error instanceof GpuCkptError ? await otherwise?.(error) : null;
-          if (!again) {
-            throw error;
-          }
-          return this._states.run(kind, kernelId, again);
-        }
+        return this._asking(
+          name,
+          answers => this._states.run(kind, kernelId, { ...body, ...answers }),
+          otherwise
+        );
       },
       undo
     );
@@ -86,9 +81,12 @@ export class Operations {
 
   /** Start a second kernel from a snapshot of the notebook `name`; return as `run` does. */
   branch(snapshotId: string, name: string): Promise<IOperation | null> {
-    return this._tell('branch', name, follow =>
-      this._states.branch(snapshotId, ({ kernel_id }) => follow(kernel_id))
-    );
+    return this._tell('branch', name, follow => {
+      const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
+      return this._asking(name, answers =>
+        this._states.branch(snapshotId, onStarted, '', answers)
+      );
+    });
   }
 
   /** Follow the fetch of a snapshot of the notebook `name`; return as `run` does. */
@@ -109,7 +107,9 @@ export class Operations {
   ): Promise<IOperation | null> {
     return this._tell('resume', name, async follow => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      const made = await this._states.branch(snapshotId, onStarted, path);
+      const made = await this._asking(name, answers =>
+        this._states.branch(snapshotId, onStarted, path, answers)
+      );
       return { ...made, kind: 'resume' };
     });
   }
@@ -117,6 +117,44 @@ export class Operations {
   /** Notify the user of the next operation on a kernel although this page does not request it. */
   expect(kernelId: string): void {
     this._expected.add(kernelId);
+  }
+
+  /** Start an operation, again after each refusal to which the user has answered that it is to go on. */
+  private async _asking(
+    name: string,
+    start: (answers: JSONObject) => Promise<IOperation>,
+    otherwise?: IRunOptions['otherwise']
+  ): Promise<IOperation> {
+    let answers: JSONObject = {};
+    for (;;) {
+      try {
+        return await start(answers);
+      } catch (error) {
+        if (!(error instanceof GpuCkptError)) {
+          throw error;
+        }
+        const more =
+          error.code === GpuCkptError.FILES_CHANGED
+            ? await this._mayGoOn(error, name)
+            : await otherwise?.(error);
+        if (!more) {
+          throw error;
+        }
+        answers = { ...answers, ...more };
+      }
+    }
+  }
+
+  /** After the refusal of files that changed: the field that goes on all the same, if the user wants that. */
+  private async _mayGoOn(
+    error: GpuCkptError,
+    name: string
+  ): Promise<JSONObject> {
+    const { mayResumeAnyway } = await import('./files-dialog');
+    if (await mayResumeAnyway(name, error, this._trans)) {
+      return { force: true };
+    }
+    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private async _tell(
@@ -180,7 +218,13 @@ export class Operations {
 
   private _tellOfOther(end: IEnd): void {
     const isExpected = this._expected.delete(end.kernel_id);
-    if (this._settings.choices.notifications !== 'all' && !isExpected) {
+    // A kernel that comes back with other files computes other results, whoever has resumed it.
+    const hasNews = end.kind === 'resume' && end.result?.warnings?.length;
+    if (
+      this._settings.choices.notifications !== 'all' &&
+      !isExpected &&
+      !hasNews
+    ) {
       return;
     }
     const name = nameOfPath(end.name, this._trans);
@@ -211,7 +255,9 @@ export class Operations {
           : conclude(id, message, 'success', [], true);
       this._moved.set(kernel_id, shown);
     } else if (warnings.length > 0) {
-      tellWithDetails(id, message, warnings, this._trans);
+      // The first warning is shown at once, because it may name a file that the next cell reads.
+      const text = failureText(message, warnings.slice(0, 1));
+      tellWithDetails(id, message, warnings, this._trans, false, text);
     } else if (this._settings.choices.notifications !== 'failures') {
       conclude(
         id,

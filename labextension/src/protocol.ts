@@ -212,7 +212,7 @@ export interface IVerification {
 /** A file that has changed since a snapshot. */
 export interface IChangedFile {
   path: string;
-  change: 'changed' | 'removed' | 'smaller';
+  change: 'changed' | 'removed' | 'smaller' | 'too_short' | 'in_transaction';
   mtime: number;
   length_then: number | null;
   length_now: number | null;

@@ -19,7 +19,10 @@ export async function mayGoBack(
   stored: IStoredNotebook | null,
   differences: string,
   trans: TranslationBundle
-): Promise<{ goBack: boolean; withCells: boolean }> {
+): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {
+  const force = files.some(({ change }) =>
+    ['too_short', 'in_transaction'].includes(change)
+  );
   const { button, isChecked } = await showDialog({
     title: trans.__('Restore %1?', snapshotTitle(snapshot, trans)),
     body: (
@@ -83,8 +86,10 @@ export async function mayGoBack(
         ? [Dialog.cancelButton({ label: trans.__('Close') })]
         : [
             Dialog.cancelButton(),
-            Dialog.okButton({ label: trans.__('Restore') })
+            force
+              ? Dialog.warnButton({ label: trans.__('Restore Anyway') })
+              : Dialog.okButton({ label: trans.__('Restore') })
           ]
   });
-  return { goBack: button.accept, withCells: isChecked ?? false };
+  return { goBack: button.accept, withCells: isChecked ?? false, force };
 }

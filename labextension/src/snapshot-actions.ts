@@ -8,6 +8,7 @@ import {
 } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from './api';
 import { copiesOfDeleted } from './far-texts';
@@ -140,6 +141,7 @@ export class SnapshotActions {
         ? cellChangesText(cellChanges(then, cells.read()), this._trans)
         : '';
     let wanted = differences ? then : null;
+    let body: JSONObject = { snapshot_id };
     if (!isPlain || this._settings.choices.confirmRollBack) {
       const { mayGoBack } = await import('./roll-back');
       const may = await mayGoBack(
@@ -153,6 +155,7 @@ export class SnapshotActions {
         return;
       }
       wanted = may.withCells ? wanted : null;
+      body = may.force ? { ...body, force: true } : body;
     }
     // The current cells are saved first too, in the snapshot of the current state.
     if (wanted && !(await this._kernelActions.saveNotebook(path))) {
@@ -176,7 +179,7 @@ export class SnapshotActions {
     const undo = this._undo.ofRestore(snapshot, saved);
     const restored = kernel
       ? await this._operations.run('roll_back', kernel_id, name, {
-          body: { snapshot_id },
+          body,
           undo: async () => {
             await undo();
             if (wanted && !cells?.isShared) {

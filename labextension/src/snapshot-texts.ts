@@ -106,6 +106,18 @@ export function changedFileText(
         formatBytes(file.length_now ?? 0),
         formatBytes(file.length_then ?? 0)
       );
+    case 'too_short':
+      return trans.__(
+        '%1 is shorter than the kernel needs: %2, was %3. Reading it may end the kernel.',
+        file.path,
+        formatBytes(file.length_now ?? 0),
+        formatBytes(file.length_then ?? 0)
+      );
+    case 'in_transaction':
+      return trans.__(
+        '%1 changed, and the kernel is in the middle of a transaction: it may damage the database.',
+        file.path
+      );
     default:
       return trans.__('%1 changed at %2', file.path, formatMoment(file.mtime));
   }

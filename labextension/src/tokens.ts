@@ -55,12 +55,14 @@ export interface IKernelStates {
 
   /**
    * Start a second kernel from a snapshot; return and throw as `run` does. `onStarted` is called with the operation as soon as it
-   * has an id. `notebook`: the path of its notebook, by default that of a new copy of the snapshot's notebook.
+   * has an id. `notebook`: the path of its notebook, by default that of a new copy of the snapshot's notebook. `answers`: further
+   * fields of the request, after a refusal.
    */
   branch(
     snapshotId: string,
     onStarted?: (operation: IOperation) => void,
-    notebook?: string
+    notebook?: string,
+    answers?: JSONObject
   ): Promise<IOperation>;
 
   /** Ask the operation in flight on a kernel to stop and to undo its work. */

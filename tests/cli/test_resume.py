@@ -55,3 +55,21 @@ def test_a_snapshot_is_resumed_after_its_kernel_ended_or_was_forgotten(
     [back] = gpuckpt_json("ps")["kernels"]
     assert worth(daemon_env, kernel.id, "x + 1") == "42"
     end(gpuckpt_json, back["pid"])
+
+
+def test_a_kernel_whose_file_is_shorter_is_resumed_by_force_only(
+    kernel, gpuckpt, gpuckpt_json, short_dir
+):
+    file = short_dir / "array"
+    file.write_bytes(b"\1" * 100_000)
+    mapped = f"__import__('numpy').memmap({str(file)!r}, mode='r')"
+    assert kernel.worth(f"globals().update(array={mapped}) or int(array[0])") == "1"
+    gpuckpt("suspend", kernel.id)
+    file.write_bytes(b"\1" * 10)
+    error = gpuckpt_json("resume", kernel.id, status=3)["error"]
+    assert (error["code"], str(file) in error["message"]) == ("files_changed", True)
+    assert "--force" in error["hint"]
+    done = gpuckpt("resume", kernel.id, "--force")
+    assert f"The file {file} has only 10 bytes now" in done.stderr
+    assert "SIGBUS" in done.stderr
+    assert kernel.worth("int(array[0])") == "1"

@@ -40,9 +40,10 @@ from jupyter_gpuckpt.errors import (
     record_of,
 )
 from jupyter_gpuckpt.far_records import FetchRequest
+from jupyter_gpuckpt.file_records import MappedFile
 from jupyter_gpuckpt.images.workers import check_client
 from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.manifest_records import MappedFile, Sizes
+from jupyter_gpuckpt.manifest_records import Sizes
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from jupyter_gpuckpt import manifest_records
+from jupyter_gpuckpt import file_records, manifest_records
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.images.chunking import cut, is_zero
@@ -179,7 +179,7 @@ def _manifest(
             manifest_records.CapturedFile(f"{SHM}link", "symlink", 0o777, target="doubles"),
         ],
         gpu=[manifest_records.GpuProcess(12, [GPU], 32_768, {"GPU-1": 32_768})],
-        mapped=[manifest_records.MappedFile("/usr/bin/python3", 5, "00", "11")],
+        mapped=[file_records.MappedFile("/usr/bin/python3", 5, "00", "11")],
         connections=[manifest_records.TcpConnection("127.0.0.1:4000", [end])],
         seconds_by_stage={"freeze": 0.1},
         variables=manifest_records.Variables([variable], {"x": "22"}, complete=True),

@@ -8,7 +8,7 @@ from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from jupyter_gpuckpt.errors import KernelNotFound
+from jupyter_gpuckpt.errors import FilesChanged, KernelNotFound
 from jupyter_gpuckpt.sessions import KernelState, Sessions
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -82,6 +82,21 @@ except ConfigurationError as error:
 done = subprocess.run([sys.executable, "-m", "jupyter_gpuckpt.cli", "ps"], capture_output=True, text=True)
 print(done.returncode, done.stderr)
 """
+
+
+def test_files_that_changed_are_refused_or_told(kernel, tmp_path):
+    kernel_id, run = kernel
+    file = tmp_path / "array"
+    file.write_bytes(b"\1" * 100_000)
+    run(f"import numpy as np; array = np.memmap({str(file)!r}, mode='r')")
+    with Sessions() as sessions:
+        sessions.suspend(kernel_id)
+        file.write_bytes(b"\1" * 10)
+        with pytest.raises(FilesChanged, match=str(file)):
+            sessions.resume(kernel_id)
+        with pytest.warns(UserWarning, match=str(file)):
+            sessions.resume(kernel_id, force=True)
+        assert run("print(array[0]); del array") == "1\n"
 
 
 def test_in_a_kernel_neither_sessions_nor_commands_pretend_that_there_are_no_kernels(kernel):

@@ -18,6 +18,7 @@ from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.manifest_records import Cause, LaunchSpec, SaveOptions
 from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.protocol import ResumeRequest
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.store.local import LocalStore
@@ -109,13 +110,16 @@ class Program:
             progress=progress or Progress(),
         )
 
-    def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Resumed:
+    def resume(
+        self, snapshot_id: str, *, force: bool = False, progress: Progress | None = None
+    ) -> Resumed:
         """Bring it back from a snapshot."""
         resumed = resume(
             self.store.manifest(snapshot_id),
             self.store,
             self.engine,
             exit_path=self._exit_path(),
+            request=ResumeRequest(force=force),
             progress=progress or Progress(),
         )
         self.follow(resumed.tree)

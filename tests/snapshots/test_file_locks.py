@@ -8,8 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine.criu import file_locks
+from jupyter_gpuckpt.engine.criu import dropped_locks, file_locks
 from jupyter_gpuckpt.errors import ThawFailed
 from tests.conftest import PATIENCE
 
@@ -41,6 +42,39 @@ def test_a_lock_that_another_program_holds_is_named(run, kind):
     assert kind == "ofd" or f"process {first.kernel_pid} " in refusal.value.message
     suspended = program.save(stop=True).manifest.info.snapshot_id
     program.resume(suspended)
+    program.fresh_line()
+
+
+@pytest.mark.parametrize("in_user_namespace", [False, True])
+def test_a_lock_on_a_mapped_file_is_still_held_after_a_resume(run, engine, in_user_namespace):
+    """Linux drops it when CRIU closes the descriptor by which it maps the file."""
+    code = LOCKS["posix"] + "; import mmap; file.truncate(99); area = mmap.mmap(file.fileno(), 0)"
+    own = in_user_namespace or engine.user_namespace
+    program = run(CODE.format(code=code), engine=replace(engine, user_namespace=own))
+    program.fresh_line()
+    path = os.readlink(f"/proc/{program.tree.kernel_pid}/cwd") + "/locked"
+    for _ in range(2):
+        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        program.fresh_line()
+        with open(path, "r+") as other:
+            fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 5, 0)
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 14)
+
+
+def test_a_lock_that_cannot_be_taken_again_ends_the_resume_and_leaves_nothing(run, monkeypatch):
+    code = LOCKS["posix"] + "; import mmap; file.truncate(99); area = mmap.mmap(file.fileno(), 0)"
+    program = run(CODE.format(code=code))
+    program.fresh_line()
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    lines = program.lines()
+    with monkeypatch.context() as patched:
+        patched.setattr(dropped_locks, "_FCNTL", 9999)  # there is no such call
+        with pytest.raises(ThawFailed, match="could not be taken again") as failed:
+            program.resume(snapshot)
+    assert program.spec.cwd in failed.value.details
+    assert program.lines() == lines
+    program.resume(snapshot)
     program.fresh_line()
 
 

@@ -10,14 +10,13 @@ import zstandard
 from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
+from jupyter_gpuckpt.file_records import KeptFile, MappedFile, OpenFile
 from jupyter_gpuckpt.manifest_records import (
     CapturedFile,
     Chunk,
     GpuProcess,
     ImageFile,
-    KeptFile,
     Manifest,
-    MappedFile,
     Stream,
     TcpConnection,
     TcpEnd,
@@ -52,6 +51,10 @@ def file(path, **fields):
 
 def captured(*files):
     return {"captured": list(files)}
+
+
+def left_open(*files):
+    return {"open_files": list(files)}
 
 
 def kept(*paths, digest="0" * 64, mode=0o644):
@@ -137,6 +140,15 @@ NO_PLACE = {
     "memory of a GPU with dots": {"gpu": [GpuProcess(1, [SCRATCH + "gpu/../../../etc/x"], 1)]},
     "a user that is none": {"uid": -1},
     "a process that is none": {"keeper_pid": -1},
+    "an open file that is one of the system's": left_open(OpenFile("/proc/kmsg")),
+    "an open file that is not named plainly": left_open(OpenFile("/data/../proc/kmsg")),
+    "an open file without a path": left_open(OpenFile("data.csv")),
+    "an open file with a zero in its path": left_open(OpenFile("/data\0")),
+    "an open file that is in it twice": left_open(OpenFile("/data"), OpenFile("/data", 1)),
+    "an open file of a negative length": left_open(OpenFile("/data", -1)),
+    "an open file that is mapped beyond all ends": left_open(OpenFile("/data", 1, 1 << 63)),
+    "an open file with a digest that is none": left_open(OpenFile("/data", digest="../x")),
+    "more open files than a kernel has": left_open(*(OpenFile(f"/d/{n}") for n in range(10_001))),
     "a program without a path": {"mapped": [MappedFile("/usr/bin/x\0y", 1)]},
     "a folder without a path": {
         "launch": msgspec.structs.replace(manifest("s1").launch, cwd="/a\0b")

@@ -23,7 +23,8 @@ from . import images as criu_images
 #: file_lock_entry.
 _KIND, _TYPE, _PID, _FD, _START, _LENGTH = 1, 2, 3, 4, 5, 6
 #: criu/include/file-lock.h: FL_POSIX, FL_FLOCK, FL_OFD; and the kinds of Linux's list that conflict with each.
-_CONFLICTS = {1: ("POSIX", "OFDLCK"), 2: ("FLOCK",), 4: ("POSIX", "OFDLCK")}
+_POSIX = 1
+_CONFLICTS = {_POSIX: ("POSIX", "OFDLCK"), 2: ("FLOCK",), 4: ("POSIX", "OFDLCK")}
 #: task_kobj_ids_entry and fdinfo_entry.
 _FILES_ID = 2
 _FD_FILE, _FD_NUMBER = 1, 4
@@ -31,20 +32,30 @@ _FD_FILE, _FD_NUMBER = 1, 4
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 
 
-class _Lock(msgspec.Struct, frozen=True):
-    """A lock on a file. `kinds`: of Linux's list, with which it conflicts; `end`: the last byte, None for the end of the file."""
+class Lock(msgspec.Struct, frozen=True):
+    """A lock on a file. `kinds`: of Linux's list, with which it conflicts; `end`: the last byte, None for the end of the file.
+
+    `pid`, `fd`: the process and the descriptor that have it. `is_of_process`: it is a POSIX lock, which belongs to the process.
+    """
 
     path: str
     kinds: tuple[str, ...]
     exclusive: bool
     start: int
     end: int | None
+    pid: int = 0
+    fd: int = 0
+    is_of_process: bool = False
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Return whether a byte between these two, both included, is locked."""
+        return self.start <= last and (self.end is None or self.end >= first)
 
 
 def require_free(images: Path, root: Path) -> None:
     """Raise ThawFailed if another program holds a lock that the tree had. `root`: where the tree's files are found."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    for lock in _locks(images):
+    for lock in locks(images):
         path = root / lock.path.lstrip("/")
         while (holder := _holder(lock, path)) is not None:
             if time.monotonic() > deadline:
@@ -52,7 +63,7 @@ def require_free(images: Path, root: Path) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _taken(lock: _Lock, holder: int) -> ThawFailed:
+def _taken(lock: Lock, holder: int) -> ThawFailed:
     by = f"process {holder} ({processes.name(holder) or '?'})" if holder > 0 else "a process"
     return ThawFailed(
         f"The file {lock.path} is locked by {by}, and the kernel held a lock on it.",
@@ -62,14 +73,15 @@ def _taken(lock: _Lock, holder: int) -> ThawFailed:
 
 
 @criu_images.strict
-def _locks(images: Path) -> list[_Lock]:
+def locks(images: Path) -> list[Lock]:
+    """Return the locks on files that a restore finds by their names."""
     path = images / "filelocks.img"
     if not path.exists():
         return []
     return list(_named(images, [criu_images.numbers(one) for one in criu_images.messages(path)]))
 
 
-def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[_Lock]:
+def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[Lock]:
     if not entries:
         return
     remapped = criu_images.remapped(images)
@@ -82,7 +94,8 @@ def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[_Lock]:
             start, length = entry[_START], entry[_LENGTH]
             end = start + length - 1 if length else None
             exclusive = entry[_TYPE] == fcntl.F_WRLCK
-            yield _Lock(names[file_id], kinds, exclusive, start, end)
+            owner = entry[_PID], entry[_FD], entry[_KIND] == _POSIX
+            yield Lock(names[file_id], kinds, exclusive, start, end, *owner)
 
 
 def _files(images: Path, pid: int) -> dict[int, int]:
@@ -93,7 +106,7 @@ def _files(images: Path, pid: int) -> dict[int, int]:
     return {entry.get(_FD_NUMBER, 0): entry[_FD_FILE] for entry in entries}
 
 
-def _holder(lock: _Lock, path: Path) -> int | None:
+def _holder(lock: Lock, path: Path) -> int | None:
     """Return the id of a process that holds a conflicting lock; 0 if the id is unknown, None if no process holds one."""
     try:
         status = path.stat()

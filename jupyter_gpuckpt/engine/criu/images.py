@@ -43,7 +43,8 @@ _FD_NUMBER = 4
 #: remap_type (images/remap-file-path.proto).
 _REMAP_LINKED, _REMAP_GHOST = 0, 1
 _FILE_REG = 3
-_REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
+_REG_ID, _REG_FLAGS, _REG_POSITION = 1, 2, 3
+_REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 6, 8, 10, 11
 
 Field = tuple[int, int, "int | bytes"]
 
@@ -299,6 +300,7 @@ class RegularFile(msgspec.Struct, frozen=True):
     length: int | None
     build_id: str
     mode: int = 0
+    position: int = 0
 
 
 @strict
@@ -332,14 +334,14 @@ def _regular(message: bytes) -> RegularFile:
             path = value.decode(errors="surrogateescape")
         elif isinstance(value, int):
             numbers[number] = value
-    build_id = "".join(f"{word:08x}" for word in words)
     return RegularFile(
         numbers[_REG_ID],
         path,
         numbers.get(_REG_FLAGS, 0),
         numbers.get(_REG_SIZE),
-        build_id,
+        "".join(f"{word:08x}" for word in words),
         numbers.get(_REG_MODE, 0),
+        numbers.get(_REG_POSITION, 0),
     )
 
 

@@ -127,8 +127,8 @@ _TABLE: list[tuple[str, str, str]] = [
     ),
     (
         r"File (?P<file>\S+) has bad mode",
-        "The permissions of {file} changed since the snapshot.",
-        "Put them back as they were.",
+        "The file {file} is of another kind than at the snapshot, or runs with other rights.",
+        "Put it back as it was.",
     ),
     (
         r"Can't open file (?P<file>\S+) on restore|Can't open (?P<file2>\S+) on restore",

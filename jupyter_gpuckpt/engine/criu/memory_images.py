@@ -32,8 +32,10 @@ from .images import (
 _VARINT = 0
 #: mm_entry, vma_entry, and statuses of the latter (criu/include/image.h).
 _PROGRAM, _AREAS = 12, 14
-_START, _END, _PROTECTION, _MAPPED_AS, _STATUS = 1, 2, 5, 6, 7
+_START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS = range(1, 8)
 _IS_GUARD = 1 << 16
+#: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
+_IS_OF_FILE = 1 << 6 | 1 << 7
 #: VMA_AREA_VSYSCALL, VDSO, VVAR, AIORING and SHSTK.
 _IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 
@@ -58,6 +60,19 @@ def areas(images: Path, nspid: int) -> list[Area]:
             if not values[_STATUS] & _IS_GUARD:
                 found.append(_area(values))
     return sorted(found, key=lambda area: area.start)
+
+
+@strict
+def mapped_ends(images: Path) -> dict[int, int]:
+    """Return up to which byte each file is mapped by the processes, by the file's id; an area may end beyond the file's end."""
+    found: dict[int, int] = {}
+    for path in images.glob("mm-*.img"):
+        for entry in inner(next(messages(path)), _AREAS):
+            values = numbers(entry)
+            if values[_STATUS] & _IS_OF_FILE:
+                end = values[_OFFSET] + values[_END] - values[_START]
+                found[values[_FILE]] = max(found.get(values[_FILE], 0), end)
+    return found
 
 
 def _area(values: dict[int, int]) -> Area:

@@ -2,7 +2,7 @@
 
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
 IPython's history) is created empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
-reading is named in the error, so that the user can put it back.
+reading or had mapped is named in the error, so that the user can put it back: an access to a mapping of an empty file ends a process.
 """
 
 from __future__ import annotations
@@ -12,26 +12,37 @@ import stat
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import HostIncompatible
 from ...manifest_records import FORMER_SCRATCH
 from . import images as criu_images
+from . import memory_images
+from .sqlite_locks import INDEX
 
 _SHOWN = 5
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+#: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
+_MAX_INDEX_BYTES = 1 << 30
+
+
+class Missing(NamedTuple):
+    """The files that are missing: mode and length of each that can be created, by path, and a sentence about each of the others."""
+
+    can_be_made: dict[str, tuple[int, int]]
+    lost: list[str]
 
 
 def missing(
     images: Path, inside: Callable[[str], Path], traveling: Collection[str] = ()
-) -> tuple[dict[str, int], list[str]]:
+) -> Missing:
     """Find files of files.img that are missing and are not `traveling` with the snapshot.
 
-    Return path and mode of those that can be created, and a sentence about each of the others. `inside` translates a path of the
-    kernel's mount namespace.
+    `inside` translates a path of the kernel's mount namespace.
     """
-    renamed = criu_images.remapped(images)
-    can_be_made: dict[str, int] = {}
+    renamed, mapped = criu_images.remapped(images), memory_images.mapped_ends(images)
+    can_be_made: dict[str, tuple[int, int]] = {}
     lost: dict[str, str] = {}
     for file in criu_images.regular_files(images):
         path = "/" + file.path.lstrip("/")
@@ -39,17 +50,26 @@ def missing(
             continue
         if path in traveling or os.path.lexists(inside(path)):
             continue
+        end = mapped.get(file.file_id, 0)
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
         elif file.mode & (stat.S_ISUID | stat.S_ISGID):
             lost[path] = f"The program {path}, which runs with another's rights, is gone."
-        elif not stat.S_ISREG(file.mode) or file.flags & os.O_ACCMODE == os.O_RDONLY:
+        elif end and not path.endswith(INDEX):
+            lost[path] = f"The file {path}, which the kernel has mapped into its memory, is gone."
+        elif not stat.S_ISREG(file.mode) or (not end and _is_read_only(file)):
             lost[path] = f"The file {path}, which the kernel has open, is gone."
         else:
-            can_be_made[path] = stat.S_IMODE(file.mode)
+            length = max(min(end, _MAX_INDEX_BYTES), can_be_made.get(path, (0, 0))[1])
+            can_be_made[path] = (stat.S_IMODE(file.mode), length)
     for path in lost:  # a file that several descriptors have open, some for writing
         can_be_made.pop(path, None)
-    return can_be_made, [lost[path] for path in sorted(lost)]
+    return Missing(can_be_made, [lost[path] for path in sorted(lost)])
+
+
+def _is_read_only(file: criu_images.RegularFile) -> bool:
+    """Return whether a descriptor only reads. The entries of mappings all say so."""
+    return file.flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def put_in_place(
@@ -57,7 +77,7 @@ def put_in_place(
 ) -> list[str]:
     """Create missing files that were open for writing; return their paths.
 
-    Raises HostIncompatible, which names missing files that were only read; nothing is created then.
+    Raises HostIncompatible, which names missing files that were only read or were mapped; nothing is created then.
     """
     found, lost = missing(images, Path, traveling)
     if lost:
@@ -68,12 +88,13 @@ def put_in_place(
         )
     made = []
     try:
-        for path, mode in found.items():
+        for path, (mode, length) in found.items():
             target = Path(path)
             make_folders(target.parent)
             target.touch(mode=0o600, exist_ok=False)
             made.append(path)
-            target.chmod(mode)  # CRIU compares it
+            os.truncate(target, length)
+            target.chmod(mode)
             owner = target.parent.stat()
             with suppress(PermissionError):  # in another user's folder the file stays this user's
                 os.chown(target, owner.st_uid, owner.st_gid)
@@ -84,8 +105,9 @@ def put_in_place(
 
 
 def remove(made: list[str]) -> None:
-    """Undo `put_in_place`: remove those files that are still empty."""
+    """Undo `put_in_place`: remove those files to which nothing was written."""
     for path in made:
         with suppress(OSError):
-            if Path(path).lstat().st_size == 0:
+            status = Path(path).lstat()
+            if not status.st_size or (path.endswith(INDEX) and not status.st_blocks):
                 Path(path).unlink()

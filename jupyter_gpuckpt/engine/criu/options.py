@@ -60,6 +60,8 @@ def restore_command(settings: EngineSettings, directory: str, *, unprivileged: b
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", "--action-script", action_script.PROGRAM, *_COMMON),
+        # A file that was put back has often other permissions, and they matter to an open only.
+        "--skip-file-rwx-check",
         *(_UNPRIVILEGED if unprivileged else ()),
     ]
 

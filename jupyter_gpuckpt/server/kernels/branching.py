@@ -68,8 +68,11 @@ class Branching:
         self._operations, self._log = operations, log
         self._adoption, self._resume = adoption, resume
 
-    async def branch(self, snapshot_id: str, path: str = "") -> Branch:
-        """Start a second kernel from a snapshot, with the snapshot's notebook at `path` (by default beside the original)."""
+    async def branch(self, snapshot_id: str, path: str = "", *, force: bool = False) -> Branch:
+        """Start a second kernel from a snapshot, with the snapshot's notebook at `path` (by default beside the original).
+
+        `force`: although its files changed (`FilesChanged`).
+        """
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
             raise ConfigurationError(f"Snapshot {snapshot_id} does not belong to a Jupyter kernel.")
@@ -78,7 +81,7 @@ class Branching:
             kernel_id = await self._make(snapshot_id, launch, path, undo)
             served = self._link.served[kernel_id]
             served.is_new_branch = True
-            operation = await self._resume(kernel_id, "")
+            operation = await self._resume(kernel_id, "", force=force)
             self._operations.spawn(self._finish(operation, undo.pop_all()))
         return Branch(operation, path)
 

@@ -62,7 +62,7 @@ class Resume(Protocol):
     """The type of `GpuRoom.resume`. An empty snapshot id means the latest one."""
 
     def __call__(
-        self, kernel_id: str, snapshot_id: str, *, take_over: bool = False
+        self, kernel_id: str, snapshot_id: str, *, take_over: bool = False, force: bool = False
     ) -> Awaitable[Operation]:
         """Start a resume."""
 
@@ -126,14 +126,15 @@ class ServerOperations(KernelListener):
         return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check)
 
     async def resume(
-        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
+        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
     ) -> Operation:
         """Start resuming a suspended kernel, by default from its latest snapshot, whether or not the GPU has room for it.
 
-        `take_over`: even if another machine runs its session. Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
+        Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
         """
         served = self.served(kernel_id)
-        call = calls.resume(kernel_id, snapshot_id, take_over=take_over)
+        call = calls.resume(kernel_id, snapshot_id, take_over=take_over, force=force)
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 

@@ -6,17 +6,19 @@ its present state, from which it is resumed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import calls
-from ...errors import ConfigurationError, HostIncompatible, KernelStateConflict
+from ...errors import ConfigurationError, FilesChanged, HostIncompatible, KernelStateConflict
 from ...manifest_records import Cause
 from ...protocol import OperationKind, Result
+from ...snapshot_records import Change
 from ...states import KernelState
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ...protocol import Operation
     from ..messages.served_kernel import ServedKernel
@@ -34,16 +36,20 @@ class Rollbacks:
         self._link, self._operations, self._log = link, operations, log
         self._resume = resume
 
-    async def roll_back(self, kernel_id: str, snapshot_id: str) -> Operation:
+    async def roll_back(
+        self, kernel_id: str, snapshot_id: str, *, force: bool = False
+    ) -> Operation:
         """Start a rollback to a snapshot. A suspended kernel is just resumed from it: its current state is saved.
 
-        Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot, and
-        HostIncompatible where it could not be resumed; then the kernel was not touched.
+        Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot,
+        HostIncompatible where it could not be resumed, and FilesChanged, unless `force`, for files with which it would end or do harm; then
+        the kernel was not touched.
         """
         served = self._operations.served(kernel_id)
-        await self._check(served, snapshot_id)
+        await self._check(served, snapshot_id, force=force)
+        resume = partial(self._resume, kernel_id, snapshot_id, force=force)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
-            return await self._resume(kernel_id, snapshot_id)
+            return await resume()
         if served.output.runs_cell:
             raise KernelStateConflict(
                 "A cell is running.",
@@ -55,10 +61,10 @@ class Rollbacks:
         return self._operations.tracked.compose(
             OperationKind.ROLL_BACK,
             kernel_id,
-            lambda steps: self._work(steps, served, snapshot_id, end),
+            lambda steps: self._work(steps, served, resume, end),
         )
 
-    async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
+    async def _check(self, served: ServedKernel, snapshot_id: str, *, force: bool) -> None:
         daemon = self._link.daemon
         launch = await daemon.send(calls.launch_spec(snapshot_id))
         parent = served.kernel.parent_snapshot_id if served.kernel else ""
@@ -73,16 +79,28 @@ class Rollbacks:
                 "The snapshot cannot be restored here now. " + " ".join(found.obstacles),
                 hint="Undo these changes first. The kernel was not touched.",
             )
+        forced = {Change.TOO_SHORT, Change.IN_TRANSACTION}
+        changed = [file.path for file in found.files if file.change in forced]
+        if changed and not force:
+            raise FilesChanged(
+                "Files have changed, and the kernel would end or do harm when it goes on with them:"
+                f" {', '.join(changed)}.",
+                hint="Put them back as they were, or restore the snapshot all the same (`force`). The kernel was not touched.",
+            )
 
     async def _work(
-        self, steps: Steps, served: ServedKernel, snapshot_id: str, end: Callable[[], None]
+        self,
+        steps: Steps,
+        served: ServedKernel,
+        resume: Callable[[], Awaitable[Operation]],
+        end: Callable[[], None],
     ) -> Result:
         operations, kernel_id = self._operations, served.kernel_id
         try:
             kept = await steps.run(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
             try:
                 steps.check()
-                return await steps.run(await self._resume(kernel_id, snapshot_id))
+                return await steps.run(await resume())
             except Exception:
                 self._log.warning(
                     "kernel %s could not be rolled back; its former state is resumed", kernel_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import calls
@@ -17,7 +18,7 @@ from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
@@ -55,19 +56,20 @@ class GpuRoom:
         self._queue = asyncio.Lock()
 
     async def resume(
-        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False
+        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
     ) -> Operation:
         """Start resuming a suspended or parked kernel, after making room for it, on the GPU and in RAM, if it needs some.
 
-        `take_over`: even if another machine runs its session.
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
         """
         operations = self._operations
         served = operations.served(kernel_id)
+        begin = partial(operations.resume, kernel_id, snapshot_id, take_over=take_over, force=force)
         needs_gpu = await self.is_needed(kernel_id, snapshot_id)
         memory = self._memory
         claim = await memory.claim(served, snapshot_id) if memory else None
         if not needs_gpu and (claim is None or claim.has_room):
-            return await self._resume(kernel_id, snapshot_id, claim, take_over=take_over)
+            return await self._resume(begin, claim)
 
         async def work(steps: Steps) -> Result:
             async with AsyncExitStack() as rooms:
@@ -77,8 +79,7 @@ class GpuRoom:
                         await memory.make(served, claim, steps.check)
                 if needs_gpu:
                     await rooms.enter_async_context(self.made(kernel_id, snapshot_id, steps.check))
-                started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
-                return await steps.run(started)
+                return await steps.run(await begin())
 
         return operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
 
@@ -109,18 +110,17 @@ class GpuRoom:
             served.wait_for("")
 
     async def _resume(
-        self, kernel_id: str, snapshot_id: str, claim: MemoryClaim | None, *, take_over: bool
+        self, begin: Callable[[], Awaitable[Operation]], claim: MemoryClaim | None
     ) -> Operation:
         """Start a resume that has room; its claim ends with it."""
-        operations = self._operations
         try:
-            started = await operations.resume(kernel_id, snapshot_id, take_over=take_over)
+            started = await begin()
         except BaseException:
             if claim:
                 claim.end()
             raise
         if claim:
-            operations.spawn(self._end_after(claim, started))
+            self._operations.spawn(self._end_after(claim, started))
         return started
 
     async def _end_after(self, claim: MemoryClaim, started: Operation) -> None:

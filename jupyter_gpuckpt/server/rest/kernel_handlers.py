@@ -105,7 +105,7 @@ class ResumeHandler(GpuCkptHandler):
         """Start a resume."""
         request = self.record(ResumeRequest)
         operation = await self.parts.resume(
-            kernel_id, request.snapshot_id, take_over=request.take_over
+            kernel_id, request.snapshot_id, take_over=request.take_over, force=request.force
         )
         self.reply(operation_view(operation))
 

@@ -15,15 +15,17 @@ from .openapi import answers
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a branch. `path`: its notebook; empty: beside the snapshot's."""
+    """Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume."""
 
     path: str = ""
+    force: bool = False
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a rollback."""
+    """Body of a rollback. `force`: as in a resume."""
 
     snapshot_id: str
+    force: bool = False
 
 
 class BranchHandler(GpuCkptHandler):
@@ -33,7 +35,9 @@ class BranchHandler(GpuCkptHandler):
     async def post(self, snapshot_id: str) -> None:
         """Start making a branch."""
         request = self.record(PathRequest)
-        operation, path = await self.parts.branching.branch(snapshot_id, request.path)
+        operation, path = await self.parts.branching.branch(
+            snapshot_id, request.path, force=request.force
+        )
         self.reply(branch_view(operation, path))
 
 
@@ -46,7 +50,9 @@ class RollBackHandler(GpuCkptHandler):
         # A kernel that does not exist is reported before a body that is not valid.
         self.parts.operations.served(kernel_id)
         request = self.record(SnapshotRequest)
-        operation = await self.parts.rollbacks.roll_back(kernel_id, request.snapshot_id)
+        operation = await self.parts.rollbacks.roll_back(
+            kernel_id, request.snapshot_id, force=request.force
+        )
         self.reply(operation_view(operation))
 
 

@@ -539,6 +539,66 @@ describe('a resume of what another machine runs', () => {
   });
 });
 
+describe('a resume of a kernel whose file is shorter', () => {
+  const error = {
+    message:
+      'The file /data.npy has only 5 bytes now, 800,128 at the snapshot.',
+    code: 'files_changed',
+    hint: 'Put it back.'
+  };
+  const held = {
+    message: 'It runs on desk.',
+    code: 'session_held',
+    hint: null
+  };
+  const refused = (why: typeof error | typeof held) =>
+    aSave({ kind: 'resume', state: 'failed', error: why });
+
+  beforeEach(() => {
+    events.tell(aKernel({ state: 'suspended' }));
+  });
+
+  it('goes on after a warning that names the file', async () => {
+    const done = aDone({ kind: 'resume' });
+    const result = { ...done.result, warnings: [error.message] };
+    server.on('POST kernels/k/resume', refused(error), { ...done, result });
+    const finished = commands.execute(commandIds.resume);
+    const shown = await dialog('Resume a.ipynb although files changed?');
+    expect(shown.textContent).toContain(error.message);
+    expect(shown.textContent).toContain('Put the files back');
+    expect(shown.textContent).toContain('keep_files');
+    press(shown, 'accept');
+    await finished;
+    expect(server.bodies).toEqual(['{}', JSON.stringify({ force: true })]);
+    expect(messages()[0]).toContain('/data.npy');
+  });
+
+  it('is left suspended if its user wants to put the file back', async () => {
+    server.on('POST kernels/k/resume', refused(error));
+    const finished = commands.execute(commandIds.resume);
+    press(await dialog('although files changed'), 'reject');
+    await finished;
+    expect(server.bodies).toEqual(['{}']);
+    expect(messages()).toEqual(['Resuming a.ipynb was canceled']);
+  });
+
+  it('keeps the answer to an earlier question', async () => {
+    server.on(
+      'POST kernels/k/resume',
+      refused(held),
+      refused(error),
+      aDone({ kind: 'resume' })
+    );
+    const finished = commands.execute(commandIds.resume);
+    press(await dialog('Take over a.ipynb?'), 'accept');
+    press(await dialog('although files changed'), 'accept');
+    await finished;
+    expect(server.bodies[2]).toEqual(
+      JSON.stringify({ take_over: true, force: true })
+    );
+  });
+});
+
 describe('notifications', () => {
   const end = (changes = {}) =>
     events.emit({
@@ -552,6 +612,18 @@ describe('notifications', () => {
     events.tell(aKernel({ state: 'saving', operation: aSave() }));
     end();
     expect(notifications()).toEqual([]);
+  });
+
+  it('tell with what warnings a cell has brought a kernel back', () => {
+    const { result } = aDone();
+    const warnings = ['The file /data.npy has other content.'];
+    end({ kind: 'resume' });
+    end({ kind: 'resume', result: { ...result, warnings } });
+    expect(notifications()).toHaveLength(1);
+    const [{ message, type }] = notifications();
+    expect(type).toBe('warning');
+    expect(message).toContain('Resumed a.ipynb');
+    expect(message).toContain('/data.npy has other content');
   });
 
   it('tell of what others did, if that is wanted', () => {
