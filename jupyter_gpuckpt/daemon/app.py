@@ -16,7 +16,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application
 
-from .. import daemon_settings
+from .. import daemon_settings, disk_reserve
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
@@ -111,6 +111,7 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
     try:
         for directory in (settings.data, settings.store):
             _own(directory)
+            disk_reserve.fill(directory)
         lifetime.log_to(settings.log_file)
         audit.log_to(settings.log_file.parent, place.key)
         _log.info("the socket is %s", path)
