@@ -84,9 +84,7 @@ def become_parent_of_orphans() -> None:
 def log_to(path: Path) -> None:
     """Write the log to a file of at most 1 MiB; three are kept. It never contains environments or keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handler = PatientHandler(
-        path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1
-    )
+    handler = PatientHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1)
     form = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     handler.setFormatter(logging.Formatter(form))
     root = logging.getLogger()
