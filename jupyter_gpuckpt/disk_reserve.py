@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,8 +50,7 @@ def with_room(path: Path, write: Callable[[], _Result], *, left_bytes: int = 0) 
         reserve = _reserve_of(path) if _is_full(error) else None
         if reserve is None:
             raise
-    before = _size(reserve)
-    try:
+    with _taken_back(reserve):
         while True:
             may_repeat = _shorten(reserve, left_bytes)
             try:
@@ -59,8 +58,36 @@ def with_room(path: Path, write: Callable[[], _Result], *, left_bytes: int = 0) 
             except (OSError, sqlite3.OperationalError) as error:
                 if not (may_repeat and _is_full(error)):
                     raise
+
+
+@contextmanager
+def room_beside(folder: Path, path: Path) -> Iterator[None]:
+    """Have room for files at `path`, which other programs write, inside the block, if the reserve of `folder` is on the same disk.
+
+    Never raises.
+    """
+    reserve = folder / NAME
+    try:
+        device = next(one for one in path.parents if one.exists()).stat().st_dev
+        needed = device == reserve.stat().st_dev and _free_bytes(folder) < _STEP_BYTES
+    except OSError:
+        needed = False
+    if not needed:
+        yield
+        return
+    with _taken_back(reserve):
+        with suppress(OSError):
+            _shorten(reserve, 0)
+        yield
+
+
+@contextmanager
+def _taken_back(reserve: Path) -> Iterator[None]:
+    """Take back, after the block, what is left of what was given back in it: it must not go to whatever fills the disk."""
+    before = _size(reserve)
+    try:
+        yield
     finally:
-        # What was not needed, or was freed by the write, must not go to whatever fills the disk.
         with suppress(OSError):
             _allocate(reserve, min(before, _size(reserve) + _free_bytes(reserve.parent)))
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 
+from .. import disk_reserve
 from ..daemon_settings import Settings
 from ..errors import GpuCkptError
 from ..place import Place
@@ -294,6 +295,8 @@ class Daemon:
         idle_exit = self.settings.idle_exit_seconds
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
+            for folder in (self.settings.data, self.settings.store):
+                await asyncio.to_thread(disk_reserve.fill, folder)
             await self.kernels.drop_moved()
             await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()

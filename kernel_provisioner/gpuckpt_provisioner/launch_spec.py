@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jupyter_gpuckpt import manager_secrets
+from jupyter_gpuckpt.disk_reserve import with_room
 from jupyter_gpuckpt.manifest_records import LaunchSpec
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     cwd = Path(arguments.get("cwd") or Path.cwd()).absolute()
     if not cwd.is_dir():
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with_room(log_path, lambda: log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True))
     public, secrets = manager_secrets.parted(jupyter)
     return LaunchSpec(
         kernel_id=kernel_id,

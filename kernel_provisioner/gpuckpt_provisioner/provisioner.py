@@ -10,14 +10,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from jupyter_core.paths import jupyter_runtime_dir
 from traitlets import Bool, Enum, List, Unicode, default
 
-from jupyter_gpuckpt import calls, manager_secrets
+from jupyter_gpuckpt import calls, disk_reserve, manager_secrets
 from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
@@ -125,10 +126,11 @@ class GpuCkptProvisioner(LocalProvisioner):
             choose = bool(self._manager.cache_ports and not self.ports_cached)
             self._ports.hold(choose=choose)
             self.ports_cached = self.ports_cached or choose
-            with self._ports.released_on_error():
+            with self._ports.released_on_error(), self._room():
                 return await super().pre_launch(**kwargs)
         described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
-        self._load_connection(described["connection_info"])
+        with self._room():
+            self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
 
     async def launch_kernel(
@@ -192,6 +194,11 @@ class GpuCkptProvisioner(LocalProvisioner):
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
+
+    def _room(self) -> AbstractContextManager[None]:
+        """Have room for the connection file on a full disk."""
+        path = Path(self._manager.connection_file or jupyter_runtime_dir(), "file")
+        return disk_reserve.room_beside(self._owner_here().settings.data, path)
 
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""

@@ -43,8 +43,9 @@ def test_a_full_disk_costs_saves_and_nothing_else(
         client.send(calls.launch(owner.owner_id, spec(program, kernel_id=kernel_id)))
         return kernel_id if wait_for(lambda: counts(kernel_id)) else ""
 
-    suspended, running = launch(), launch()
-    client.wait(client.send(calls.suspend(suspended)).operation_id)
+    suspended, asleep, running = launch(), launch(), launch()
+    for kernel_id in (suspended, asleep):
+        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
     client.wait(client.send(calls.save(running)).operation_id)
     fill(disk)
     new = launch(megabytes=2)
@@ -59,8 +60,11 @@ def test_a_full_disk_costs_saves_and_nothing_else(
     os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     fill(disk)
     kernels = client.send(calls.kernels())
-    assert {one.kernel_id for one in kernels} == {suspended, running, new}
-    assert {one.state for one in kernels} == {"running"}
+    assert {one.kernel_id: one.state for one in kernels} == {
+        **dict.fromkeys((suspended, running, new), "running"),
+        asleep: "suspended",
+    }
+    client.wait(client.send(calls.resume(asleep)).operation_id)
     later = launch()
     client.send(calls.kill(later))
     # The way out.
@@ -69,4 +73,4 @@ def test_a_full_disk_costs_saves_and_nothing_else(
         client.send(calls.delete_snapshot(snapshot.snapshot_id))
     wait_for(lambda: not is_full(disk))
     client.wait(client.send(calls.save(new)).operation_id)
-    assert all(counting(counts, kernel_id) for kernel_id in (suspended, running, new))
+    assert all(counting(counts, kernel_id) for kernel_id in (suspended, asleep, running, new))

@@ -27,6 +27,8 @@ class KeptMessages:
         self._written = 0
         self._in_memory: deque[tuple[int, bytes]] = deque()
         self._memory_bytes = 0
+        #: Whether the log says that messages are kept in memory only.
+        self._is_told = False
 
     @property
     def size(self) -> int:
@@ -60,8 +62,10 @@ class KeptMessages:
         self._memory_bytes += len(frame)
         try:
             self._write()
+            self._is_told = False
         except OSError as error:
-            if len(self._in_memory) == 1:
+            if not self._is_told:
+                self._is_told = True
                 _log.warning(
                     "Output of a kernel is kept only in memory, and is lost if this server ends: %s: %s",
                     error.strerror, self._path,
