@@ -14,6 +14,7 @@ import msgspec
 from ..calls import Call
 from ..errors import DaemonUnavailable, ObjectCorrupt
 from ..quick_httpx import httpx
+from .silence import silent
 
 #: Arguments of httpx clients: a base URL with an arbitrary host, and no proxies from the environment.
 ANYWHERE: dict[str, Any] = {"base_url": "http://gpuckptd", "trust_env": False}
@@ -86,10 +87,12 @@ def _was_not_received(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def transport_errors() -> Iterator[None]:
-    """Convert transport errors between client and daemon to DaemonUnavailable."""
+def transport_errors(path: Path) -> Iterator[None]:
+    """Convert transport errors between client and the daemon that listens on `path` to DaemonUnavailable."""
     try:
         yield
+    except httpx.TimeoutException as error:
+        raise silent(path, f"{type(error).__name__}: {error}") from error
     except httpx.TransportError as error:
         raise DaemonUnavailable(
             "The connection to gpuckptd was lost.",

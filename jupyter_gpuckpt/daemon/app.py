@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import re
+import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -124,12 +125,14 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
         ) from error
     lifetime.become_parent_of_orphans()
     os.chdir("/")
-    # An existing socket is left from a killed daemon, because this one holds the lock. tornado removes it.
-    listener = bind_unix_socket(str(path), mode=0o600)
+
+    def listen() -> socket.socket:
+        # An existing socket is left from a killed daemon, because this one holds the lock. tornado removes it.
+        return bind_unix_socket(str(path), mode=0o600)
 
     async def life() -> None:
         daemon = Daemon(settings, place, records)
-        await daemon.serve(HTTPServer(application(daemon)), listener, ready)
+        await daemon.serve(HTTPServer(application(daemon)), listen, ready)
 
     asyncio.run(life())
     # The order is safe: a new daemon needs the lock before it makes its socket.
