@@ -368,11 +368,12 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     async def _end(self) -> None:
         """Make the daemon end and forget the kernel."""
-        await self._ask(lambda client: client.send(calls.kill(self.kernel_id)))
+        if not await self._ask(lambda client: client.send(calls.kill(self.kernel_id))):
+            self._owner_here().end_later(self.kernel_id)
         self._note_end()
 
-    async def _ask(self, request: Callable[[Client], object]) -> None:
-        """Send the daemon a request, which has no effect on a kernel that has just ended. Never raises."""
+    async def _ask(self, request: Callable[[Client], object]) -> bool:
+        """Send the daemon a request, which has no effect on a kernel that has just ended; return whether it arrived. Never raises."""
         owner = self._owner_here()
         try:
             await _in_thread(lambda: request(owner.client()))
@@ -380,6 +381,8 @@ class GpuCkptProvisioner(LocalProvisioner):
             self.log.debug("kernel %s is gone already", self.kernel_id)
         except GpuCkptError as error:
             self.log.warning("kernel %s: %s %s", self.kernel_id, error.message, error.hint)
+            return not isinstance(error, DaemonUnavailable)
+        return True
 
     @property
     def _shutting_down(self) -> bool:
