@@ -301,15 +301,9 @@ class DaemonUnavailable(GpuCkptError):
 
 
 class DaemonSilent(DaemonUnavailable):
-    """The daemon runs but does not answer: it is busy, or, if `is_stopped`, was stopped by a signal."""
+    """The daemon runs but does not answer: it is busy, or was stopped by a signal."""
 
     code = "daemon_silent"
-
-    def __init__(
-        self, message: str, *, hint: str = "", details: str = "", is_stopped: bool = False
-    ) -> None:
-        super().__init__(message, hint=hint, details=details)
-        self.is_stopped = is_stopped
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ def daemon(*, waits: bool = False) -> Iterator[Client]:
     starting.require_outside()
     client = Client.connect(
         patience_seconds=calls.ANSWER_SECONDS if waits else calls.ALIVE_SECONDS,
-        on_silence=lambda error: output.warn(f"{error} It is waited for."),
+        on_silence=lambda error: output.warn(f"{error} It is waited for. {error.hint}"),
     )
     try:
         yield client

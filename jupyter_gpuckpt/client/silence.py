@@ -25,7 +25,6 @@ def silent(path: Path, details: str = "") -> DaemonSilent:
             f"gpuckptd does not answer: it was stopped by a signal{who}.",
             hint=f"`kill -CONT {pid}` lets it run on. {_CALM}",
             details=details,
-            is_stopped=True,
         )
     return DaemonSilent(
         f"gpuckptd does not answer{who}.",

@@ -44,7 +44,7 @@ OnSilence = Callable[[DaemonSilent], None]
 
 def log_silence(error: DaemonSilent) -> None:
     """Log that a daemon is waited for."""
-    _log.warning("%s It is waited for.", error)
+    _log.warning("%s It is waited for. %s", error, error.hint)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def require_answer(
         _answer(wanted, calls.alive(), min(calls.ALIVE_SECONDS, patience_seconds))
     except DaemonSilent as error:
         left = deadline - time.monotonic()
-        if left <= 0 or error.is_stopped:
+        if left <= 0:
             raise
         on_silence(error)
         _answer(wanted, calls.alive(), left)

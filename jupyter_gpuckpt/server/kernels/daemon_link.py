@@ -121,10 +121,10 @@ class DaemonLink:
         """Return why the daemon cannot be reached; None if it can, or if that is not known yet."""
         return self._failure or self._loss
 
-    async def require_answer(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    async def require_answer(self) -> None:
         """Raise DaemonUnavailable if the daemon does not answer; one that is busy gets a while."""
         try:
-            await self.daemon.require_answer(patience_seconds)
+            await self.daemon.require_answer(_PATIENCE_SECONDS)
         except DaemonSilent as error:
             # The stream of events would notice it later. Its next event shows that the daemon answers again.
             self._note_loss(error)

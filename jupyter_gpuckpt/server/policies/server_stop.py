@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: How long pending requests may take to end by themselves.
 _PATIENCE_SECONDS = 1.0
-#: How long a daemon that is busy may take to answer before the server stops without it.
-_ANSWER_SECONDS = 10.0
 
 
 class ServerStop(KernelListener):
@@ -76,7 +74,7 @@ class ServerStop(KernelListener):
     async def _answers(self) -> bool:
         """Return whether the daemon can be told anything. If not, kernels run on, and the next server lists them."""
         try:
-            await self._link.require_answer(_ANSWER_SECONDS)
+            await self._link.require_answer()
         except GpuCkptError as error:
             self._log.warning("Kernels are left as they are: %s %s", error.message, error.hint)
             return False
