@@ -114,7 +114,9 @@ class Service:
         install_sessions(
             sessions,
             operations.report_sessions,
-            partial(link.require_no_kernel, root=str(kernels.root_dir)),
+            None
+            if traits.clean_start
+            else partial(link.require_no_kernel, root=str(kernels.root_dir)),
         )
         self.kernels = KernelList(
             kernels,

@@ -46,9 +46,6 @@ from .writer import PACK_BYTES, PackWriter
 
 logger = logging.getLogger(__name__)
 
-#: With less free space a disk counts as full for a deletion, whose user needs room now.
-_FULL_BYTES = 1 << 20
-
 
 class LocalStore:
     """The store in the directory `root`, which is created (0700). All methods are thread-safe.
@@ -290,7 +287,7 @@ class LocalStore:
         changes = {"deleted_at": now, "kept_until": now + undo_seconds}
         with self._changing, store_errors(self.root):
             readable = self._listing.find(snapshot_id) is not None
-            if readable and undo_seconds and faults.free_bytes(self.root) >= _FULL_BYTES:
+            if readable and undo_seconds and not faults.is_nearly_full(self.root):
                 try:
                     with store_errors(self.root):
                         gone = self._listing.alter(self._listing.get(snapshot_id), changes)

@@ -30,11 +30,12 @@ _COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
 def install_sessions(
     sessions: SessionManager,
     report: Callable[[str], None],
-    require_no_kernel: Callable[[str], Awaitable[None]],
+    require_no_kernel: Callable[[str], Awaitable[None]] | None,
 ) -> None:
     """Extend the configured session manager; one of a foreign class is unchanged.
 
-    `report`: called for each kernel whose sessions change. `require_no_kernel`: raises an error if a notebook must not get a kernel.
+    `report`: called for each kernel whose sessions change. `require_no_kernel`: raises an error if a notebook must not get a kernel;
+    None: each may get one.
     """
     if isinstance(sessions, SessionManager):
         sessions.__class__ = mixed(ReportingSessions, type(sessions))
@@ -51,13 +52,13 @@ class ReportingSessions(_Base):
     """A mixin of the configured session manager: it reports created and changed sessions, and asks before it starts a kernel."""
 
     gpuckpt_report: Callable[[str], None]
-    gpuckpt_require_no_kernel: Callable[[str], Awaitable[None]]
+    gpuckpt_require_no_kernel: Callable[[str], Awaitable[None]] | None
 
     async def start_kernel_for_session(
         self, session_id: str, path: str | None, *args: Any, **kwargs: Any
     ) -> str:
         """Start a kernel as the base does. Raises DaemonUnavailable if the notebook may have one that is not listed."""
-        if path:
+        if path and self.gpuckpt_require_no_kernel is not None:
             await self.gpuckpt_require_no_kernel(path)
         kernel_id: str = await super().start_kernel_for_session(session_id, path, *args, **kwargs)
         return kernel_id
