@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..errors import StoreError, StoreFull, StoreUnavailable, is_disk_full
 
-
 #: With less free space a disk is nearly full.
 _FULL_BYTES = 1 << 20
 
