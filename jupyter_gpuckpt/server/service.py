@@ -229,43 +229,35 @@ class Service:
         A daemon that cannot be reached is tried again in the background.
         """
         try:
-            await self._link.open(_FIRST_SECONDS)
+            await self._begin(_FIRST_SECONDS)
         except DaemonUnavailable as error:
             self._tell(error)
-            self._operations.spawn(self._start_later(error))
-        except GpuCkptError as error:
-            self._tell(error)
-            self._link.settle()
-        except Exception:
-            self._log.exception("The daemon cannot be used.")
-            self._link.settle()
-        else:
-            await self._begin()
+            self._operations.spawn(self._begin_later(error))
 
-    async def _start_later(self, error: GpuCkptError) -> None:
-        """Try to connect until that succeeds, and then list the kernels of earlier servers."""
+    async def _begin_later(self, error: GpuCkptError) -> None:
+        """Try to begin until that succeeds."""
         backoff = Backoff()
-        while not self._link.ready:
+        while True:
             is_silent = isinstance(error, DaemonSilent)
             await asyncio.sleep(backoff.seconds() if is_silent else _RETRY_SECONDS)
             try:
-                await self._link.open(calls.ALIVE_SECONDS)
+                await self._begin(calls.ALIVE_SECONDS)
             except DaemonUnavailable as again:
                 error = again
-            except GpuCkptError as another:
-                self._tell(another)
-                self._link.settle()
+            else:
                 return
-        self._log.info("gpuckptd answers: new kernels can be saved.")
-        await self._begin()
 
-    async def _begin(self) -> None:
-        """List the kernels of earlier servers, and notify the policies."""
+    async def _begin(self, patience_seconds: float) -> None:
+        """Connect to the daemon and list the kernels of earlier servers. Raises DaemonUnavailable; then it may be called again."""
         try:
+            if not self._link.is_open:
+                await self._link.open(patience_seconds)
             if not self._starts_clean:
                 await self._adoption.adopt_all()
+        except DaemonUnavailable:
+            raise
         except GpuCkptError as error:
-            self._log.warning("Kernels of an earlier server could not be listed: %s", error)
+            self._tell(error)
         except Exception:
             self._log.exception("Kernels of an earlier server could not be listed.")
         self._link.settle()

@@ -103,6 +103,11 @@ class DaemonLink:
             raise
 
     @property
+    def is_open(self) -> bool:
+        """Return whether there was a connection; if it is lost, it is opened again by itself."""
+        return self._task is not None and self._failure is None
+
+    @property
     def ready(self) -> bool:
         """Return whether there is a connection to the daemon now."""
         return self._up.is_set()
@@ -110,11 +115,9 @@ class DaemonLink:
     @property
     def daemon(self) -> AsyncClient:
         """Return the client for the event loop. Raises HostError or DaemonUnavailable without a connection."""
-        if self._async is None or self._failure is not None:
-            raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
         if isinstance(self._loss, DaemonSilent):
             raise self._loss
-        return self._async
+        return self._first_client()
 
     @property
     def trouble(self) -> GpuCkptError | None:
@@ -124,7 +127,7 @@ class DaemonLink:
     async def require_answer(self) -> None:
         """Raise DaemonUnavailable if the daemon does not answer; one that is busy gets a while."""
         try:
-            await self.daemon.require_answer(_PATIENCE_SECONDS)
+            await self._first_client().require_answer(_PATIENCE_SECONDS)
         except DaemonSilent as error:
             # The stream of events would notice it later. Its next event shows that the daemon answers again.
             self._note_loss(error)
@@ -274,6 +277,12 @@ class DaemonLink:
             task.add_done_callback(self._ending.discard)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
+
+    def _first_client(self) -> AsyncClient:
+        """Return the client of the first connection, whether or not there is one now. Raises why there was none."""
+        if self._async is None or self._failure is not None:
+            raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
+        return self._async
 
     async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
         """Apply the daemon's events until the server ends; the client reconnects by itself."""
