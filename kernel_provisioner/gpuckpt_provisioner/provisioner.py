@@ -10,28 +10,29 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from jupyter_core.paths import jupyter_runtime_dir
 from traitlets import Bool, Enum, List, Unicode, default
 
-from jupyter_gpuckpt import calls, disk_reserve, manager_secrets
+from jupyter_gpuckpt import calls, manager_secrets
 from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
     GpuCkptError,
     HostError,
     KernelNotFound,
+    StoreFull,
+    StoreUnavailable,
 )
 from jupyter_gpuckpt.place import start_time
 from jupyter_gpuckpt.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
 from .kernel_ports import KernelPorts
-from .launch_spec import launch_spec, log_path, saved_manager
+from .launch_spec import connection_room, launch_spec, log_path, saved_manager
 from .owner import KernelOwner, ScriptOwner
 
 if TYPE_CHECKING:
@@ -126,10 +127,13 @@ class GpuCkptProvisioner(LocalProvisioner):
             choose = bool(self._manager.cache_ports and not self.ports_cached)
             self._ports.hold(choose=choose)
             self.ports_cached = self.ports_cached or choose
-            with self._ports.released_on_error(), self._room():
+            with (
+                self._ports.released_on_error(),
+                connection_room(self._owner_here().settings, self._manager),
+            ):
                 return await super().pre_launch(**kwargs)
         described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
-        with self._room():
+        with connection_room(self._owner_here().settings, self._manager):
             self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
 
@@ -160,7 +164,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         try:
             jupyter = {**saved_manager(self._manager), **self._owner_here().jupyter(self._manager)}
             self._began(await _in_thread(lambda: self._launch(cmd, kwargs, jupyter)))
-        except (HostError, DaemonUnavailable) as error:
+        except (HostError, DaemonUnavailable, StoreFull, StoreUnavailable) as error:
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
@@ -194,11 +198,6 @@ class GpuCkptProvisioner(LocalProvisioner):
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
-
-    def _room(self) -> AbstractContextManager[None]:
-        """Have room for the connection file on a full disk."""
-        path = Path(self._manager.connection_file or jupyter_runtime_dir(), "file")
-        return disk_reserve.room_beside(self._owner_here().settings.data, path)
 
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""

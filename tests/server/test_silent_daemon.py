@@ -81,3 +81,18 @@ def test_cells_run_while_the_daemon_is_silent_and_nothing_is_started_twice(serve
     wait_for(lambda: server.kernel(page.kernel_id)["reason"] is None, TIMEOUT, said=server.log)
     server.do("suspend", page.kernel_id)
     assert page.run("print(x + 1)") == "42\n"
+
+
+@pytest.mark.slow  # Jupyter waits for a cell that does not end
+def test_a_kernel_that_was_shut_down_meanwhile_ends_when_the_daemon_answers(server, daemon):
+    page = server.open("a.ipynb")
+    page.run("import time")
+    page.execute("while True: time.sleep(1)")
+    (session,) = server.get("api/sessions")
+    os.kill(daemon, signal.SIGSTOP)
+    server.request("DELETE", f"api/sessions/{session['id']}")
+    assert server.get("api/kernels") == []
+    os.kill(daemon, signal.SIGCONT)
+    with Client.connect(from_environment()) as client:
+        wait_for(lambda: client.send(calls.kernels()) == [], TIMEOUT, said=server.log)
+    assert server.open("a.ipynb").run("print(6 * 7)") == "42\n"
