@@ -1,6 +1,6 @@
 """Room on a disk for small writes that must succeed although the disk is full.
 
-A kernel that starts, resumes or ends and a daemon that starts write some kilobytes. On a full disk they take them from the file `reserve`
+A kernel that starts, resumes or ends and a daemon that starts write some kilobytes. On a full disk they take them from a file
 in the data directory, or in a store on another disk: it is shortened, and takes back at once what they have left. Any process of the
 user may take from it; only daemons fill it. Snapshots do not use it, because they are what a full disk costs.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import TypeVar
 
 from .errors import is_disk_full
 
-NAME = "reserve"
+#: No file of a user has this name: what is found under it is shortened.
+NAME = "gpuckpt.reserve"
 #: The size of a reserve. A launch needs about 50 KB, the opening of a store with a new pack some megabytes.
 BYTES = 8 << 20
 #: What large writes, those of the store's database, leave for the others.
@@ -69,10 +71,10 @@ def room_beside(folder: Path, path: Path) -> Iterator[None]:
     reserve = folder / NAME
     try:
         device = next(one for one in path.parents if one.exists()).stat().st_dev
-        needed = device == reserve.stat().st_dev and _free_bytes(folder) < _STEP_BYTES
+        needed = device == reserve.lstat().st_dev and _free_bytes(folder) < _STEP_BYTES
     except OSError:
         needed = False
-    if not needed:
+    if not (needed and _is_reserve(reserve)):
         yield
         return
     with _taken_back(reserve):
@@ -93,19 +95,31 @@ def _taken_back(reserve: Path) -> Iterator[None]:
 
 
 def _reserve_of(path: Path) -> Path | None:
-    """Return the reserve for a path: that of the nearest folder above it on the same disk; None if there is none."""
+    """Return the reserve for a path: that of the nearest folder above it on the same disk; None if there is none.
+
+    Only folders are searched in which no other user could have put the file.
+    """
     device = None
     for folder in path.parents:
         try:
-            found = folder.stat().st_dev
+            found = folder.stat()
         except OSError:
             continue
-        device = device or found
-        if found != device:
+        device = device or found.st_dev
+        others_write = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if found.st_dev != device or others_write:
             return None
-        if (folder / NAME).is_file():
+        if _is_reserve(folder / NAME):
             return folder / NAME
     return None
+
+
+def _is_reserve(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _shorten(reserve: Path, left_bytes: int) -> bool:
@@ -117,7 +131,8 @@ def _shorten(reserve: Path, left_bytes: int) -> bool:
 
 
 def _allocate(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
     try:
         if size > os.fstat(descriptor).st_size:
             os.posix_fallocate(descriptor, 0, size)

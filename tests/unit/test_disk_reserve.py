@@ -89,3 +89,17 @@ def test_an_error_of_another_kind_is_not_repeated(disk):
     with pytest.raises(PermissionError):
         with_room(disk / "file", write)
     assert calls == [1]
+
+
+def test_a_file_that_another_user_could_have_put_there_is_left_alone(disk):
+    (disk / NAME).rename(disk / "users")
+    (disk / NAME).symlink_to("users")
+    path = disk / "folder" / "file"
+    with pytest.raises(OSError, match="No space left"):
+        with_room(path, lambda: (disk / "file").write_bytes(b"x" * 5000))
+    (disk / NAME).unlink()
+    (disk / "users").rename(disk / NAME)
+    disk.chmod(0o777)
+    with pytest.raises(OSError, match="No space left"):
+        with_room(path, lambda: (disk / "file").write_bytes(b"x" * 5000))
+    assert size(disk) == BYTES
