@@ -1,4 +1,4 @@
-"""The error for a daemon that runs but does not answer."""
+"""A daemon that runs but does not answer: connecting to its socket in a limited time, and the error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,23 @@ from ..errors import DaemonSilent
 
 #: man 7 unix, SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
+#: man 7 socket, SO_SNDTIMEO: seconds, microseconds.
+_TIME = struct.Struct("ll")
 #: man 5 proc_pid_stat: stopped by a signal, or by a tracer.
 _STOPPED = frozenset("Tt")
 _CALM = "Kernels run on meanwhile; nothing is lost."
+
+
+def connect(connected: socket.socket, path: Path, seconds: float) -> None:
+    """Connect to a socket, and let this and each later step take some seconds at most. Raises TimeoutError, another OSError."""
+    # `settimeout` would make a full queue of connections an error at once.
+    limit = _TIME.pack(int(seconds), int(seconds % 1 * 1_000_000))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    try:
+        connected.connect(str(path))
+    except BlockingIOError as error:
+        raise TimeoutError("It accepts no more connections.") from error
+    connected.settimeout(seconds)
 
 
 def silent(path: Path, details: str = "") -> DaemonSilent:

@@ -25,7 +25,7 @@ from ..manifest_records import SCRATCH
 from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
-from .silence import silent
+from .silence import connect, silent
 
 #: The timeout of a start: a machine under load may take this long to start a Python program.
 START_SECONDS = 60.0
@@ -203,15 +203,13 @@ def _answer(wanted: Target, call: Call[Any], seconds: float) -> tuple[int, bytes
     """
     connection = HTTPConnection("gpuckptd")
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.settimeout(seconds)
         try:
-            connected.connect(str(wanted.socket))
+            connect(connected, wanted.socket, seconds)
             connection.sock = connected
             connection.request(call.method, call.path)
             response = connection.getresponse()
             return response.status, response.read()
-        # BlockingIOError: it does not even accept connections, so those of other clients wait already.
-        except (TimeoutError, BlockingIOError) as error:
+        except TimeoutError as error:
             raise silent(wanted.socket) from error
         except (OSError, HTTPException):
             return None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -218,12 +219,18 @@ def test_a_daemon_that_hangs_up_is_unavailable(settings, target):
     assert pid_of(settings)
 
 
-def test_a_socket_that_accepts_and_never_replies_is_a_silent_daemon(settings, target):
-    with socket.socket(socket.AF_UNIX) as listener:
+@pytest.mark.parametrize("backlog", [128, 1])
+def test_a_socket_that_accepts_and_never_replies_is_a_silent_daemon(settings, target, backlog):
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
         listener.bind(str(target.socket))
-        listener.listen()
+        listener.listen(backlog)
+        for _ in range(3 - backlog):  # with a short queue no further connection is accepted
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(str(target.socket))
         told = []
-        with pytest.raises(DaemonSilent, match=f"process {os.getpid()}"):
+        with pytest.raises(DaemonSilent, match="does not answer"):
             Client.connect(
                 settings, patience_seconds=calls.ALIVE_SECONDS + 0.2, on_silence=told.append
             )
