@@ -58,6 +58,8 @@ from .snapshot_records import (
 
 #: The timeout in seconds of requests that only read.
 ANSWER_SECONDS = 30.0
+#: How long the daemon may take to answer that it is alive, which needs only its event loop.
+ALIVE_SECONDS = 2.0
 #: The timeouts of a launch, which makes namespaces and mounts, and of a kill, which waits for the operation that it cancels.
 LAUNCH_SECONDS, KILL_SECONDS = 120.0, 300.0
 
@@ -97,6 +99,11 @@ class Call(Generic[_Reply]):
 def handshake() -> Call[Handshake]:
     """Return the daemon's identity, and whether kernels can run under the engine here."""
     return Call(Handshake, "GET", "/handshake")
+
+
+def alive() -> Call[None]:
+    """Return at once: the daemon answers requests."""
+    return Call(type(None), "GET", "/alive", seconds=ALIVE_SECONDS)
 
 
 def host() -> Call[HostReport]:

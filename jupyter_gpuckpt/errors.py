@@ -35,6 +35,7 @@
     │  ├─ SessionLost               another machine has taken it over
     │  └─ StoreFull
     └─ DaemonUnavailable            the daemon cannot be reached or started (retryable)
+       └─ DaemonSilent              it runs, but does not answer
 
 Every error crosses the process boundary as an `ErrorRecord` and is raised again on the other side as its own class
 (`record_of`, `error_from`). `statuses.py` maps classes to HTTP statuses and exit codes.
@@ -304,6 +305,12 @@ class DaemonUnavailable(GpuCkptError):
 
     code = "daemon_unavailable"
     retryable = True
+
+
+class DaemonSilent(DaemonUnavailable):
+    """The daemon runs but does not answer: it is busy, or was stopped by a signal."""
+
+    code = "daemon_silent"
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,28 @@ def frame_of(number: int, parts: list[bytes]) -> bytes:
     return len(frame).to_bytes(_LENGTH_BYTES, "little") + frame
 
 
-def opened(path: Path) -> BinaryIO:
-    """Open a file for appending with mode 0600: output may be as private as the notebook."""
+def unpacked(frame: bytes) -> tuple[int, list[bytes]]:
+    """Return the number and the parts in a frame of `frame_of`."""
+    return decoding.from_msgpack(frame[_LENGTH_BYTES:], tuple[int, list[bytes]])
+
+
+def opened(path: Path) -> int:
+    """Open a file for appending with mode 0600, because output may be as private as the notebook; return the descriptor."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    return os.fdopen(fd, "ab")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a small file beside a log, with the same mode. A reader sees the old or the new content. Raises OSError."""
+    new = path.with_suffix(".new")
+    fd = opened(new)
+    try:
+        os.ftruncate(fd, 0)
+        if os.write(fd, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(new))
+    finally:
+        os.close(fd)
+    new.replace(path)
 
 
 def frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:

@@ -161,7 +161,7 @@ def resume(args: Namespace) -> int:
     except GpuCkptError:
         # A kernel that was created only for this resume would prevent its snapshot from being deleted.
         for one in revived:
-            with daemon() as client, suppress(GpuCkptError):
+            with daemon(waits=True) as client, suppress(GpuCkptError):
                 client.send(calls.kill(one.kernel_id))
         raise
     for one in revived:
@@ -177,7 +177,7 @@ def _operate(
     start: Callable[[Client, str], Operation],
     find: Callable[[str, Client], str] = one_kernel,
 ) -> int:
-    with daemon() as client:
+    with daemon(waits=True) as client:
         kernel_id = find(args.kernel, client)
         operation = start(client, kernel_id)
         try:
@@ -252,7 +252,7 @@ def show(args: Namespace) -> int:
 
 def remove(args: Namespace) -> int:
     """Delete snapshots one after the other, until one is refused."""
-    with daemon() as client:
+    with daemon(waits=True) as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All ids are resolved before any snapshot is deleted.
         wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in args.snapshot))
@@ -284,7 +284,7 @@ def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namesp
     """Return an action that calls `action` of another module with a client."""
 
     def run(args: Namespace) -> int:
-        with daemon() as client:
+        with daemon(waits=True) as client:
             return action(args, client)
 
     return run

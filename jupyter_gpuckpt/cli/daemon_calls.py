@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .. import calls
 from ..errors import GpuCkptError, OperationCancelled, error_from
 from ..protocol import Operation, OperationState
 from . import output
@@ -15,12 +16,18 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def daemon() -> Iterator[Client]:
-    """Yield a client of the daemon, which is started if necessary. Raises ConfigurationError in a kernel under the engine."""
+def daemon(*, waits: bool = False) -> Iterator[Client]:
+    """Yield a client of the daemon, which is started if necessary. Raises ConfigurationError in a kernel under the engine.
+
+    `waits`: whether to wait, with a warning, for a daemon that does not answer at once. Commands that only read raise DaemonSilent.
+    """
     from ..client import Client, starting  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     starting.require_outside()
-    client = Client.connect()
+    client = Client.connect(
+        patience_seconds=calls.ANSWER_SECONDS if waits else calls.ALIVE_SECONDS,
+        on_silence=lambda error: output.warn(f"{error} It is waited for. {error.hint}"),
+    )
     try:
         yield client
     finally:

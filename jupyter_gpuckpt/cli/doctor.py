@@ -1,6 +1,6 @@
 """The command `jupyter gpuckpt doctor`, which reports what works on this machine, what does not, and how to fix it.
 
-It works without the daemon.
+It works without the daemon, and says if one runs that does not answer.
 """
 
 from __future__ import annotations
@@ -8,25 +8,47 @@ from __future__ import annotations
 from argparse import Namespace
 from importlib import resources
 
-from ..errors import HostError
+from .. import calls
+from ..errors import DaemonSilent, GpuCkptError, HostError
 from ..protocol import Check, HostReport
 from ..statuses import exit_code
 from . import output
 
 
 def run(args: Namespace) -> int:
-    """Print the report, or one of the files that it mentions; return the status of HostError if kernels cannot be saved."""
+    """Print the report, or one of the files that it mentions; return the status of the error if kernels cannot be saved."""
     if args.seccomp or args.apparmor:
         output.say(_profile("seccomp.json" if args.seccomp else "apparmor"))
         return 0
     from ..client.host_report import host_report  # noqa: PLC0415 - too slow for --help
 
+    silence = _silence()
+    if silence is not None:
+        output.warn(f"{silence} {silence.hint}")  # now: the report takes a while
     report = host_report()
+    if silence is not None:
+        check = Check("gpuckptd", False, f"{silence} {silence.hint}", required=True)
+        report = HostReport(False, silence.message, silence.hint, [check, *report.checks])
     if args.json:
         output.say_json({"host": report})
     else:
         _say(report)
+    if silence is not None:
+        return exit_code(DaemonSilent)
     return 0 if report.engine_available else exit_code(HostError)
+
+
+def _silence() -> DaemonSilent | None:
+    """Return the error if this place's daemon runs, but does not answer."""
+    from ..client import starting  # noqa: PLC0415 - too slow for --help
+
+    try:
+        starting.require_answer(starting.target(None, start=False), calls.ALIVE_SECONDS)
+    except DaemonSilent as error:
+        return error
+    except GpuCkptError:  # the report names the cause
+        return None
+    return None
 
 
 def _say(report: HostReport) -> None:

@@ -91,5 +91,5 @@ def _snapshot_id(prefix: str) -> str:
     """Return the id of the only snapshot whose id begins with `prefix`; empty without a prefix."""
     if not prefix:
         return ""
-    with daemon() as client:
+    with daemon(waits=True) as client:
         return one_snapshot(prefix, [one.snapshot_id for one in client.send(calls.snapshots())])

@@ -80,7 +80,7 @@ def list_sessions(args: Namespace) -> int:
 
 def fetch(args: Namespace) -> int:
     """Fetch a snapshot into the local store; with --check return the status of HostIncompatible if it could not be resumed here."""
-    with daemon() as client:
+    with daemon(waits=True) as client:
         snapshot_id, session_id = _one_snapshot(
             args.snapshot, client.send(calls.far_sessions(args.name))
         )

@@ -33,7 +33,7 @@ def add_arguments(to: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Move a kernel to a remote; say when this machine may be closed."""
-    with daemon() as client:
+    with daemon(waits=True) as client:
         remote = chosen(args.to, [one.name for one in client.send(calls.remotes())])
         kernel_id = one_kernel(args.kernel, client)
         # A remote that cannot be used raises its error here, before anything is changed.

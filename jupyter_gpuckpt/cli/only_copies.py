@@ -51,7 +51,7 @@ def _only_in(remote: str, session: str, *, force: bool) -> list[str]:
     if not daemon_settings.from_environment().state.exists():
         return []  # there never was a daemon
     try:
-        with daemon() as client:
+        with daemon(waits=True) as client:
             found = client.send(calls.snapshots())
     except GpuCkptError:
         if force:

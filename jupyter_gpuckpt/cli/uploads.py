@@ -72,7 +72,7 @@ def status(args: Namespace) -> int:
 
 def upload(args: Namespace) -> int:
     """Upload snapshots now, and wait until the remote has them."""
-    with daemon() as client:
+    with daemon(waits=True) as client:
         known = [info.snapshot_id for info in client.send(calls.snapshots())]
         wanted = list(dict.fromkeys(one_snapshot(prefix, known) for prefix in args.snapshot))
         client.send(calls.upload(args.name, wanted))

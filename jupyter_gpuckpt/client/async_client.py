@@ -30,11 +30,24 @@ class AsyncClient:
         self._http = httpx.AsyncClient(transport=over_socket, **transport.ANYWHERE)
 
     @classmethod
-    async def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
-        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started."""
+    async def connect(
+        cls,
+        settings: Settings | None = None,
+        *,
+        start: bool = True,
+        patience_seconds: float = calls.ANSWER_SECONDS,
+    ) -> Self:
+        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started.
+
+        `patience_seconds`: as for `starting.ensure`.
+        """
         target = await asyncio.to_thread(starting.target, settings, start=start)
-        await asyncio.to_thread(starting.ensure, target)
+        await asyncio.to_thread(starting.ensure, target, patience_seconds)
         return cls(target)
+
+    async def require_answer(self, patience_seconds: float = calls.ANSWER_SECONDS) -> None:
+        """Raise DaemonSilent if the daemon runs, but does not answer."""
+        await asyncio.to_thread(starting.require_answer, self._target, patience_seconds)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -48,7 +61,7 @@ class AsyncClient:
 
     async def send(self, call: Call[_Reply]) -> _Reply:
         """Send a call and return its reply."""
-        with transport.transport_errors():
+        with transport.transport_errors(self._target.socket):
             try:
                 response = await self._http.request(**transport.arguments(call))
             except httpx.TransportError as error:
@@ -102,7 +115,8 @@ class AsyncClient:
         backoff, connected = Backoff(), False
         while True:
             try:
-                await asyncio.to_thread(starting.ensure, self._target)
+                # It is asked again after a pause, anyway.
+                await asyncio.to_thread(starting.ensure, self._target, calls.ALIVE_SECONDS)
                 async with aclosing(self.stream(calls.owner_events(owner))) as events:
                     async for event in events:
                         connected = True
@@ -118,7 +132,7 @@ class AsyncClient:
 
     @asynccontextmanager
     async def _answering(self, call: Call[_Reply]) -> AsyncGenerator[httpx.Response]:
-        with transport.transport_errors():
+        with transport.transport_errors(self._target.socket):
             async with self._http.stream(**transport.arguments(call)) as response:
                 if response.is_error:
                     call.parse(response.status_code, await response.aread())

@@ -86,10 +86,10 @@ class Hold:
         self.close()
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, patience_seconds = Backoff(), calls.ANSWER_SECONDS
         while not self._closed.is_set():
             try:
-                starting.ensure(self._target)
+                starting.ensure(self._target, patience_seconds)
                 for event in self._events():
                     backoff.succeeded()
                     self._deliver(event)
@@ -107,12 +107,13 @@ class Hold:
                 _log.warning("the connection to gpuckptd was lost: %s", loss)
                 self._call(lambda loss=loss: self._on_loss(loss))  # type: ignore[misc]
             self._closed.wait(backoff.seconds())
+            patience_seconds = calls.ALIVE_SECONDS  # it is asked again, anyway
 
     def _events(self) -> Iterator[Event]:
         call = calls.owner_events(self._owner)
         over_socket = transport.UnixTransport(self._target.socket)
         with (
-            transport.transport_errors(),
+            transport.transport_errors(self._target.socket),
             httpx.Client(transport=over_socket, **transport.ANYWHERE) as http,
             http.stream(**transport.arguments(call)) as response,
         ):

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from .. import calls, daemon_settings
+from ..calls import Call
 from ..daemon_settings import Settings
-from ..errors import ConfigurationError, DaemonUnavailable
+from ..errors import ConfigurationError, DaemonSilent, DaemonUnavailable
 from ..manifest_records import SCRATCH
 from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
+from .silence import connect, silent
 
 #: The timeout of a start: a machine under load may take this long to start a Python program.
 START_SECONDS = 60.0
@@ -30,6 +34,17 @@ _OTHERS_SECONDS = 10.0
 #: The bytes of the daemon's log that an error shows.
 _TAIL_BYTES = 4096
 _PAUSE = 0.05
+
+
+_log = logging.getLogger(__name__)
+
+#: Called when a daemon has not answered for a moment.
+OnSilence = Callable[[DaemonSilent], None]
+
+
+def log_silence(error: DaemonSilent) -> None:
+    """Log that a daemon is waited for."""
+    _log.warning("%s It is waited for. %s", error, error.hint)
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ def other_daemons() -> tuple[list[Target], list[Handshake]]:
     for directory in runtime_dirs(ours.settings.data):
         for path in sorted(directory.glob("*.sock")):
             other = Target(ours.settings, ours.place, path, start=False)
-            handshake = _ask(other, _OTHERS_SECONDS) if path != ours.socket else None
+            handshake = _ask_other(other) if path != ours.socket else None
             if handshake is None or handshake.place == ours.place.key:
                 continue
             if handshake.data_dir not in {"", ours.place.data_dir}:
@@ -84,15 +99,22 @@ def require_outside() -> None:
 def of_another_version() -> tuple[Target, Handshake] | None:
     """Return this place's daemon if it runs and is of another version."""
     ours = target(None, start=False)
+    require_answer(ours)
     found = _ask(ours)
     return (ours, found) if found is not None and not is_same_version(found) else None
 
 
-def ensure(wanted: Target) -> Handshake:
+def ensure(
+    wanted: Target,
+    patience_seconds: float = calls.ANSWER_SECONDS,
+    on_silence: OnSilence = log_silence,
+) -> Handshake:
     """Start the daemon if it does not run, and return its handshake. Blocks for up to a minute; raises DaemonUnavailable.
 
-    Of concurrent clients one starts it and the others wait.
+    Of concurrent clients one starts it and the others wait. `patience_seconds`: how long a daemon that runs may be silent before
+    DaemonSilent is raised; `on_silence` is called with that error long before, if the client goes on waiting then.
     """
+    require_answer(wanted, patience_seconds, on_silence)
     found = _ask(wanted)
     if found is None and not wanted.start:
         raise DaemonUnavailable(
@@ -103,6 +125,23 @@ def ensure(wanted: Target) -> Handshake:
         with _alone(Path(f"{wanted.socket}.start"), deadline):
             found = _started(wanted, deadline)
     return accepted(found, wanted.place)
+
+
+def require_answer(
+    wanted: Target,
+    patience_seconds: float = calls.ANSWER_SECONDS,
+    on_silence: OnSilence = log_silence,
+) -> None:
+    """Raise DaemonSilent if the daemon runs, but does not answer; `ensure` explains the arguments."""
+    deadline = time.monotonic() + patience_seconds
+    try:
+        _answer(wanted, calls.alive(), min(calls.ALIVE_SECONDS, patience_seconds))
+    except DaemonSilent as error:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise
+        on_silence(error)
+        _answer(wanted, calls.alive(), left)
 
 
 def accepted(found: Handshake, place: Place) -> Handshake:
@@ -127,6 +166,15 @@ def is_same_version(found: Handshake) -> bool:
     return (found.protocol, found.version) == (PROTOCOL_VERSION, package_version())
 
 
+def _ask_other(other: Target) -> Handshake | None:
+    """Return the handshake of another place's daemon; None if it does not answer."""
+    try:
+        return _ask(other, _OTHERS_SECONDS)
+    except DaemonSilent as error:
+        _log.warning("%s", error)
+        return None
+
+
 def _started(wanted: Target, deadline: float) -> Handshake:
     while time.monotonic() < deadline:
         found = _ask(wanted)
@@ -142,20 +190,29 @@ def _started(wanted: Target, deadline: float) -> Handshake:
 
 
 def _ask(wanted: Target, seconds: float = calls.ANSWER_SECONDS) -> Handshake | None:
-    """Return the handshake of the listening daemon; None if there is none. It avoids httpx, which takes longer to set up."""
+    """Return the handshake of the listening daemon; None if there is none. Raises DaemonSilent."""
     call = calls.handshake()
+    found = _answer(wanted, call, seconds)
+    return call.parse(*found) if found is not None else None
+
+
+def _answer(wanted: Target, call: Call[Any], seconds: float) -> tuple[int, bytes] | None:
+    """Return status and content of the daemon's answer; None if no daemon listens. Raises DaemonSilent.
+
+    It avoids httpx, which takes longer to set up.
+    """
     connection = HTTPConnection("gpuckptd")
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.settimeout(seconds)
         try:
-            connected.connect(str(wanted.socket))
+            connect(connected, wanted.socket, seconds)
             connection.sock = connected
             connection.request(call.method, call.path)
             response = connection.getresponse()
-            content = response.read()
+            return response.status, response.read()
+        except TimeoutError as error:
+            raise silent(wanted.socket) from error
         except (OSError, HTTPException):
             return None
-    return call.parse(response.status, content)
 
 
 def _spawn(wanted: Target, deadline: float) -> None:

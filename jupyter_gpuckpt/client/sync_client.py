@@ -16,7 +16,7 @@ from ..quick_httpx import httpx
 from . import starting, transport
 from .holding import Hold, OnEvent, OnLoss
 from .mirror import Mirror
-from .starting import Target
+from .starting import OnSilence, Target
 
 _Reply = TypeVar("_Reply")
 
@@ -33,11 +33,25 @@ class Client:
         self._pid, self._opened = 0, self._open()
 
     @classmethod
-    def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
-        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started."""
+    def connect(
+        cls,
+        settings: Settings | None = None,
+        *,
+        start: bool = True,
+        patience_seconds: float = calls.ANSWER_SECONDS,
+        on_silence: OnSilence = starting.log_silence,
+    ) -> Self:
+        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started.
+
+        `starting.ensure` explains the last two arguments.
+        """
         target = starting.target(settings, start=start)
-        starting.ensure(target)
+        starting.ensure(target, patience_seconds, on_silence)
         return cls(target)
+
+    def require_answer(self, patience_seconds: float = calls.ANSWER_SECONDS) -> None:
+        """Raise DaemonSilent if the daemon runs, but does not answer."""
+        starting.require_answer(self._target, patience_seconds)
 
     def close(self) -> None:
         """Close the connections."""
@@ -51,7 +65,7 @@ class Client:
 
     def send(self, call: Call[_Reply]) -> _Reply:
         """Send a call and return its reply."""
-        with transport.transport_errors():
+        with transport.transport_errors(self._target.socket):
             try:
                 response = self._http.request(**transport.arguments(call))
             except httpx.TransportError as error:
@@ -99,7 +113,7 @@ class Client:
     @contextmanager
     def _answering(self, call: Call[_Reply]) -> Iterator[httpx.Response]:
         with (
-            transport.transport_errors(),
+            transport.transport_errors(self._target.socket),
             self._http.stream(**transport.arguments(call)) as response,
         ):
             if response.is_error:

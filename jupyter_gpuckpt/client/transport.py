@@ -14,6 +14,7 @@ import msgspec
 from ..calls import Call
 from ..errors import DaemonUnavailable, ObjectCorrupt
 from ..quick_httpx import httpx
+from .silence import connect, silent
 
 #: Arguments of httpx clients: a base URL with an arbitrary host, and no proxies from the environment.
 ANYWHERE: dict[str, Any] = {"base_url": "http://gpuckptd", "trust_env": False}
@@ -38,13 +39,15 @@ class UnixTransport(httpx.HTTPTransport):
 
     def __init__(self, path: Path) -> None:
         super().__init__(uds=str(path), verify=False)
-        self._path = str(path)
+        self._path = path
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises ConnectError if no process listens."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
-                probe.connect(self._path)
+                connect(probe, self._path, CONNECT_SECONDS)
+            except TimeoutError as error:
+                raise httpx.ConnectTimeout(str(error), request=request) from error
             except OSError as error:
                 raise httpx.ConnectError(str(error), request=request) from error
         return super().handle_request(request)
@@ -86,10 +89,12 @@ def _was_not_received(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def transport_errors() -> Iterator[None]:
-    """Convert transport errors between client and daemon to DaemonUnavailable."""
+def transport_errors(path: Path) -> Iterator[None]:
+    """Convert transport errors between client and the daemon that listens on `path` to DaemonUnavailable."""
     try:
         yield
+    except httpx.TimeoutException as error:
+        raise silent(path, f"{type(error).__name__}: {error}") from error
     except httpx.TransportError as error:
         raise DaemonUnavailable(
             "The connection to gpuckptd was lost.",

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import re
+import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application
 
-from .. import daemon_settings
+from .. import daemon_settings, disk_reserve
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
@@ -111,6 +112,7 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
     try:
         for directory in (settings.data, settings.store):
             _own(directory)
+            disk_reserve.fill(directory)
         lifetime.log_to(settings.log_file)
         audit.log_to(settings.log_file.parent, place.key)
         _log.info("the socket is %s", path)
@@ -123,12 +125,14 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
         ) from error
     lifetime.become_parent_of_orphans()
     os.chdir("/")
-    # An existing socket is left from a killed daemon, because this one holds the lock. tornado removes it.
-    listener = bind_unix_socket(str(path), mode=0o600)
+
+    def listen() -> socket.socket:
+        # An existing socket is left from a killed daemon, because this one holds the lock. tornado removes it.
+        return bind_unix_socket(str(path), mode=0o600)
 
     async def life() -> None:
         daemon = Daemon(settings, place, records)
-        await daemon.serve(HTTPServer(application(daemon)), listener, ready)
+        await daemon.serve(HTTPServer(application(daemon)), listen, ready)
 
     asyncio.run(life())
     # The order is safe: a new daemon needs the lock before it makes its socket.

@@ -8,7 +8,6 @@ they contain no secret.
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import re
 import socket
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import Operation
+from .lifetime import PatientHandler
 
 _FILE_BYTES, _OLDER_FILES = 10 << 20, 4
 _OLD_SECONDS = 365 * 24 * 3600.0
@@ -67,7 +67,7 @@ def log_to(folder: Path, place: str) -> None:
         with suppress(OSError):  # another daemon was faster
             if old.stat().st_mtime < time.time() - _OLD_SECONDS:
                 old.unlink()
-    handler = logging.handlers.RotatingFileHandler(
+    handler = PatientHandler(
         folder / f"audit-{place}.jsonl",
         maxBytes=_FILE_BYTES,
         backupCount=_OLDER_FILES,
@@ -111,7 +111,6 @@ def removed(snapshot_ids: Iterable[str], cause: str) -> None:
 
 
 def _write(entry: _Entry) -> None:
-    # A handler reports a full disk on standard error and raises nothing.
     if _log.handlers:
         _log.info("%s", msgspec.json.encode(entry).decode())
 

@@ -44,9 +44,13 @@ class BaseHandler(RequestHandler):
         self.daemon.finish(self)
         audit.request(self.request.method or "", self.request.path, self.get_status())
 
+    #: Whether the client has disconnected without an answer.
+    is_abandoned = False
+
     def on_connection_close(self) -> None:
         """Register the request as ended, because its client has disconnected."""
         super().on_connection_close()
+        self.is_abandoned = True
         self.daemon.finish(self)
 
     def detach(self) -> IOStream:

@@ -54,6 +54,14 @@ class HandshakeHandler(BaseHandler):
         self.reply(await self.daemon.handshake())
 
 
+class AliveHandler(BaseHandler):
+    """Handler for the question whether this daemon answers."""
+
+    def get(self) -> None:
+        """Answer at once, from the event loop alone."""
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+
 class HostHandler(BaseHandler):
     """Handler for the doctor's report of this machine."""
 
@@ -84,6 +92,10 @@ class KernelsHandler(BaseHandler):
         request = self.record(LaunchRequest)
         owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.launch(owner, request.spec)
+        if self.is_abandoned:
+            # It has started another kernel instead, for example because this daemon was stopped for a while.
+            await self.daemon.verbs.kill(kernel.kernel_id)
+            return
         self.reply(kernel.public(), HTTPStatus.CREATED)
 
 
@@ -299,6 +311,7 @@ class ClaimHandler(BaseHandler):
 
 ROUTES: dict[str, type[BaseHandler]] = {
     "/handshake": HandshakeHandler,
+    "/alive": AliveHandler,
     "/host": HostHandler,
     "/memory": MemoryHandler,
     "/kernels": KernelsHandler,

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import is_disk_full
+
 #: Signals that stop a service. A stop of everything around the kernels (a session's end, a unit with KillMode=control-group)
 #: sends them to the daemon too, at the moment when it is needed most.
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -23,6 +25,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _READY = b"ready\n"
 _log = logging.getLogger(__name__)
+
+
+class PatientHandler(logging.handlers.RotatingFileHandler):
+    """A handler that drops lines while the disk is full, without the report on standard error that a client would show."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as the base
+        """Report any other error as the base does."""
+        error = sys.exception()
+        if not (isinstance(error, OSError) and is_disk_full(error)):
+            super().handleError(record)
 
 
 def detached(serve: Callable[[Callable[[], None]], int]) -> int:
@@ -72,9 +84,7 @@ def become_parent_of_orphans() -> None:
 def log_to(path: Path) -> None:
     """Write the log to a file of at most 1 MiB; three are kept. It never contains environments or keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1
-    )
+    handler = PatientHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1)
     form = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     handler.setFormatter(logging.Formatter(form))
     root = logging.getLogger()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..disk_reserve import with_room
 from ..errors import DaemonUnavailable
 from ..file_locks import is_locked, lock_or_refuse
 from ..place import Place
@@ -19,7 +20,8 @@ class PlaceLocks:
 
     def hold(self) -> None:
         """Acquire the lock of the own place. Raises DaemonUnavailable if another daemon has it."""
-        self._lock = lock_or_refuse(self._path(self._place))
+        path = self._path(self._place)
+        self._lock = with_room(path, lambda: lock_or_refuse(path))
         if self._lock < 0:
             raise DaemonUnavailable(
                 "Another daemon of this place uses the data directory through another runtime directory.",

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from .. import decoding
+from ..disk_reserve import with_room
 from ..engine.tree.tree import Tree
 from ..errors import (
     ErrorRecord,
@@ -344,7 +345,7 @@ class Records:
 
     def _replace(self, path: Path, encoded: bytes) -> None:
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with_room(path, lambda: path.parent.mkdir(mode=0o700, exist_ok=True))
             write_file(path, encoded)
         except OSError as error:
             raise (StoreFull if is_disk_full(error) else StoreUnavailable)(

@@ -13,6 +13,7 @@ from contextlib import suppress
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 
+from .. import disk_reserve
 from ..daemon_settings import Settings
 from ..errors import GpuCkptError
 from ..place import Place
@@ -230,9 +231,13 @@ class Daemon:
         )
 
     async def serve(
-        self, server: HTTPServer, listener: socket.socket, ready: Callable[[], None]
+        self, server: HTTPServer, listen: Callable[[], socket.socket], ready: Callable[[], None]
     ) -> None:
-        """Recover the kernels that the last daemon left, then answer requests until the daemon is no longer needed."""
+        """Recover the kernels that the last daemon left, then answer requests until the daemon is no longer needed.
+
+        `listen`: returns the socket. Before the first request could be answered there is none, so that no client takes this daemon
+        for one that does not answer.
+        """
         found = await asyncio.to_thread(self.records.mine)
         if found:
             await asyncio.to_thread(late_imports.load)
@@ -247,7 +252,7 @@ class Daemon:
         self.near_copy.start()
         self.far_collecting.start()
         self.listed_checks.start()
-        server.add_socket(listener)
+        server.add_socket(listen())
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
@@ -294,6 +299,8 @@ class Daemon:
         idle_exit = self.settings.idle_exit_seconds
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
+            for folder in (self.settings.data, self.settings.store):
+                await asyncio.to_thread(disk_reserve.fill, folder)
             await self.kernels.drop_moved()
             await taken_over.note_lost(self.kernels, self.records)
             await self.kernels.protect_servers()

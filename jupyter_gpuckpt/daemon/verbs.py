@@ -94,16 +94,19 @@ class Verbs:
         record = KernelRecord(
             written, owner, self._place, jupyter=spec.jupyter, exit_path=str(exit_path)
         )
-        kernel = self._kernels.add(record)
+        kernel, tree = self._kernels.add(record), None
         try:
             await self._kernels.update(kernel)
             tree = await asyncio.to_thread(self._machine.launch, spec, exit_path, owner)
+            await self._kernels.move(kernel, KernelState.RUNNING, tree=tree)
         except BaseException:
+            if tree is not None:  # its record found no room: the next daemon would not know it
+                kernel.doomed = True
+                await asyncio.to_thread(self._machine.kill, tree)
             self._kernels.forget(kernel)
             raise
         finally:
             kernel.launched.set()
-        await self._kernels.move(kernel, KernelState.RUNNING, tree=tree)
         return kernel
 
     async def branch(self, owner: Owner, request: BranchRequest) -> ManagedKernel:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ..disk_reserve import with_room
 from ..file_locks import alone
 from ..store.faults import store_errors
 from ..store.manifests import replace_file
@@ -21,7 +22,11 @@ UNFINISHED = ".unfinished-"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, even after a power cut."""
+    """Replace a file atomically: a reader sees the old or the new content, even after a power cut. It has room on a full disk."""
+    with_room(path, lambda: _write(path, content))
+
+
+def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -21,6 +21,7 @@ import msgspec
 from nbformat import NotebookNode
 
 from .. import decoding
+from ..disk_reserve import with_room
 from ..errors import KernelBusy
 
 
@@ -65,7 +66,7 @@ class Run:
 
     def write(self, record: RunRecord) -> None:
         """Write the record."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with_room(self.folder, lambda: self.folder.mkdir(mode=0o700, parents=True, exist_ok=True))
         write_atomically(self.folder / "run.json", msgspec.json.encode(record))
 
     def forget(self) -> None:
@@ -105,7 +106,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file atomically: readers see the old or the new content, also after a kill of this process."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        new.write_bytes(content)
+        with_room(path, lambda: new.write_bytes(content))
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ from .sent_messages import copied
 #: The most bytes of the journal that are kept in memory for another machine.
 MAX_KEPT_BYTES = 32 << 20
 _PIECE_BYTES = 1 << 20
+#: The interval of attempts to write what found no room: the runner waits for it, and the kernel may have no other message.
+RETRY_SECONDS = 1.0
 
 
 class Journal:
@@ -32,6 +34,7 @@ class Journal:
         #: All frames, None if they exceed `MAX_KEPT_BYTES`. Those behind `_end` could not be written yet.
         self._kept: bytearray | None = bytearray()
         self._unwritten = b""
+        self._is_retrying = False
         #: The requests that were executed: a runner that does not know whether one arrived sends it again.
         self._executed: set[str] = set()
 
@@ -48,13 +51,16 @@ class Journal:
             return {"count": self._count, "clock": time.monotonic(), "trouble": trouble}
 
     def add(self, channel: bytes, message: Sequence[Any]) -> None:
-        """Add a message that is being sent; one that cannot be written is written with the next."""
+        """Add a message that is being sent; one that cannot be written is written as soon as that is possible."""
         if not self._path:
             return
         with self._lock:
             self._count += 1
             clock = repr(time.monotonic()).encode()
-            self._write(_frame(self._count, [channel, clock, *copied(message)]))
+            trouble = self._write(_frame(self._count, [channel, clock, *copied(message)]))
+            if trouble and not self._is_retrying:
+                self._is_retrying = True
+                threading.Thread(target=self._retry, name="gpuckpt-journal", daemon=True).start()
 
     def is_new(self, message_id: str) -> bool:
         """Return whether an execute request comes for the first time, and remember it."""
@@ -64,6 +70,12 @@ class Journal:
             known = message_id in self._executed
             self._executed.add(message_id)
             return not known
+
+    def _retry(self) -> None:
+        while self._is_retrying:
+            time.sleep(RETRY_SECONDS)
+            with self._lock:
+                self._is_retrying = bool(self._write(b""))
 
     def _write(self, frame: bytes) -> str:
         if self._kept is not None and len(self._kept) + len(frame) > MAX_KEPT_BYTES:

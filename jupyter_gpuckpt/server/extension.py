@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
@@ -19,6 +20,7 @@ from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
 from ..daemon_traits import GpuCkptDaemon
+from ..disk_reserve import room_beside
 from .jupyter_internals import stop_on_signals
 from .kernels.kernel_list import KernelList
 from .rest.routes import tornado_routes
@@ -81,9 +83,17 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             stop_on_signals(serverapp)
             # The event loop does not run yet: no client can request sessions before they are listed again.
             serverapp.io_loop.run_sync(self._service.start)
+            self._make_room(serverapp)
         else:
             # A server inside another program (a test, for instance), which handles its own signals.
             self._service.spawn(self._service.start())
+
+    def _make_room(self, serverapp: ServerApp) -> None:
+        """Have room on a full disk for the files that Jupyter writes before its event loop runs."""
+        data = GpuCkptDaemon(parent=self).settings().data
+        room = room_beside(data, Path(serverapp.runtime_dir, "file"))
+        room.__enter__()
+        serverapp.io_loop.add_callback(room.__exit__, None, None, None)
 
     def current_activity(self) -> None:
         """Return None: the extension has no activity besides that of the kernels, which the kernel manager counts."""

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
+from .. import calls
 from ..client import this_owner
+from ..client.holding import Backoff
 from ..daemon_traits import GpuCkptDaemon
-from ..errors import GpuCkptError
+from ..errors import DaemonSilent, DaemonUnavailable, GpuCkptError
 from ..protocol import OwnerKind
 from .events.ended_operations import EndedOperations
 from .events.kernel_events import KernelEvents
@@ -51,6 +55,12 @@ if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
     from .traits import ServerTraits
+
+
+#: How long the server's start waits for a daemon that runs but does not answer.
+_FIRST_SECONDS = 5.0
+#: The interval of attempts to start a daemon that did not start, or to reach one of another version.
+_RETRY_SECONDS = 60.0
 
 
 class Service:
@@ -101,7 +111,13 @@ class Service:
         )
         cells_resume = _install_gate(serverapp, log)
         kernels = install_kernel_manager(kernels, link, listeners, suspends_idle=cells_resume)
-        install_sessions(sessions, operations.report_sessions)
+        install_sessions(
+            sessions,
+            operations.report_sessions,
+            None
+            if traits.clean_start
+            else partial(link.require_no_kernel, root=str(kernels.root_dir)),
+        )
         self.kernels = KernelList(
             kernels,
             sessions,
@@ -109,6 +125,7 @@ class Service:
             operations.tracked,
             cells_resume=cells_resume,
             restart_save_seconds=traits.undo_restart_within,
+            trouble=lambda: link.trouble,
         )
         suspends = IdleSuspends(operations)
         # A cell must be able to resume what is suspended.
@@ -207,22 +224,53 @@ class Service:
         self._operations.spawn(work)
 
     async def start(self) -> None:
-        """Connect to the daemon and list the kernels of earlier servers, unless it starts clean. Never raises: the server must start."""
+        """Connect to the daemon and list the kernels of earlier servers, unless it starts clean. Never raises: the server must start.
+
+        A daemon that cannot be reached is tried again in the background.
+        """
         try:
-            await self._link.open()
+            await self._begin(_FIRST_SECONDS)
+        except DaemonUnavailable as error:
+            self._tell(error)
+            self._operations.spawn(self._begin_later(error))
+
+    async def _begin_later(self, error: GpuCkptError) -> None:
+        """Try to begin until that succeeds."""
+        backoff = Backoff()
+        while True:
+            is_silent = isinstance(error, DaemonSilent)
+            await asyncio.sleep(backoff.seconds() if is_silent else _RETRY_SECONDS)
+            try:
+                await self._begin(calls.ALIVE_SECONDS)
+            except DaemonUnavailable as again:
+                error = again
+            else:
+                return
+
+    async def _begin(self, patience_seconds: float) -> None:
+        """Connect to the daemon and list the kernels of earlier servers. Raises DaemonUnavailable; then it may be called again."""
+        try:
+            if not self._link.is_open:
+                await self._link.open(patience_seconds)
             if not self._starts_clean:
                 await self._adoption.adopt_all()
+        except DaemonUnavailable:
+            raise
         except GpuCkptError as error:
-            self._link.notice_given = True
-            self._log.warning(
-                "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
-                error.message,
-                error.hint,
-            )
+            self._tell(error)
         except Exception:
             self._log.exception("Kernels of an earlier server could not be listed.")
+        self._link.settle()
         if self._link.ready:
             self._listeners.server_started()
+
+    def _tell(self, error: GpuCkptError) -> None:
+        self._link.notice_given = True
+        self._log.warning(
+            "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
+            error.message,
+            error.hint,
+        )
 
 
 def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:

@@ -22,11 +22,12 @@ import msgspec
 from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
-from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
+from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError, StoreFull
 from ..host import doctor_remedies, privileges
 from ..manifest_records import LaunchSpec, SaveOptions
 from ..progress import Progress
 from ..protocol import Check
+from ..store import faults
 from ..store.local import LocalStore
 from .resume import resume
 from .save import save
@@ -37,6 +38,8 @@ _SIGNALED, _TIMED_OUT = 77, 78
 _LIFE_SECONDS = 120
 #: The timeouts of the program's messages and of CRIU's progress. A client waits half a minute for a daemon.
 _SECONDS, _STALL_SECONDS = 12, 7
+#: With less free space on the disk the program's output could be missing as well as its snapshot.
+_DISK_BYTES = 16 << 20
 _PREFIX = "trial-"
 _PROGRAM = f"""
 import signal, sys, threading
@@ -155,8 +158,10 @@ def _wait(path: Path, text: str = "") -> None:
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory for the trial, and remove those of killed trials."""
+    """Yield a temporary directory for the trial, and remove those of killed trials. Raises StoreFull if there is no room for one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (free := faults.free_bytes(directory)) < _DISK_BYTES:
+        raise StoreFull(f"{free >> 20} MB are free in {directory}.")
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 10 * _LIFE_SECONDS:

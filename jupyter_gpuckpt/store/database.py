@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from ..disk_reserve import LEFT_BYTES, with_room
+
 logger = logging.getLogger(__name__)
 
 #: The number of rows that a turn changes at first, and at least; it is adapted to the time that turns take.
@@ -123,10 +125,7 @@ class Database:
             self._lock.acquire()
         began = time.monotonic()
         try:
-            self._require_finished()
-            with self._connection:
-                found = work(self._connection)
-            return found, time.monotonic() - began
+            return self._turn(work), time.monotonic() - began
         except sqlite3.DatabaseError as error:
             if not _is_broken(error):
                 raise
@@ -137,6 +136,16 @@ class Database:
                     return work(self._connection), 0.0
         finally:
             self._lock.release()
+
+    def _turn(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Run `work` as a transaction, which has room on a full disk: deletions need it, and so does the next opening."""
+
+        def turn() -> _Result:
+            self._require_finished()
+            with self._connection:
+                return work(self._connection)
+
+        return with_room(self._path, turn, left_bytes=LEFT_BYTES)
 
     def remake(self) -> None:
         """Delete the file and rebuild it."""
@@ -157,6 +166,9 @@ class Database:
         self._unfinished = False
 
     def _open(self) -> sqlite3.Connection:
+        return with_room(self._path, self._opened, left_bytes=LEFT_BYTES)
+
+    def _opened(self) -> sqlite3.Connection:
         # The file is created here, because SQLite would apply the umask to its mode.
         self._path.touch(mode=0o600)
         connection = sqlite3.connect(self._path, check_same_thread=False)
@@ -174,7 +186,8 @@ class Database:
             if version not in _READABLE:
                 raise broken(f"schema version {version}")
             connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            if version != _SCHEMA_VERSION:  # a write, which needs room
+                connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         except BaseException:
             connection.close()
             raise

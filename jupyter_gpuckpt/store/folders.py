@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import disk_reserve
 from ..errors import ConfigurationError
+
+#: What may be in a folder before it is a store.
+_EARLY = frozenset({"lock", disk_reserve.NAME})
 
 
 def prepare(root: Path, packs: Path) -> None:
     """Create the folder of a store, whose packs will be in `packs`. Raises OSError, ConfigurationError if it holds other files."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not packs.exists() and any(p.name != "lock" for p in root.iterdir()):
+    if not packs.exists() and any(p.name not in _EARLY for p in root.iterdir()):
         raise ConfigurationError(
             f"{root} holds other files, so it is not used as a snapshot store.",
             hint="Choose a directory that is empty, or that does not exist yet.",

@@ -287,7 +287,7 @@ class LocalStore:
         changes = {"deleted_at": now, "kept_until": now + undo_seconds}
         with self._changing, store_errors(self.root):
             readable = self._listing.find(snapshot_id) is not None
-            if readable and undo_seconds:
+            if readable and undo_seconds and not faults.is_nearly_full(self.root):
                 try:
                     with store_errors(self.root):
                         gone = self._listing.alter(self._listing.get(snapshot_id), changes)

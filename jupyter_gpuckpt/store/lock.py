@@ -45,8 +45,7 @@ class StoreLock:
                     "The store %s was not released by process %s on host %s, which crashed or still uses it.",
                     path.parent, holder.get("pid"), holder.get("host"),
                 )  # fmt: skip
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(here).encode(), 0)
+            self._name(json.dumps(here).encode())
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -58,6 +57,13 @@ class StoreLock:
                 os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _name(self, holder: bytes) -> None:
+        """Write who holds the lock. A full disk does not keep a store from being opened."""
+        # The file is not emptied before: its block might go to another file.
+        with suppress(OSError):
+            os.pwrite(self._descriptor, holder, 0)
+            os.ftruncate(self._descriptor, len(holder))
 
     def _holder(self) -> dict[str, object]:
         try:

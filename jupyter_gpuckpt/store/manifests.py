@@ -17,6 +17,7 @@ import zstandard
 
 from .. import decoding, ids
 from ..chunk_parts import part_digests
+from ..disk_reserve import with_room
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..manifest_records import (
     COMPOSED_VERSION,
@@ -116,8 +117,8 @@ def to_share(manifest: Manifest, content: bytes) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file; a power cut leaves its old content or the new one. Raises OSError."""
-    commit(write_temporary(path, content))
+    """Replace a small file, for which a full disk has room; a power cut leaves its old content or the new one. Raises OSError."""
+    commit(with_room(path, lambda: write_temporary(path, content)))
 
 
 def write_temporary(path: Path, content: bytes) -> Path:

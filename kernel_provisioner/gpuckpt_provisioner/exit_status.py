@@ -20,5 +20,7 @@ def exit_code(exit_path: str) -> int | None:
         return None
     # A directory that cannot be read for a moment (a network home) does not mean that the kernel has ended.
     with suppress(OSError, ValueError):
-        return os.waitstatus_to_exitcode(int(Path(exit_path).read_text()))
+        text = Path(exit_path).read_text()
+        # On a full disk init could make the file, but not write into it.
+        return os.waitstatus_to_exitcode(int(text)) if text else KILLED
     return None

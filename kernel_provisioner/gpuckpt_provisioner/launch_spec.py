@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jupyter_core.paths import jupyter_runtime_dir
+
 from jupyter_gpuckpt import manager_secrets
+from jupyter_gpuckpt.disk_reserve import room_beside, with_room
 from jupyter_gpuckpt.manifest_records import LaunchSpec
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     cwd = Path(arguments.get("cwd") or Path.cwd()).absolute()
     if not cwd.is_dir():
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with_room(log_path, lambda: log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True))
     public, secrets = manager_secrets.parted(jupyter)
     return LaunchSpec(
         kernel_id=kernel_id,
@@ -63,6 +67,12 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
 def log_path(settings: Settings, kernel_id: str) -> Path:
     """Return the file for the kernel's own standard output and error; what cells print is not in it."""
     return settings.data / "log" / "kernels" / f"{kernel_id}.log"
+
+
+def connection_room(settings: Settings, manager: KernelManager) -> AbstractContextManager[None]:
+    """Return a context in which a kernel's connection file has room on a full disk."""
+    path = Path(manager.connection_file or jupyter_runtime_dir(), "file")
+    return room_beside(settings.data, path)
 
 
 def saved_manager(manager: KernelManager) -> dict[str, Any]:

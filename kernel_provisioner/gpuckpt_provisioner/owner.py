@@ -71,6 +71,9 @@ class KernelOwner(Protocol):
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """Pass the daemon's records of the kernel to `watcher` from now on."""
 
+    def end_later(self, kernel_id: str) -> None:
+        """End a kernel as soon as the daemon, which cannot be reached now, can be."""
+
     def detach(self, kernel_id: str) -> None:
         """Forget a kernel that has ended or has another owner now. A script also disconnects from the daemon."""
 
@@ -99,6 +102,8 @@ class ScriptOwner:
                 client = connected(self.settings)
                 self._hold = client.hold(self._owner, self._on_event)
                 self._client = client
+            else:
+                self._client.require_answer()
             return self._client
 
     def refusal(self, kernel_name: str) -> str:
@@ -120,6 +125,9 @@ class ScriptOwner:
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """Pass the daemon's records of the kernel to `watcher` from now on."""
         self._watchers[kernel_id] = watcher
+
+    def end_later(self, kernel_id: str) -> None:
+        """Do nothing: the daemon ends the kernel, because this process disconnects."""
 
     def detach(self, kernel_id: str) -> None:
         """Disconnect from the daemon, because the only kernel is gone; the daemon then kills the processes that are left of it."""

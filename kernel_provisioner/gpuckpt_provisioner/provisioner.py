@@ -24,13 +24,15 @@ from jupyter_gpuckpt.errors import (
     GpuCkptError,
     HostError,
     KernelNotFound,
+    StoreFull,
+    StoreUnavailable,
 )
 from jupyter_gpuckpt.place import start_time
 from jupyter_gpuckpt.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
 from .kernel_ports import KernelPorts
-from .launch_spec import launch_spec, log_path, saved_manager
+from .launch_spec import connection_room, launch_spec, log_path, saved_manager
 from .owner import KernelOwner, ScriptOwner
 
 if TYPE_CHECKING:
@@ -125,10 +127,14 @@ class GpuCkptProvisioner(LocalProvisioner):
             choose = bool(self._manager.cache_ports and not self.ports_cached)
             self._ports.hold(choose=choose)
             self.ports_cached = self.ports_cached or choose
-            with self._ports.released_on_error():
+            with (
+                self._ports.released_on_error(),
+                connection_room(self._owner_here().settings, self._manager),
+            ):
                 return await super().pre_launch(**kwargs)
         described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
-        self._load_connection(described["connection_info"])
+        with connection_room(self._owner_here().settings, self._manager):
+            self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
 
     async def launch_kernel(
@@ -158,7 +164,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         try:
             jupyter = {**saved_manager(self._manager), **self._owner_here().jupyter(self._manager)}
             self._began(await _in_thread(lambda: self._launch(cmd, kwargs, jupyter)))
-        except (HostError, DaemonUnavailable) as error:
+        except (HostError, DaemonUnavailable, StoreFull, StoreUnavailable) as error:
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
@@ -361,11 +367,12 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     async def _end(self) -> None:
         """Make the daemon end and forget the kernel."""
-        await self._ask(lambda client: client.send(calls.kill(self.kernel_id)))
+        if not await self._ask(lambda client: client.send(calls.kill(self.kernel_id))):
+            self._owner_here().end_later(self.kernel_id)
         self._note_end()
 
-    async def _ask(self, request: Callable[[Client], object]) -> None:
-        """Send the daemon a request, which has no effect on a kernel that has just ended. Never raises."""
+    async def _ask(self, request: Callable[[Client], object]) -> bool:
+        """Send the daemon a request, which has no effect on a kernel that has just ended; return whether it arrived. Never raises."""
         owner = self._owner_here()
         try:
             await _in_thread(lambda: request(owner.client()))
@@ -373,6 +380,8 @@ class GpuCkptProvisioner(LocalProvisioner):
             self.log.debug("kernel %s is gone already", self.kernel_id)
         except GpuCkptError as error:
             self.log.warning("kernel %s: %s %s", self.kernel_id, error.message, error.hint)
+            return not isinstance(error, DaemonUnavailable)
+        return True
 
     @property
     def _shutting_down(self) -> bool:

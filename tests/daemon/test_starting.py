@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import AsyncClient, Client, programs, starting
-from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
+from jupyter_gpuckpt.errors import DaemonSilent, DaemonUnavailable, ToolMissing
 from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
 from tests.conftest import wait_for
 from tests.live_files import stats_below
@@ -216,6 +217,24 @@ def test_a_daemon_that_hangs_up_is_unavailable(settings, target):
     listener.listen()
     listener.close()  # the socket file stays: as after a kill
     assert pid_of(settings)
+
+
+@pytest.mark.parametrize("backlog", [128, 1])
+def test_a_socket_that_accepts_and_never_replies_is_a_silent_daemon(settings, target, backlog):
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+        listener.bind(str(target.socket))
+        listener.listen(backlog)
+        for _ in range(3 - backlog):  # with a short queue no further connection is accepted
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(str(target.socket))
+        told = []
+        with pytest.raises(DaemonSilent, match="does not answer"):
+            Client.connect(
+                settings, patience_seconds=calls.ALIVE_SECONDS + 0.2, on_silence=told.append
+            )
+        assert len(told) == 1
 
 
 def test_where_the_engine_cannot_work_the_daemon_runs_and_says_so(settings, owner_of, spec):

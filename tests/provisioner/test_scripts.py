@@ -97,6 +97,22 @@ def test_papermill_runs_a_notebook(notebook, ours):
     assert kernels() == []
 
 
+@pytest.mark.slow  # it waits half a minute
+def test_papermill_says_that_the_daemon_does_not_answer_and_runs_a_notebook(ours, notebook, alone):
+    with Client.connect() as client:
+        pid = client.send(calls.handshake()).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        result = notebook.with_name("result.ipynb")
+        done = run(ours, "-m", "papermill", str(notebook), str(result))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 0, done.stderr
+    assert "gpuckptd does not answer" in done.stderr
+    assert output_of(result)[-1].endswith(" 21\n")
+    assert kernels() == []
+
+
 def test_the_console_runs_lines_and_ends(ours):
     console = pexpect.spawn(
         sys.executable,

@@ -264,7 +264,7 @@ def test_rows_of_the_table_of_sessions_are_as_they_were():
         "type": "notebook",
         "kernel_id": "k",
     }
-    list_sessions(sessions, [row], saved_root="", root="/home")
+    list_sessions(sessions, [row])
     assert sessions_of(sessions, "k") == [row]
     sessions.close()
 

@@ -9,6 +9,8 @@ from jupyter_gpuckpt.headless.journal import JournalReader, Rewound
 from jupyter_gpuckpt.kernel_agent import journal as writing
 from jupyter_gpuckpt.kernel_agent.journal import Journal
 from jupyter_gpuckpt.output_log import frames
+from tests.conftest import wait_for
+from tests.full_disks import empty, fill, small_disk
 
 
 def said(text):
@@ -110,3 +112,15 @@ def test_a_frame_that_is_not_whole_is_waited_for(tmp_path):
         with path.open("ab") as file:
             file.write(whole[-1:])
         assert reader.look()
+
+
+def test_what_found_no_room_is_written_when_there_is_room_without_another_message(tmp_path):
+    with small_disk(tmp_path / "disk", tmp_path / "image", megabytes=4) as disk:
+        path = disk / "journal"
+        journal = opened(path)
+        journal.add(b"iopub", said("one"))
+        fill(disk)
+        journal.add(b"iopub", said("2" * 10_000))
+        assert texts(path) == ["one"]
+        empty(disk)
+        wait_for(lambda: texts(path) == ["one", "2" * 10_000])

@@ -8,6 +8,7 @@ from jupyter_client.session import Session
 from jupyter_gpuckpt.server.messages import pages
 from jupyter_gpuckpt.server.messages.output import KernelOutput
 from tests.conftest import wait_for
+from tests.full_disks import empty, fill, small_disk
 
 SESSION = Session(key=b"key")
 
@@ -49,6 +50,12 @@ async def joined(output, client_session):
     output.join(page)
     await output._joining[page]
     return page
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", tmp_path / "image", megabytes=4) as mounted:
+        yield mounted
 
 
 @pytest.fixture
@@ -101,5 +108,44 @@ def test_what_a_kernel_says_when_it_starts_is_shown_once(output, tmp_path):
         output.feed(message("status", {}, execution_state="starting"))
         assert (await joined(output, "page")).texts == ["starting"]
         assert not (tmp_path / "kept").exists()
+
+    asyncio.run(run())
+
+
+def test_every_message_reaches_pages_while_the_disk_is_full(disk):
+    output = KernelOutput(disk / "kept", 1_000_000)
+
+    async def run():
+        here = await joined(output, "here")
+        for text in ("one", "two", "three"):  # what was kept is cleared after each
+            await published(output, SESSION.msg("execute_request", {}), text)
+            fill(disk)
+        assert [text for text in here.texts if text in ("one", "two", "three")] == [
+            "one",
+            "two",
+            "three",
+        ]
+        # Nobody is there: on the disk, in memory, and on the disk again.
+        output.leave(here)
+        empty(disk)
+        request = SESSION.msg("execute_request", {})
+        output.feed(message("status", request, execution_state="busy"))
+        output.feed(message("stream", request, name="stdout", text="a" * 10_000))
+        fill(disk)
+        output.feed(message("stream", request, name="stdout", text="b" * 10_000))
+        assert output.description()["left_out"] == 1
+        late = await joined(output, "late")
+        assert [text[0] for text in late.texts] == ["b", "a", "b"]
+        output.leave(late)
+        empty(disk)
+        output.feed(message("stream", request, name="stdout", text="c"))
+        assert output.description()["left_out"] == 0
+        output.close()
+        # The next server has all of it.
+        next_output = KernelOutput(disk / "kept", 1_000_000)
+        next_output.load(output.description())
+        later = await joined(next_output, "later")
+        assert [text[0] for text in later.texts] == ["b", "a", "b", "c"]
+        next_output.discard()
 
     asyncio.run(run())

@@ -14,7 +14,7 @@ from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
 from ..messages.probe import kernel_info, learn_info
 from . import agent
-from .sessions import environment_of, list_sessions, manager_of
+from .sessions import environment_of, list_sessions, manager_of, moved_rows
 
 if TYPE_CHECKING:
     import logging
@@ -76,11 +76,8 @@ class Adoption:
         link, kernels = self._link, self._kernels
         kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
         kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
-        rows = list_sessions(
-            self._sessions,
-            kept.get("sessions", []),
-            saved_root=kept.get("root", ""),
-            root=str(kernels.root_dir),
+        rows = moved_rows(
+            kept.get("sessions", []), saved_root=kept.get("root", ""), root=str(kernels.root_dir)
         )
         # The environment is used by a later restart, which starts a kernel of this server.
         await kernels.start_kernel(
@@ -89,6 +86,7 @@ class Adoption:
             cwd=saved.cwd,
             env=environment_of(kernels, rows),
         )
+        list_sessions(self._sessions, rows)
         manager, served = manager_of(kernels, kernel_id), link.served[kernel_id]
         served.output.kernel_session = kept.get("kernel_session", "")
         recovered = None

@@ -10,18 +10,19 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from ... import calls
 from ...client import AsyncClient, Client
 from ...client.mirror import Mirror
-from ...errors import DaemonUnavailable, GpuCkptError, HostError
+from ...errors import DaemonSilent, DaemonUnavailable, GpuCkptError, HostError
 from ...protocol import RESTART_SECONDS, Event, Kernel, Owner, Position, SuspendedKernel
 from ...states import KernelState
 from ..messages.output import KernelOutput
 from ..messages.served_kernel import Provisioner, ServedKernel
 from .kernel_listener import KernelListener
+from .left_kernels import left_kernel
 
 if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from ...daemon_settings import Settings
     from .descriptions import KernelDescriptions
     from .reconnector import Reconnector
+
+
+#: How long this server waits for a daemon that runs but does not answer, before it says so.
+_PATIENCE_SECONDS = 5.0
 
 
 class DaemonLink:
@@ -61,7 +66,13 @@ class DaemonLink:
         #: The daemon's records of all kernels of this owner, attached or not, and of the operations on them.
         self.mirror = Mirror()
         self._giving_up: asyncio.TimerHandle | None = None
+        #: Why there was no first connection; why there is none now, since there was one.
         self._failure: GpuCkptError | None = None
+        self._loss: GpuCkptError | None = None
+        #: Kernels that were shut down while the daemon could not be told.
+        self._unended: set[str] = set()
+        #: Set when the kernels of earlier servers are listed.
+        self._settled = asyncio.Event()
         self._sync: Client | None = None
         self._sync_lock = threading.Lock()
         self._async: AsyncClient | None = None
@@ -70,11 +81,17 @@ class DaemonLink:
 
     # ---- for the server ----------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect to the daemon for the first time. Raises HostError if the engine cannot work here, or DaemonUnavailable."""
+    async def open(self, patience_seconds: float = calls.ANSWER_SECONDS) -> None:
+        """Connect to the daemon for the first time; may be called again after a failure.
+
+        `patience_seconds`: as for `starting.ensure`. Raises HostError if the engine cannot work here, or DaemonUnavailable.
+        """
         self._loop = asyncio.get_running_loop()
         try:
-            client = self._async = await AsyncClient.connect(self.settings)
+            client = await AsyncClient.connect(self.settings, patience_seconds=patience_seconds)
+            if self._async is not None:
+                await self._async.close()
+            self._async = client
             handshake = await client.send(calls.handshake())
             if not handshake.engine_available:
                 raise HostError(handshake.reason, hint=handshake.hint)
@@ -87,6 +104,11 @@ class DaemonLink:
             raise
 
     @property
+    def is_open(self) -> bool:
+        """Return whether there was a connection; if it is lost, it is opened again by itself."""
+        return self._task is not None and self._failure is None
+
+    @property
     def ready(self) -> bool:
         """Return whether there is a connection to the daemon now."""
         return self._up.is_set()
@@ -94,9 +116,45 @@ class DaemonLink:
     @property
     def daemon(self) -> AsyncClient:
         """Return the client for the event loop. Raises HostError or DaemonUnavailable without a connection."""
-        if self._async is None or self._failure is not None:
-            raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
-        return self._async
+        if isinstance(self._loss, DaemonSilent):
+            raise self._loss
+        return self._first_client()
+
+    @property
+    def trouble(self) -> GpuCkptError | None:
+        """Return why the daemon cannot be reached; None if it can, or if that is not known yet."""
+        return self._failure or self._loss
+
+    async def require_answer(self) -> None:
+        """Raise DaemonUnavailable if the daemon does not answer; one that is busy gets a while."""
+        try:
+            await self._first_client().require_answer(_PATIENCE_SECONDS)
+        except DaemonSilent as error:
+            # The stream of events would notice it later. Its next event shows that the daemon answers again.
+            self._note_loss(error)
+            raise
+
+    def settle(self) -> None:
+        """Note that the kernels of earlier servers are listed, or will not be."""
+        self._settled.set()
+
+    async def require_no_kernel(self, path: str, root: str) -> None:
+        """Raise DaemonUnavailable if a notebook may have a kernel that is not listed, because the daemon does not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._settled.wait()
+        error = self.trouble
+        if self._settled.is_set() and not isinstance(error, DaemonSilent):
+            return
+        kernel_id = await asyncio.to_thread(
+            left_kernel, self.settings.state, path, root=root, owner_id=self.owner_id
+        )
+        if kernel_id:
+            why = f"{error.message} {error.hint}" if error else "It is being listed: try again."
+            raise DaemonUnavailable(
+                f"{path} has a kernel already ({kernel_id}), which this server cannot reach yet, so no second one is started. {why} A"
+                " server that is started with --GpuCkptServer.clean_start=True does without the kernels of earlier servers."
+            )
 
     async def claim(self) -> list[SuspendedKernel]:
         """Claim the kernels that earlier servers left and return them; provisioners get them by `adoption`."""
@@ -161,11 +219,14 @@ class DaemonLink:
         if self._failure is not None:
             raise self._failure
         if not self._up.wait(RESTART_SECONDS):
-            raise DaemonUnavailable("The daemon did not come back in time.")
+            raise self._loss or DaemonUnavailable("The daemon did not come back in time.")
+        if isinstance(self._loss, DaemonSilent):
+            raise self._loss
         with self._sync_lock:
             if self._sync is None:
-                self._sync = Client.connect(self.settings)
-            return self._sync
+                self._sync = Client.connect(self.settings, patience_seconds=_PATIENCE_SECONDS)
+        self._sync.require_answer(_PATIENCE_SECONDS)
+        return self._sync
 
     def refusal(self, kernel_name: str) -> str:
         """Return why the configuration keeps this kernelspec off the engine; empty if it does not."""
@@ -207,12 +268,22 @@ class DaemonLink:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._end, served)
 
+    def end_later(self, kernel_id: str) -> None:
+        """Remember a kernel that was shut down without the daemon: it ends it when there is a connection again."""
+        self._unended.add(kernel_id)
+
     def _end(self, served: ServedKernel) -> None:
         for task in served.end():
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
+
+    def _first_client(self) -> AsyncClient:
+        """Return the client of the first connection, whether or not there is one now. Raises why there was none."""
+        if self._async is None or self._failure is not None:
+            raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
+        return self._async
 
     async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
         """Apply the daemon's events until the server ends; the client reconnects by itself."""
@@ -222,7 +293,7 @@ class DaemonLink:
                 async for changes in events:
                     for change in changes:
                         self._apply_safely(change)
-                    if not self.ready:
+                    if not self.ready or self._loss is not None:
                         self._on_connect(first)
         except GpuCkptError as error:
             if first.done():
@@ -234,6 +305,13 @@ class DaemonLink:
         for kernel_id in set(self.served) - set(self.mirror.kernels):
             self._on_gone(kernel_id, self.mirror.position)
         self._up.set()
+        self._loss = None
+        for kernel_id in self._unended & set(self.mirror.kernels) - set(self.served):
+            task = asyncio.ensure_future(self._kill(kernel_id))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._unended.clear()
+        self._tell()
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
@@ -241,11 +319,33 @@ class DaemonLink:
             first.set_result(None)
 
     def _on_loss(self, error: GpuCkptError) -> None:
-        self._log.warning("gpuckptd: %s", error)
         self._up.clear()
-        if self._giving_up is None:
+        self._note_loss(error)
+        if isinstance(error, DaemonSilent):
+            # What it was doing it may still do.
+            if self._giving_up is not None:
+                self._giving_up.cancel()
+                self._giving_up = None
+        elif self._giving_up is None:
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(RESTART_SECONDS, self._give_up)
+
+    def _note_loss(self, error: GpuCkptError) -> None:
+        if self._loss is None or self._loss.message != error.message:
+            self._log.warning("gpuckptd: %s %s", error, error.hint)
+        self._loss = error
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let pages see whether the daemon answers."""
+        for kernel_id in list(self.served):
+            self._listener.kernel_changed(kernel_id)
+
+    async def _kill(self, kernel_id: str) -> None:
+        try:
+            await self.daemon.send(calls.kill(kernel_id))
+        except GpuCkptError as error:
+            self._log.warning("kernel %s was not shut down: %s", kernel_id, error)
 
     def _give_up(self) -> None:
         """Fail the operations whose end no daemon has reported in time, so that their waiters continue."""

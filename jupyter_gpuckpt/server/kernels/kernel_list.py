@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...errors import DaemonSilent, record_of
 from ...states import KernelState
 from ..messages.served_kernel import not_managed
 from ..rest_records import KernelView, operation_view
 from .sessions import sessions_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
+    from ...errors import GpuCkptError
     from ..messages.served_kernel import ServedKernel
     from .tracked_operations import TrackedOperations
 
@@ -23,7 +27,7 @@ class KernelList:
     """The kernels of one server.
 
     `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel;
-    `restart_save_seconds`: how long a restart waits for a snapshot of the kernel.
+    `restart_save_seconds`: how long a restart waits for a snapshot of the kernel. `trouble`: returns why the daemon cannot be reached.
     """
 
     def __init__(
@@ -35,10 +39,11 @@ class KernelList:
         *,
         cells_resume: bool,
         restart_save_seconds: float = 0.0,
+        trouble: Callable[[], GpuCkptError | None] = lambda: None,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
         self._served, self._tracked, self._cells_resume = served, tracked, cells_resume
-        self._restart_save_seconds = restart_save_seconds
+        self._restart_save_seconds, self._trouble = restart_save_seconds, trouble
 
     def __contains__(self, kernel_id: str) -> bool:
         return kernel_id in self._kernels
@@ -65,7 +70,8 @@ class KernelList:
         kernel = served.kernel
         if kernel is None:
             return view
-        error, operation = kernel.error, kernel.operation
+        silence, operation = self._trouble(), kernel.operation
+        error = record_of(silence) if isinstance(silence, DaemonSilent) else kernel.error
         if self._tracked is not None:
             seen = self._tracked.as_seen(operation) if operation is not None else None
             operation = self._tracked.composed(kernel_id) or seen

@@ -20,7 +20,7 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from tornado import web
 from traitlets import TraitError
 
-from ...errors import GpuCkptError
+from ...errors import DaemonSilent, GpuCkptError
 from ...states import KernelState
 from .. import jupyter_internals
 from ..messages.kernel_messages import fields, is_about_ours, is_user_request, read
@@ -189,6 +189,10 @@ class GpuCkptKernels(_Base):
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
         """Restart a kernel, after policies have saved its state."""
         if self._served(kernel_id) is not None:
+            try:
+                await self.gpuckpt_owner.require_answer()
+            except DaemonSilent as error:  # it could not end the old kernel: there would be two
+                raise web.HTTPError(503, f"{error.message} {error.hint}") from error
             await self.gpuckpt_listener.before_restart(kernel_id)
         await ensure_async(super().restart_kernel(kernel_id, now=now))
 

@@ -201,6 +201,10 @@ class ServerOperations(KernelListener):
         if (newest := self._link.mirror.expect(told)) is not None:
             served.apply(newest)
 
+    async def require_answer(self) -> None:
+        """Raise DaemonUnavailable if the daemon does not answer."""
+        await self._link.require_answer()
+
     async def measured(self) -> list[Kernel]:
         """Return the daemon's records of all kernels, with their use of resources measured now."""
         return await self._link.daemon.send(calls.kernels())

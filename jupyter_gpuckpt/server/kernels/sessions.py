@@ -8,7 +8,7 @@ Session ids are kept: an open page disposes a session whose id has vanished, and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,11 +27,20 @@ else:
 _COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
 
 
-def install_sessions(sessions: SessionManager, report: Callable[[str], None]) -> None:
-    """Make the configured session manager `report` each kernel whose sessions change; a manager of a foreign class is unchanged."""
+def install_sessions(
+    sessions: SessionManager,
+    report: Callable[[str], None],
+    require_no_kernel: Callable[[str], Awaitable[None]] | None,
+) -> None:
+    """Extend the configured session manager; one of a foreign class is unchanged.
+
+    `report`: called for each kernel whose sessions change. `require_no_kernel`: raises an error if a notebook must not get a kernel;
+    None: each may get one.
+    """
     if isinstance(sessions, SessionManager):
         sessions.__class__ = mixed(ReportingSessions, type(sessions))
-        cast("ReportingSessions", sessions).gpuckpt_report = report
+        ours = cast("ReportingSessions", sessions)
+        ours.gpuckpt_report, ours.gpuckpt_require_no_kernel = report, require_no_kernel
 
 
 def mixed(mixin: type, used: type) -> type:
@@ -40,9 +49,19 @@ def mixed(mixin: type, used: type) -> type:
 
 
 class ReportingSessions(_Base):
-    """A mixin of the configured session manager that reports created and changed sessions."""
+    """A mixin of the configured session manager: it reports created and changed sessions, and asks before it starts a kernel."""
 
     gpuckpt_report: Callable[[str], None]
+    gpuckpt_require_no_kernel: Callable[[str], Awaitable[None]] | None
+
+    async def start_kernel_for_session(
+        self, session_id: str, path: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Start a kernel as the base does. Raises DaemonUnavailable if the notebook may have one that is not listed."""
+        if path and self.gpuckpt_require_no_kernel is not None:
+            await self.gpuckpt_require_no_kernel(path)
+        kernel_id: str = await super().start_kernel_for_session(session_id, path, *args, **kwargs)
+        return kernel_id
 
     async def save_session(self, session_id: str, *args: Any, **kwargs: Any) -> Any:
         """Save a session as the base does, then report it."""
@@ -77,19 +96,20 @@ def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]
     return [dict(row) for row in rows.fetchall()]
 
 
-def list_sessions(
-    sessions: SessionManager, rows: list[dict[str, Any]], *, saved_root: str, root: str
-) -> list[dict[str, Any]]:
-    """List sessions of an earlier server again; return their rows with paths relative to this server's `root`."""
+def list_sessions(sessions: SessionManager, rows: list[dict[str, Any]]) -> None:
+    """List sessions again, whose kernels must be listed: Jupyter deletes those of unknown kernels at the next request."""
     known = {row["session_id"] for row in sessions.cursor.execute("SELECT session_id FROM session")}
-    moved = [
-        {**row, "path": path_below(row["path"], saved_root=saved_root, root=root)} for row in rows
-    ]
-    for row in moved:
+    for row in rows:
         if row["session_id"] not in known:
             values = [row[column] for column in _COLUMNS]
             sessions.cursor.execute("INSERT INTO session VALUES (?,?,?,?,?)", values)
-    return moved
+
+
+def moved_rows(rows: list[dict[str, Any]], *, saved_root: str, root: str) -> list[dict[str, Any]]:
+    """Return the rows of an earlier server's sessions with paths relative to this server's `root`."""
+    return [
+        {**row, "path": path_below(row["path"], saved_root=saved_root, root=root)} for row in rows
+    ]
 
 
 def path_below(path: str, *, saved_root: str, root: str) -> str:

@@ -15,12 +15,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from ...output_log import content_of, frame_of, frames, opened
+from ...disk_reserve import with_room
+from ...output_log import content_of, frame_of, frames, replace
 from .begun_cells import begun_cells, messages_of
+from .kept_messages import KeptMessages
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
 from .pages import Page, SettlingPages
 
@@ -59,14 +61,14 @@ class KernelOutput:
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit_bytes = path, limit_bytes
+        self._kept = KeptMessages(path)
         #: The file for the next server if this one is killed: `description`, and the pages that were connected.
         self._journal = path.with_name(path.name + ".json")
         #: New messages that wait for `add_missed`; None if it is not expected.
         self._waiting: list[list[bytes]] | None = None
-        self._file: BinaryIO | None = None
         self._closed = False
-        #: The bytes of the file, and whether it has output of cells.
-        self._size, self._keeps_cells = 0, False
+        #: Whether output of cells is kept.
+        self._keeps_cells = False
         #: The number of messages that were kept, or would have been, since the file was empty.
         self._count = 0
         self._left_out = 0
@@ -184,7 +186,7 @@ class KernelOutput:
         seen = {**self._seen, **{page.client_session: self._count for page in self._pages}}
         return {
             "count": self._count,
-            "left_out": self._left_out,
+            "left_out": self._left_out + self._kept.unwritten,
             "seen": seen,
             "asked": sorted(self._asked),
             "running": sorted(self._running),
@@ -202,11 +204,11 @@ class KernelOutput:
         self.asked_by = described.get("asked_by", "")
         self.renewals = described.get("renewals", 0)
         self._asked = set(described.get("asked", ()))
-        self._journal.unlink(missing_ok=True)
+        _remove(self._journal)
         for client, parts in described.get("questions", {}).items():
             self._questions[client] = [b64decode(part) for part in parts]
-        if not described.get("count") or not self._path.exists():
-            self._path.unlink(missing_ok=True)
+        if not described.get("count") or not self._kept.load():
+            self._kept.clear()
             begun = begun_cells(described)
             self._running, self._cells = set(begun.running), dict(begun.cells)
             self.lacks_beginning = bool(begun.running)
@@ -215,7 +217,7 @@ class KernelOutput:
         self._count, self._left_out = described["count"], described["left_out"]
         self._seen = dict(described["seen"])
         self._running, self._cells = set(described["running"]), dict(described["cells"])
-        self._size, self._keeps_cells = self._path.stat().st_size, True
+        self._keeps_cells = True
 
     def add_beginning(self, messages: list[list[bytes]]) -> None:
         """Feed the messages of cells that began under another server, out of all that the kernel has, then those received since."""
@@ -261,18 +263,15 @@ class KernelOutput:
         for joining in self._joining.values():
             joining.cancel()
         self._settling.clear()
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            self._file = None
+        self._kept.close()
         self._pages, self._joining = {}, {}
 
     def discard(self) -> None:
         """Close and delete the file, unless `close` has left it to the next server."""
         if not self._closed:
             self.close()
-            self._path.unlink(missing_ok=True)
-            self._journal.unlink(missing_ok=True)
+            self._kept.clear()
+            _remove(self._journal)
 
     def _is_asked_here(self, request: Header) -> bool:
         """Return whether the page that sent a request is connected. It knows the request's cell; other pages need the cell's id."""
@@ -296,17 +295,14 @@ class KernelOutput:
 
     def _note(self) -> None:
         """Write the record for the next server, in case this one is killed while a cell runs."""
-        if not (self.runs_cell or self._size):
+        if not (self.runs_cell or self._kept.size):
             return
         joined = [page.client_session for page in self._pages]
-        text = json.dumps({**self.description(), "joined": joined}).encode()
-        new = self._journal.with_suffix(".new")
+        # What is only in memory can be asked from the kernel's agent after a kill.
+        described = {**self.description(), "left_out": self._left_out, "joined": joined}
+        text = json.dumps(described).encode()
         try:
-            self._journal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with opened(new) as file:
-                file.truncate(0)
-                file.write(text)
-            new.replace(self._journal)
+            with_room(self._journal, lambda: replace(self._journal, text))
         except OSError as error:
             _log.warning(
                 "the record of a kernel's output for the next server cannot be written: %s", error
@@ -316,28 +312,18 @@ class KernelOutput:
         self._count += 1
         if cell := self._cells.get(parent.msg_id):
             parts = with_cell(parts, cell)
-        frame = frame_of(self._count, parts)
-        if self._size + len(frame) > self._limit_bytes and header.msg_type not in _ALWAYS_KEPT:
+        size = self._kept.size + sum(map(len, parts))
+        if size > self._limit_bytes and header.msg_type not in _ALWAYS_KEPT:
             self._left_out += 1
             return
-        try:
-            if self._file is None:
-                self._file = opened(self._path)
-            self._file.write(frame)
-            self._file.flush()
-        except OSError as error:
-            if not self._left_out:
-                _log.warning("output of a kernel cannot be written: %s", error)
-            self._left_out += 1
-            return
-        self._size += len(frame)
+        self._kept.add(self._count, parts)
         self._keeps_cells |= parent.msg_type == _EXECUTE
 
     async def _catch_up(self, page: Page) -> None:
         is_new = page.client_session not in self._seen
         seen, sent = self._seen.get(page.client_session, 0), 0
         try:
-            for number, parts in frames(self._path) if self._size else ():
+            for number, parts in self._kept:
                 if number > seen and not (is_new and is_about_comms(parts)):
                     _send(page.show_again, parts)
                     sent += sum(map(len, parts))
@@ -370,17 +356,20 @@ class KernelOutput:
         return any(page not in self._settling for page in self._pages)
 
     def _clear(self) -> None:
-        self._count = self._size = self._left_out = 0
+        self._count = self._left_out = 0
         self._keeps_cells = False
         self._seen.clear()
         self._cells = {key: cell for key, cell in self._cells.items() if key in self._asked}
         self._questions.clear()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._path.unlink(missing_ok=True)
-        self._journal.unlink(missing_ok=True)
+        self._kept.clear()
+        _remove(self._journal)
         self._note()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, which may be missing. A file that cannot be removed stays: a message must not be lost for that."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _send(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ...errors import GpuCkptError
 from ...manifest_records import Cause
 from ...plurals import counted
 from ..jupyter_internals import pending_starts, requests_in_flight, stop_idle_threads
@@ -44,18 +45,22 @@ class ServerStop(KernelListener):
         self._operations.stopping = True
         if starting := pending_starts(self._kernels):  # these cannot be suspended yet
             await asyncio.wait(starting)
-        await self._shut_downs.end_all()
+        answers = await self._answers()
+        if answers:
+            await self._shut_downs.end_all()
+        else:
+            self._shut_downs.leave_all()
         kernel_ids = [
             kernel_id
             for kernel_id in self._kernels.list_kernel_ids()
             if (served := self._link.served.get(kernel_id)) and served.kernel
         ]
-        if kernel_ids:
+        if kernel_ids and answers:
             self._log.info(
                 "Suspending %s: the next server lists them again. Terminals end with this server.",
                 counted(len(kernel_ids), "kernel"),
             )
-        await suspend_all(self._operations, kernel_ids, self._within_seconds, Cause.SHUTDOWN)
+            await suspend_all(self._operations, kernel_ids, self._within_seconds, Cause.SHUTDOWN)
         for kernel_id in kernel_ids:
             try:
                 self._kernels.gpuckpt_detach(kernel_id)
@@ -63,7 +68,17 @@ class ServerStop(KernelListener):
                 self._log.exception("Kernel %s was not detached.", kernel_id)
         await self._operations.close()
         # From now on no action of this server may prevent the next one from claiming the kernels.
-        await self._link.leave()
+        if answers:
+            await self._link.leave()
+
+    async def _answers(self) -> bool:
+        """Return whether the daemon can be told anything. If not, kernels run on, and the next server lists them."""
+        try:
+            await self._link.require_answer()
+        except GpuCkptError as error:
+            self._log.warning("Kernels are left as they are: %s %s", error.message, error.hint)
+            return False
+        return True
 
     async def server_stopped(self) -> None:
         """Disconnect from the daemon and end pending requests."""

@@ -156,6 +156,13 @@ class ShutDowns(KernelListener):
             if kept.timer is not None:
                 kept.timer.cancel()
 
+    def leave_all(self) -> None:
+        """At the server's stop, leave the kernels to the daemon, which does not answer: it ends them a little later."""
+        self._stopped = True
+        for kept in self._kept.values():
+            if kept.timer is not None:
+                kept.timer.cancel()
+
     async def _end_later(self, kernel_id: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
@@ -202,6 +209,5 @@ class ShutDowns(KernelListener):
         jupyter_internals.list_kernel(kernels, kernel_id, kept.manager, pages)
         kept.manager.start_restarter()
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=kept.manager.kernel_name).inc()
-        root = str(kernels.root_dir)
-        list_sessions(self._sessions, kept.sessions, saved_root=root, root=root)
+        list_sessions(self._sessions, kept.sessions)
         self._listener.kernel_changed(kernel_id)

@@ -51,6 +51,7 @@ async def suspend_all(
     begun = set() if begun is None else begun
     try:
         async with asyncio.timeout(within_seconds):
+            await operations.require_answer()
             known = {kernel.kernel_id: kernel for kernel in await operations.measured()}
             # Earlier snapshots show how fast suspends are, which matters only with a deadline.
             snapshots = await operations.snapshots() if within_seconds and len(wanted) > 1 else []

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from ... import decoding, ids
+from ...disk_reserve import with_room
 from ...errors import FarObjectInvalid, FarObjectMissing
 from ...file_locks import alone
 from ..faults import store_errors
@@ -98,8 +99,8 @@ class SharedFiles:
                 found = None
             if found != old:
                 return False
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._replace(path, data)
+            with_room(path, lambda: path.parent.mkdir(mode=0o700, exist_ok=True))
+            with_room(path, lambda: self._replace(path, data))
         return True
 
     def _replace(self, path: Path, data: bytes) -> None:

@@ -1,0 +1,55 @@
+"""Kernels of notebooks that are at a daemon which does not answer, read from its records on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ... import decoding
+from ...place import start_time
+from ...protocol import Owner, OwnerKind
+from .sessions import path_below
+
+
+class _Spec(msgspec.Struct):
+    """The part of a kernel's launch spec that is needed here."""
+
+    kernel_id: str
+
+
+class _Record(msgspec.Struct):
+    """The part of a kernel's record (`daemon/records.py`) that is needed here."""
+
+    spec: _Spec
+    owner: Owner
+    jupyter: dict[str, Any] = {}
+
+
+def left_kernel(state_dir: Path, path: str, *, root: str, owner_id: str) -> str:
+    """Return the id of a notebook's kernel that `owner_id` or a server that has ended left with the daemon; empty if there is none."""
+    for file in sorted((state_dir / "kernels").glob("*/record.json")):
+        try:
+            record = decoding.from_json(file.read_bytes(), _Record)
+        except (OSError, msgspec.DecodeError):  # it has just ended, or the daemon reports it
+            continue
+        owner = record.owner
+        if owner.kind is not OwnerKind.SERVER:
+            continue
+        runs = bool(owner.pid) and start_time(owner.pid) == owner.start_time
+        if runs and owner.owner_id != owner_id:
+            continue
+        if path in _paths(record.jupyter, root):
+            return record.spec.kernel_id
+    return ""
+
+
+def _paths(jupyter: dict[str, Any], root: str) -> set[str]:
+    """Return the paths of a kernel's sessions, relative to `root`."""
+    rows, saved_root = jupyter.get("sessions"), str(jupyter.get("root", ""))
+    return {
+        path_below(str(row.get("path", "")), saved_root=saved_root, root=root)
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    }
