@@ -13,12 +13,12 @@ from contextlib import suppress
 import msgspec
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
-from ..host import limits, processes, seccomp
+from ..host import fuse, limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
 from .gpu import lane_windows
 from .gpu.lane_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
-from .tree import former_scratch, user_namespaces
+from .tree import former_scratch, silent_mounts, standstill, user_namespaces
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -48,6 +48,9 @@ def plan(
     """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
     _refuse_other_versions(tree)
+    standstill.refuse_unended(tree)
+    _refuse_servers(members)
+    silent_mounts.refuse(tree, members)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
@@ -106,6 +109,18 @@ def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
         raise KernelNotCheckpointable(
             f"A process of the kernel runs in a sandbox of its own (seccomp): {', '.join(names)}.",
             hint="End it (for a browser: close it, or start it with --no-sandbox), then try again.",
+            details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
+        )
+
+
+def _refuse_servers(members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a server of a file system (FUSE): CRIU would wait for it while it stands still."""
+    found = [pid for pid in members if fuse.serves(pid)]
+    if found:
+        names = sorted({processes.name(pid) or "?" for pid in found})
+        raise KernelNotCheckpointable(
+            f"A process of the kernel serves a file system (FUSE), which CRIU cannot save: {', '.join(names)}.",
+            hint="Unmount that file system (`fusermount3 -u FOLDER`), or start its server outside of the kernel, then try again.",
             details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
         )
 

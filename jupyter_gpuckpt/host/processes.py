@@ -99,6 +99,12 @@ def state(pid: int) -> str | None:
     return stat[0] if stat else None
 
 
+def is_frozen(tid: int) -> bool:
+    """Return whether a thread is frozen by its control group; False where that may not be read."""
+    # __refrigerator for version 1 of control groups, do_freezer_trap for version 2.
+    return (_read(tid, "wchan") or "") in {"__refrigerator", "do_freezer_trap", "get_signal"}
+
+
 def parent(pid: int) -> int | None:
     """Return its parent's pid; 0 when the parent is outside this PID namespace."""
     stat = _stat(pid)

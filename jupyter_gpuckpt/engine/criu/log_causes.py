@@ -41,6 +41,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close it and try again; the details name its descriptor.",
     ),
     (
+        r"Transport endpoint is not connected",
+        "The kernel has a file open on a file system whose server has ended: it is not connected.",
+        "Close that file, unmount the file system and mount it again, then try again.",
+    ),
+    (
         r"SysVIPC shmem map",
         "A process of the kernel has System V shared memory attached (shmget), which CRIU cannot save.",
         "Detach it, or use POSIX shared memory (multiprocessing.shared_memory), then try again.",
