@@ -54,6 +54,7 @@ def plan(
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
+    _refuse_closed_folders(tree, members)
     _refuse_terminals(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
@@ -153,6 +154,37 @@ def _refuse_closed(members: list[int]) -> None:
             ) from error
         except OSError:  # it has ended
             continue
+
+
+def _refuse_closed_folders(tree: Tree, members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a deleted file with another name in a folder that is closed to us: CRIU would link it there."""
+    for pid in members:
+        for fd, link in processes.descriptors(pid).items():
+            name = link.removesuffix(" (deleted)")
+            if (
+                link.startswith("/")
+                and name != link
+                and _is_shut_in(tree, name, f"/proc/{pid}/fd/{fd}")
+            ):
+                raise KernelNotCheckpointable(
+                    f"The kernel has a file open that was deleted or replaced, and its folder is closed: {name}.",
+                    hint="Give yourself the right to write into that folder, or close the file, then try again.",
+                    details=f"process {pid} ({processes.name(pid)}), descriptor {fd}",
+                )
+
+
+def _is_shut_in(tree: Tree, name: str, file: str) -> bool:
+    """Return whether a deleted file still has another name, and its former folder exists but may not be written to."""
+    folder = tree.inside(name).parent
+    try:
+        if not os.stat(file).st_nlink or os.access(folder, os.W_OK | os.X_OK):
+            return False
+        folder.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _refuse_terminals(members: list[int]) -> None:

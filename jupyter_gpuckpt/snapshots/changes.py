@@ -55,6 +55,8 @@ def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None =
 def _change(path: str, length: int | None, created: float) -> FileChange | None:
     try:
         now = Path(path).stat()
+    except PermissionError:  # nothing is known of it
+        return None
     except OSError:
         return FileChange(path, Change.REMOVED, 0.0, length, None)
     if stat.S_ISDIR(now.st_mode):

@@ -14,21 +14,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import HostIncompatible
+from ...host import commands
 from ...manifest_records import FORMER_SCRATCH
+from ..settings import INIT
+from ..tree.tree import Tree
 from . import images as criu_images
 
 _SHOWN = 5
+_TEST_SECONDS = 10.0
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 
 
 def missing(
-    images: Path, inside: Callable[[str], Path], traveling: Collection[str] = ()
+    images: Path,
+    inside: Callable[[str], Path],
+    traveling: Collection[str] = (),
+    *,
+    is_reached: Callable[[str], bool] = lambda path: True,
 ) -> tuple[dict[str, int], list[str]]:
     """Find files of files.img that are missing and are not `traveling` with the snapshot.
 
     Return path and mode of those that can be created, and a sentence about each of the others. `inside` translates a path of the
-    kernel's mount namespace.
+    kernel's mount namespace. `is_reached`: whether CRIU, which may have rights that this process lacks, finds a file that is hidden
+    from this process; it is assumed to.
     """
     renamed = criu_images.remapped(images)
     can_be_made: dict[str, int] = {}
@@ -37,7 +46,18 @@ def missing(
         path = "/" + file.path.lstrip("/")
         if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
             continue
-        if path in traveling or os.path.lexists(inside(path)):
+        if path in traveling:
+            continue
+        try:
+            inside(path).lstat()
+            continue
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            if not (isinstance(error, PermissionError) and is_reached(path)):
+                lost[path] = (
+                    f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
+                )
             continue
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
@@ -50,6 +70,15 @@ def missing(
     for path in lost:  # a file that several descriptors have open, some for writing
         can_be_made.pop(path, None)
     return can_be_made, [lost[path] for path in sorted(lost)]
+
+
+def is_reached(tree: Tree, path: str) -> bool:
+    """Return whether a program finds a file that has CRIU's rights in the namespaces of a tree."""
+    argv = [INIT, "enter", str(tree.init_pid), "test", "-e", path]
+    try:
+        return commands.run(argv, timeout=_TEST_SECONDS, check=False).returncode == 0
+    except commands.CommandFailed:
+        return False
 
 
 def put_in_place(
