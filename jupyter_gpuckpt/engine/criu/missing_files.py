@@ -74,7 +74,7 @@ def missing(
 
 def is_reached(tree: Tree, path: str) -> bool:
     """Return whether a program finds a file that has CRIU's rights in the namespaces of a tree."""
-    argv = [INIT, "enter", str(tree.init_pid), "test", "-e", path]
+    argv: list[str | Path] = [INIT, "enter", str(tree.init_pid), "test", "-e", path]
     try:
         return commands.run(argv, timeout=_TEST_SECONDS, check=False).returncode == 0
     except commands.CommandFailed:
