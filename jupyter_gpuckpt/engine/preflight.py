@@ -23,6 +23,8 @@ from .tree.launch import pids
 from .tree.tree import Tree
 
 _MB = 1 << 20
+#: How many descriptors CRIU's code in a process opens at most (3), and some room.
+_CRIUS_DESCRIPTORS = 5
 _SMALLEST_GHOST_LIMIT = 256 * _MB
 #: How many terminals CRIU opens until it has the one with the number that it needs (criu/tty.c, pty_open_ptmx_index).
 _PTMX_TRIES = 32
@@ -56,6 +58,7 @@ def plan(
     _refuse_closed(members)
     _refuse_closed_folders(tree, members)
     _refuse_terminals(members)
+    _refuse_full_tables(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
     shared = sum(processes.resident_bytes(pid, processes.SHARED) for pid in members)
@@ -197,6 +200,18 @@ def _refuse_terminals(members: list[int]) -> None:
             f" whose numbers differ by {_PTMX_TRIES} or more from the first free one.",
             hint="Close the terminals that were opened last (of shells, pexpect ...), then try again.",
         )
+
+
+def _refuse_full_tables(members: list[int]) -> None:
+    """Raise FreezeFailed for a process that can open no further files: CRIU's code in it opens some."""
+    for pid in members:
+        limit, opened = limits.soft_descriptors(pid), len(processes.descriptors(pid))
+        if limit is not None and limit - opened < _CRIUS_DESCRIPTORS:
+            raise FreezeFailed(
+                f"A process of the kernel has reached its limit of open files: {processes.name(pid)} ({opened} of {limit}).",
+                hint="Close some of them, or raise the limit (in Python: resource.setrlimit), then try again.",
+                details=f"process {pid} ({processes.name(pid)})",
+            )
 
 
 def _terminals(pid: int) -> Iterator[int]:

@@ -105,8 +105,12 @@ class _Run:
             cache.bring(settings, tree.scratch)
         self._log = tree.inside(directory) / "dump.log"
         self._stall_seconds = settings.stall_seconds
-        self._server = action_script.listen(tree.inside(action_script.SOCKET))
         self._errors = commands.ErrorOutput()
+        try:
+            self._server = action_script.listen(tree.inside(action_script.SOCKET))
+        except BaseException:
+            self._errors.close()
+            raise
         try:
             argv = [*options.dump_command(settings, tree, directory, ghost_limit), *more]
             preload = {

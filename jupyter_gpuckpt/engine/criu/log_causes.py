@@ -106,7 +106,12 @@ _TABLE: list[tuple[str, str, str]] = [
         "Free memory or disk space and try again.",
     ),
     (
-        r"Too many open files|Can't make pipe",
+        r"(fork|clone|thread).*Resource temporarily unavailable",
+        "The limit of processes and threads is reached.",
+        "End some, or raise the limit (`ulimit -u`, pids.max of the control group, docker --pids-limit), then try again.",
+    ),
+    (
+        r"Too many open files|Can't make pipe|Can't chose service_fd_base",
         "The limit of open files is too low for a kernel of this size.",
         "Raise the hard limit (`ulimit -Hn`, docker --ulimit nofile=1048576) for the server.",
     ),

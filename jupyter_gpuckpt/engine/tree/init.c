@@ -308,8 +308,8 @@ static int listen_for_descriptors(void) {
     return -1;
 }
 
-/* Let init hold as many descriptors as it may: a kernel with much GPU memory has thousands. The tree, which was started before, keeps
- * its own limit. */
+/* Let this process hold as many descriptors as it may: init holds thousands for a kernel with much GPU memory, and CRIU needs more than
+ * its tasks. The tree, which was started before init calls this, keeps its own limit. */
 static void raise_limit_of_files(void) {
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files)) return;
@@ -401,6 +401,7 @@ static int init(int restore, char **v) {
             dup2(null, 0), dup2(null, 1);
             if (null > 2) close(null);
             if (strcmp(ids, "-")) keep_capabilities();
+            raise_limit_of_files(); /* the tasks get their own limits back */
             execvp(v[8], v + 8);
             dprintf(2, "%s: %s\n", v[8], strerror(errno));
             _exit(127);

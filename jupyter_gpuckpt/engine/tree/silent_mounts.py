@@ -27,6 +27,7 @@ def refuse(tree: Tree, members: list[int]) -> None:
             raise FreezeFailed(
                 f"The kernel has {file} open, and the file system at {folder} ({kind}) does not answer.",
                 hint="Try again when its server answers. If it never will, unmount it by force (`umount --force --lazy`).",
+                details=f"`stat --file-system` of {folder} did not end within {_ANSWER_SECONDS} s",
             )
 
 

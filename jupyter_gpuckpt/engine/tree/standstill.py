@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -177,10 +178,14 @@ class Standstill:
     def _let_run(self) -> list[tuple[int, int]]:
         """Send SIGCONT to the stopped processes; return those that another process holds, and that process."""
         for pid in reversed(self._stopped):
-            with suppress(ProcessLookupError):
+            with suppress(
+                OSError
+            ):  # it has ended, or no file can be opened: the next one must run in any case
                 os.kill(pid, signal.SIGCONT)
                 wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
-        held = [(pid, tracer) for pid in self._stopped if (tracer := _holder(pid))]
+        held: list[tuple[int, int]] = []
+        with suppress(OSError):
+            held += [(pid, tracer) for pid in self._stopped if (tracer := _holder(pid))]
         if not held:
             self._stopped.clear()
             with suppress(OSError):  # the tree, and its scratch with it, may be gone
@@ -240,7 +245,7 @@ class Standstill:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
-            frozen = any(map(processes.is_frozen, processes.threads(pid)))
+            frozen = any(map(_is_frozen, processes.threads(pid)))
             why = (
                 "its control group is frozen (docker pause, a batch system)"
                 if frozen
@@ -260,6 +265,7 @@ def refuse_unended(tree: Tree) -> None:
         raise FreezeFailed(
             "The kernel still stands still after an earlier save: CRIU waits for a device or a file system and cannot be ended.",
             hint="The kernel runs on as soon as that answers. Make it available again, or unmount it by force.",
+            details=f"the journal of an unended standstill is in {tree.inside(_JOURNAL)}",
         )
 
 
@@ -280,6 +286,15 @@ def _holder(pid: int) -> int:
     ours = {0, *processes.threads(os.getpid())}
     tracers = (_tracer(tid) for tid in processes.threads(pid) if processes.state(tid) == "t")
     return next((tracer for tracer in tracers if tracer not in ours), 0)
+
+
+def _is_frozen(tid: int) -> bool:
+    """Return whether a thread is frozen by its control group (of version 1 or 2); False where that may not be read."""
+    try:
+        waits_in = Path(f"/proc/{tid}/wchan").read_text()
+    except OSError:
+        return False
+    return waits_in in {"__refrigerator", "do_freezer_trap", "get_signal"}
 
 
 def _all_stopped(pid: int) -> bool:
