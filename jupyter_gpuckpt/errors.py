@@ -338,7 +338,6 @@ _LIMITS = {
         "End some, or raise the limit (`ulimit -u`, pids.max of the control group, docker --pids-limit), then try again.",
     ),
 }
-_NO_THREAD = "can't start new thread"
 
 
 def is_descriptor_limit(error: OSError) -> bool:
@@ -363,7 +362,7 @@ def limit_of(error: BaseException) -> LimitReached | None:
         cause, (KernelLost, OperationCancelled, LimitReached)
     ):
         number = cause.errno if isinstance(cause, OSError) else None
-        if isinstance(cause, RuntimeError) and str(cause) == _NO_THREAD:
+        if isinstance(cause, RuntimeError) and str(cause) == "can't start new thread":
             number = errno.EAGAIN
         elif number == errno.EAGAIN and cause is error:
             number = (
