@@ -142,5 +142,6 @@ def test_fewer_rights_are_not_taken_for_a_sandbox(run, fewer_rights: str) -> Non
     assert not program.tree.inside(landlock._UNUSED).exists()
     standing = Standstill(program.tree)
     standing.begin()
+    landlock.refuse(program.tree, standing.pids)
     standing.end()
     assert_runs_on(program)

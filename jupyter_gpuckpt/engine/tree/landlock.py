@@ -12,22 +12,27 @@ import ctypes
 import errno
 from functools import cache
 
-from ...errors import CheckpointError, KernelNotCheckpointable
+from ...errors import KernelNotCheckpointable
 from ...host import processes
 from ...manifest_records import SCRATCH
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import Tracee
+from .launch import wait_until
 from .tree import Tree
 
 #: Exists until a process of the tree enters a sandbox; removed by init.
 _UNUSED = f"{SCRATCH}/landlock-unused"
 _NR_LANDLOCK_CREATE_RULESET, _VERSION = 444, 1
 _NR_GET_ROBUST_LIST = 274
+_STOP_SECONDS = 10.0
 _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 1 << 19, 1 << 21
 
 
 def refuse(tree: Tree, stopped: list[int]) -> None:
-    """Raise KernelNotCheckpointable if a thread of these stopped processes is in a Landlock sandbox."""
+    """Raise KernelNotCheckpointable if a thread of these stopped processes is in a Landlock sandbox.
+
+    Raises CheckpointError if one cannot be asked. The registers of all threads must be recorded: this process may be killed meanwhile.
+    """
     if tree.inside(_UNUSED).exists() or not _is_supported():
         return
     for pid in stopped:
@@ -53,11 +58,16 @@ def _may_have_one(tid: int) -> bool:
 
 
 def _has_one(pid: int, tree: Tree) -> bool:
-    try:
-        with ThreadsHeld(pid) as held:
-            return any(_is_in_sandbox(tracee, tree) for tracee in held.tracees())
-    except (OSError, CheckpointError):  # it has ended
-        return False
+    """Ask each thread of a stopped process, and wait until all are stopped again, as CRIU expects them."""
+    with ThreadsHeld(pid) as held:
+        found = any(_is_in_sandbox(tracee, tree) for tracee in held.tracees())
+    wait_until(
+        lambda: all(
+            processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid)
+        ),
+        timeout=_STOP_SECONDS,
+    )
+    return found
 
 
 def _is_in_sandbox(tracee: Tracee, tree: Tree) -> bool:

@@ -31,7 +31,6 @@ from ...manifest_records import SCRATCH
 from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import RegistersRecord, Tracee
-from . import landlock
 from .endless_waits import restart_endless_wait
 from .launch import pids, wait_until
 from .tree import Tree
@@ -108,7 +107,7 @@ class Standstill:
         """Stop every process, and record all that CRIU might leave changed.
 
         Parents are stopped first, so that no shell sees a stopped child, and no process creates a child that is missed. Raises
-        FreezeFailed when a process cannot be stopped, KernelNotCheckpointable for a sandbox; `end()` then lets the others run on.
+        FreezeFailed when a process cannot be stopped; `end()` then lets the others run on.
         """
         self._look()
         waiting = [self._tree.keeper_pid]
@@ -116,12 +115,11 @@ class Standstill:
             pid = waiting.pop()
             self._stop(pid)
             waiting += processes.children(pid)
-        self._write()
-        landlock.refuse(self._tree, self.pids)
         # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
         # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        self._write()
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
