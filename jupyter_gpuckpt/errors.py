@@ -5,6 +5,7 @@
     ├─ HostError                    this machine cannot do it
     │  ├─ ToolMissing
     │  ├─ PrivilegeMissing
+    │  ├─ LimitReached              on open files, processes or threads
     │  └─ HostIncompatible          the snapshot needs something that differs here
     │     ├─ GpuFull                there is no room for its GPU memory
     │     └─ FilesChanged           files of the kernel changed; a user may resume it all the same
@@ -91,6 +92,12 @@ class PrivilegeMissing(HostError):
     """The daemon lacks a right that the kernel of the operating system asks for."""
 
     code = "privilege_missing"
+
+
+class LimitReached(HostError):
+    """A limit on open files, or on processes and threads, is reached."""
+
+    code = "limit_reached"
 
 
 class HostIncompatible(HostError):
@@ -330,8 +337,63 @@ def subclasses(root: type[GpuCkptError] = GpuCkptError) -> list[type[GpuCkptErro
     return found
 
 
+#: What Linux and Python say of a limit, and the words for users.
+_LIMITS = {
+    errno.EMFILE: (
+        "The limit of open files of a process is reached",
+        "Raise it for the server (`ulimit -n`, docker --ulimit nofile=1048576), or close kernels, then try again.",
+    ),
+    errno.ENFILE: (
+        "The limit of open files of this machine is reached",
+        "End programs that have many files open, or raise the limit (sysctl fs.file-max), then try again.",
+    ),
+    errno.EAGAIN: (
+        "The limit of processes and threads is reached",
+        "End some, or raise the limit (`ulimit -u`, pids.max of the control group, docker --pids-limit), then try again.",
+    ),
+}
+
+
+def is_descriptor_limit(error: OSError) -> bool:
+    """Return whether an error means that no further file can be opened."""
+    return error.errno in {errno.EMFILE, errno.ENFILE}
+
+
+def limit_reached(number: int, failed: BaseException, why: object) -> LimitReached:
+    """Return the error for a limit that Linux reports by an error number. `failed`: what failed for it."""
+    reason, hint = _LIMITS[number]
+    if not isinstance(failed, GpuCkptError):
+        return LimitReached(f"{reason}.", hint=hint, details=str(why))
+    return LimitReached(
+        f"{reason}. {failed}", hint=hint, details=f"{failed.details}\n{why}".strip()
+    )
+
+
+def limit_of(error: BaseException) -> LimitReached | None:
+    """Return the error that names the limit by which another error was caused, for all but the end of a kernel and a cancellation."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(
+        cause, (KernelLost, OperationCancelled, LimitReached)
+    ):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if isinstance(cause, RuntimeError) and str(cause) == "can't start new thread":
+            number = errno.EAGAIN
+        elif number == errno.EAGAIN and cause is error:
+            number = (
+                None  # of a read or a lock: who starts a process raises another error from this one
+            )
+        if number in _LIMITS:
+            return limit_reached(number, error, cause)
+        cause = cause.__cause__
+    return None
+
+
 def record_of(error: BaseException) -> ErrorRecord:
-    """Return the record of any exception; a foreign one gets code `internal` and a message with its class name."""
+    """Return the record of any exception; a foreign one gets code `internal` and a message with its class name.
+
+    An error that was caused by a limit of the machine becomes `LimitReached`.
+    """
+    error = limit_of(error) or error
     if isinstance(error, GpuCkptError):
         return ErrorRecord(error.message, error.code, error.hint, error.details)
     return ErrorRecord(

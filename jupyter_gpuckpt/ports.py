@@ -40,7 +40,10 @@ class HeldPorts:
     def hold(self) -> None:
         """Hold the ports that are not held yet; never raises."""
         for port in sorted(self._missing):
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            except OSError:  # no file can be opened
+                return
             with suppress(OSError):
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 held.bind(("", port))

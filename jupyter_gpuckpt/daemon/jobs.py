@@ -149,11 +149,18 @@ def thaw(
     """Return the job of a resume from the snapshot that `request` names, or from the latest one."""
 
     def work(operation: RunningOperation) -> Outcome:
+        try:
+            return resumed(operation)
+        except BaseException:
+            machine.kill_strays(str(exit_path))  # nobody would know a tree that runs all the same
+            raise
+
+    def resumed(operation: RunningOperation) -> Outcome:
         manifest = machine.manifest(record, request.snapshot_id or record.snapshot_id)
         warnings = leases.require(
             record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
         )
-        resumed = machine.resume(manifest, record, exit_path, operation.progress, request=request)
+        found = machine.resume(manifest, record, exit_path, operation.progress, request=request)
         leases.resumed(record.kernel_id)
         info = manifest.info
         chosen = info.snapshot_id
@@ -162,20 +169,20 @@ def thaw(
         return Outcome(
             KernelState.RUNNING,
             {
-                "tree": resumed.tree,
+                "tree": found.tree,
                 "snapshot_id": chosen,
                 "sizes": info.sizes,
                 "saved_seconds": info.seconds,
                 "error": None,
-                "moved_ports": moved | resumed.moved_ports,
+                "moved_ports": moved | found.moved_ports,
             },
             Result(
                 chosen,
                 operation.progress.record().seconds,
                 info.sizes,
                 seconds_by_stage=dict(operation.progress.seconds_by_stage),
-                warnings=[*warnings, *resumed.warnings],
-                moved_ports=resumed.moved_ports,
+                warnings=[*warnings, *found.warnings],
+                moved_ports=found.moved_ports,
             ),
         )
 

@@ -20,7 +20,6 @@ import msgspec
 from .. import manager_secrets
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
-from ..host import processes
 from ..manifest_records import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
@@ -313,12 +312,11 @@ class Kernels:
         if tree and alive:
             self._machine.prepare_found(tree)
         was = record.state  # `recovered` changes the state
-        cut_off = was in _CUT_OFF
         kept = recovered(record, alive=alive, snapshots=self._committed(record))
         self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # the last step of a suspend whose snapshot is complete
-        elif tree and alive and cut_off:
+        elif tree and alive and was in _CUT_OFF:
             self._machine.recover(tree)
         elif tree and alive and not record.ends_at:
             self._machine.continue_tree(tree)  # its user may just have undone the shutdown
@@ -363,16 +361,18 @@ class Kernels:
 
     def _watch(self, kernel: ManagedKernel, tree: Tree) -> None:
         """Watch the init of a tree: a pidfd becomes readable when its process ends (man pidfd_open)."""
-        if any(watched == tree for _, watched in self._watched.values()):
+        if tree in (watched for _, watched in self._watched.values()):
             return
-        pidfd = processes.open_pidfd(tree.init_pid)
-        if pidfd is None or not self._machine.alive(tree):
-            if pidfd is not None:
-                os.close(pidfd)
+        try:
+            pidfd = self._machine.watch(tree)
+        except OSError:  # no file can be opened, for which no operation must fail
+            asyncio.get_running_loop().call_later(1.0, self._watch, kernel, tree)
+            return
+        if pidfd is None:
             self._spawn(self._ended(kernel, tree))
-            return
-        self._watched[pidfd] = (kernel, tree)
-        asyncio.get_running_loop().add_reader(pidfd, self._on_readable, pidfd)
+        else:
+            self._watched[pidfd] = (kernel, tree)
+            asyncio.get_running_loop().add_reader(pidfd, self._on_readable, pidfd)
 
     def _on_readable(self, pidfd: int) -> None:
         self._spawn(self._ended(*self._unwatch(pidfd)))

@@ -24,6 +24,7 @@ from ..engine.tree.standstill import Standstill
 from ..engine.tree.tree import Tree
 from ..errors import (
     ConfigurationError,
+    FreezeFailed,
     HostError,
     PrivilegeMissing,
     SnapshotNotFound,
@@ -134,6 +135,10 @@ class Machine:
         """Return whether the tree's init still runs."""
         return trees.alive(tree)
 
+    def watch(self, tree: Tree) -> int | None:
+        """Return a descriptor that is readable when the tree has ended; None if it has. Raises OSError."""
+        return trees.watch(tree)
+
     def kill(self, tree: Tree) -> None:
         """End a tree, or reap one that has ended."""
         trees.kill(tree)
@@ -174,9 +179,9 @@ class Machine:
 
     def continue_tree(self, tree: Tree) -> None:
         """Let a stopped tree run on; do nothing if it is not stopped."""
-        standstill = Standstill.found(tree)
-        if standstill is not None:
-            standstill.end()
+        if (standstill := Standstill.found(tree)) is not None:
+            with suppress(FreezeFailed):  # it ends later by itself
+                standstill.end()
 
     def clear(self) -> None:
         """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""

@@ -146,15 +146,21 @@ def _unlink_stray(tree: Tree, name: str, file: str) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove the files in a directory; files that cannot be removed stay."""
+    """Remove the files in a directory; files that cannot be removed stay. Never raises."""
 
     def remove(path: Path) -> None:
         with suppress(OSError):
             path.unlink()
 
+    found: list[Path] = []
+    with suppress(OSError):
+        found += directory.glob("*")
     # On a tmpfs Linux frees the pages of a file in the call: 24 GB take 0.07 s in one thread.
     with ThreadPoolExecutor(_REMOVING_THREADS, "clear") as pool:
-        list(pool.map(remove, directory.glob("*")))
+        try:
+            list(pool.map(remove, found))
+        except RuntimeError:  # no thread can be started
+            list(map(remove, found))
 
 
 def drop_copies(tree: Tree) -> None:

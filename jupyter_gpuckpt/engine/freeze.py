@@ -43,7 +43,7 @@ from .preflight import Plan
 from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp.record import LostConnection
-from .tree import affinity, user_namespaces
+from .tree import affinity, landlock, user_namespaces
 from .tree.context_switches import counted_once_stopped, that_has_run
 from .tree.launch import alive, pids
 from .tree.standstill import Standstill
@@ -257,6 +257,7 @@ def _dump(
     def halt() -> None:
         progress.check()  # the last chance: CRIU is not interrupted when it has begun
         standstill.begin()
+        landlock.refuse(tree, standstill.pids)
         if user_namespaces.has_own(tree.init_pid):
             gone.find(standstill.pids)
 

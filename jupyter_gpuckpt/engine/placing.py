@@ -51,7 +51,15 @@ class Placing:
                 details=f"snapshot {self._manifest.info.snapshot_id}: {problem}",
             )
         for path, record in self._links.items():
-            if os.path.lexists(path) and not _is_left_over(record, Path(path), self._manifest):
+            try:
+                there = _is_there(Path(path))
+            except OSError as error:
+                raise ThawFailed(
+                    f"The folder of a file that the kernel needs cannot be reached: {path}.",
+                    hint="Give yourself the right to write into that folder, then try again. Nothing was written.",
+                    details=str(error),
+                ) from error
+            if there and not _is_left_over(record, Path(path), self._manifest):
                 raise ThawFailed(
                     f"A file that is not the kernel's is in the place of one that it needs: {path}.",
                     hint="Move that file away, then try again. Nothing was written.",
@@ -208,6 +216,15 @@ def _is_left_over(record: CapturedFile, path: Path, manifest: Manifest) -> bool:
         and status.st_mtime_ns == record.mtime_ns
         and status.st_size == manifest.stream(record.stream).length
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something has this path. Raises OSError where that cannot be known."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _unfinished(path: Path) -> Path:

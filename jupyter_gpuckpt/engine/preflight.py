@@ -13,16 +13,18 @@ from contextlib import suppress
 import msgspec
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
-from ..host import limits, processes, seccomp
+from ..host import fuse, limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
 from .gpu import lane_windows
 from .gpu.lane_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
-from .tree import former_scratch, user_namespaces
+from .tree import former_scratch, silent_mounts, standstill, user_namespaces
 from .tree.launch import pids
 from .tree.tree import Tree
 
 _MB = 1 << 20
+#: How many descriptors CRIU's code in a process opens at most (3), and some room.
+_CRIUS_DESCRIPTORS = 5
 _SMALLEST_GHOST_LIMIT = 256 * _MB
 #: How many terminals CRIU opens until it has the one with the number that it needs (criu/tty.c, pty_open_ptmx_index).
 _PTMX_TRIES = 32
@@ -48,10 +50,15 @@ def plan(
     """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
     _refuse_other_versions(tree)
+    standstill.refuse_unended(tree)
+    _refuse_servers(members)
+    silent_mounts.refuse(tree, members)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
+    _refuse_closed_folders(tree, members)
     _refuse_terminals(members)
+    _refuse_full_tables(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
     shared = sum(processes.resident_bytes(pid, processes.SHARED) for pid in members)
@@ -110,6 +117,18 @@ def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
         )
 
 
+def _refuse_servers(members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a server of a file system (FUSE): CRIU would wait for it while it stands still."""
+    found = [pid for pid in members if fuse.serves(pid)]
+    if found:
+        names = sorted({processes.name(pid) or "?" for pid in found})
+        raise KernelNotCheckpointable(
+            f"A process of the kernel serves a file system (FUSE), which CRIU cannot save: {', '.join(names)}.",
+            hint="Unmount that file system (`fusermount3 -u FOLDER`), or start its server outside of the kernel, then try again.",
+            details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
+        )
+
+
 def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
     """Raise KernelNotCheckpointable for a process in other namespaces than the tree's: CRIU saves some of them but restores none."""
     shared = _namespaces(tree.keeper_pid)
@@ -140,6 +159,37 @@ def _refuse_closed(members: list[int]) -> None:
             continue
 
 
+def _refuse_closed_folders(tree: Tree, members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a deleted file with another name in a folder that is closed to us: CRIU would link it there."""
+    for pid in members:
+        for fd, link in processes.descriptors(pid).items():
+            name = link.removesuffix(" (deleted)")
+            if (
+                link.startswith("/")
+                and name != link
+                and _is_shut_in(tree, name, f"/proc/{pid}/fd/{fd}")
+            ):
+                raise KernelNotCheckpointable(
+                    f"The kernel has a file open that was deleted or replaced, and its folder is closed: {name}.",
+                    hint="Give yourself the right to write into that folder, or close the file, then try again.",
+                    details=f"process {pid} ({processes.name(pid)}), descriptor {fd}",
+                )
+
+
+def _is_shut_in(tree: Tree, name: str, file: str) -> bool:
+    """Return whether a deleted file still has another name, and its former folder exists but may not be written to."""
+    folder = tree.inside(name).parent
+    try:
+        if not os.stat(file).st_nlink or os.access(folder, os.W_OK | os.X_OK):
+            return False
+        folder.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _refuse_terminals(members: list[int]) -> None:
     """Raise KernelNotCheckpointable for a terminal (pty) that CRIU could not restore: too many smaller numbers are free."""
     numbers = {number for pid in members for number in _terminals(pid)}
@@ -150,6 +200,18 @@ def _refuse_terminals(members: list[int]) -> None:
             f" whose numbers differ by {_PTMX_TRIES} or more from the first free one.",
             hint="Close the terminals that were opened last (of shells, pexpect ...), then try again.",
         )
+
+
+def _refuse_full_tables(members: list[int]) -> None:
+    """Raise FreezeFailed for a process that can open no further files: CRIU's code in it opens some."""
+    for pid in members:
+        limit, opened = limits.soft_descriptors(pid), len(processes.descriptors(pid))
+        if limit is not None and limit - opened < _CRIUS_DESCRIPTORS:
+            raise FreezeFailed(
+                f"A process of the kernel has reached its limit of open files: {processes.name(pid)} ({opened} of {limit}).",
+                hint="Close some of them, or raise the limit (in Python: resource.setrlimit), then try again.",
+                details=f"process {pid} ({processes.name(pid)})",
+            )
 
 
 def _terminals(pid: int) -> Iterator[int]:

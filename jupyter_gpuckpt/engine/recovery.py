@@ -7,11 +7,8 @@ and the driver reports the state of every CUDA process. A ghost has died with it
 from __future__ import annotations
 
 import logging
-import os
-import signal
-from contextlib import suppress
 
-from ..host import processes
+from ..errors import FreezeFailed
 from ..progress import Progress
 from .capture import clear, drop_copies, unlink_strays
 from .criu import deleted_files
@@ -20,6 +17,7 @@ from .gpu.processes import DIRECTORY, GpuProcesses
 from .tcp import record as tcp_record
 from .tree.launch import wait_until
 from .tree.standstill import Standstill
+from .tree.strangers import end_strangers, strangers
 from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
@@ -33,12 +31,8 @@ def recover(tree: Tree) -> None:
 
     This may be called repeatedly, and without such a freeze. Errors are logged; the next save retries the GPU's part.
     """
-    if not wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS):
-        for pid in _strangers(tree):
-            logger.warning("ending process %d (%s), left in a kernel", pid, processes.name(pid))
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
+    if not wait_until(lambda: not strangers(tree), timeout=_CRIU_SECONDS):
+        end_strangers(tree, _CRIU_SECONDS)
     unlink_strays(tree)
     tcp_record.recover(tree)
     gpu = GpuProcesses(tree, Progress())
@@ -47,22 +41,12 @@ def recover(tree: Tree) -> None:
         logger.warning("letting the processes of tree %d run on", tree.init_pid)
         standstill.repair()
         gpu.hold_taken()
-        standstill.end()
+        try:
+            standstill.end()
+        except FreezeFailed as error:
+            logger.error("tree %d: %s %s", tree.init_pid, error, error.hint)
     drop_copies(tree)
     deleted_files.remove(tree)
     clear(tree.inside(criu_options.IMAGES))
     if gpu.recover():
         clear(tree.inside(DIRECTORY))
-
-
-def _strangers(tree: Tree) -> list[int]:
-    """Return the processes in the tree's PID namespace that do not descend from its init: programs like CRIU that entered it."""
-    namespace = processes.namespace(tree.init_pid, "pid")
-    own = {tree.init_pid, *processes.descendants(tree.init_pid)}
-    return [
-        pid
-        for pid in processes.every()
-        if pid not in own
-        and processes.namespace(pid, "pid") == namespace
-        and processes.state(pid) != "Z"
-    ]

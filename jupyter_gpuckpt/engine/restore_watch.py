@@ -64,4 +64,7 @@ class RestoreWatch:
 
     def _ticks(self) -> int:
         # CRIU's own work, including its reading, is visible only as CPU time.
-        return self._progress.ticks + processes.processor_ticks(self._init)
+        ticks = self._progress.ticks
+        with suppress(OSError):  # no file can be opened
+            ticks += processes.processor_ticks(self._init)
+        return ticks

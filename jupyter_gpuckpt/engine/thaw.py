@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +97,9 @@ def thaw(
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
     started: list[int] = []
-    with ExitStack() as rollback, ExitStack() as cleanup, _system_errors_as_failures(started):
+    with ExitStack() as rollback, _system_errors_as_failures(started), ExitStack() as cleanup:
+        # It comes last: if the clean-up fails, no tree is left that nobody knows.
+        cleanup.push(partial(_without_error, rollback.pop_all))
         with progress.stage(Stage.NAMESPACES):
             connections = cleanup.enter_context(_connections(manifest, content))
             namespaces = start_namespaces(
@@ -181,9 +184,16 @@ def thaw(
         )
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
-        rollback.pop_all()
         namespaces.close()
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, connections.lost)
+
+
+def _without_error(
+    call: Callable[[], object], kind: type[BaseException] | None, *_: object
+) -> None:
+    """Call a function at the end of a `with` block that no error leaves."""
+    if kind is None:
+        call()
 
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:

@@ -24,6 +24,16 @@ def descriptors() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
+def soft_descriptors(pid: int) -> int | None:
+    """Return the soft limit of open descriptors of a process; None without a limit, or if the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    except OSError:
+        return None
+    [soft] = (line.split()[3] for line in lines if line.startswith("Max open files"))
+    return int(soft) if soft.isdecimal() else None
+
+
 def dump_descriptors() -> int:
     """Return how many descriptors CRIU can have: it may raise its soft limit to the hard one."""
     if _may_exceed_limits():

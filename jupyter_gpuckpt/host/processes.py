@@ -1,8 +1,8 @@
 """Facts about processes, read from /proc. Where a docstring says "its", it means the process with the pid of the first argument.
 
-Processes start and end at any time. For a process that has ended (or may not be examined) every
-function here returns None or an empty value and raises nothing. Pids are those of the PID namespace
-to which /proc belongs; sizes are in bytes. Man page: proc(5).
+Processes start and end at any time. For a process that has ended (or may not be examined) every function here returns None or an
+empty value. It raises OSError only if no file can be opened: nothing is known then, also not that a process has ended. Pids are
+those of the PID namespace to which /proc belongs; sizes are in bytes. Man page: proc(5).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import is_descriptor_limit
 from . import memory_limits
 
 PROC = Path("/proc")
@@ -348,7 +349,9 @@ def send_signal(pidfd: int, signum: int) -> bool:
 def _read(pid: int, path: str) -> str | None:
     try:
         data = (PROC / str(pid) / path).read_bytes()
-    except OSError:
+    except OSError as error:
+        if is_descriptor_limit(error):
+            raise
         return None
     return data.decode("utf-8", "surrogateescape")
 
@@ -372,7 +375,9 @@ def _fields(text: str) -> dict[str, str]:
 def _numbers(folder: Path) -> Iterator[int]:
     try:
         names = os.listdir(folder)
-    except OSError:
+    except OSError as error:
+        if is_descriptor_limit(error):
+            raise
         return
     yield from (int(entry) for entry in names if entry.isdecimal())
 

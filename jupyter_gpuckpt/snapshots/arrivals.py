@@ -36,7 +36,7 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
             "Install the programs and libraries of the snapshot, at the same paths and in the same versions; an image of that machine's"
             " container has both."
         )
-    if not Path(manifest.launch.cwd).is_dir():
+    if _is_gone(manifest.launch.cwd):
         changed.append(
             f"There is no folder {manifest.launch.cwd}, in which the kernel was started."
         )
@@ -73,6 +73,14 @@ def _warnings(manifest: Manifest, this_host: Host) -> list[str]:
         )
     shortage = resume.gpu_room(manifest).shortage if manifest.gpu and this_host.gpus else ""
     return [*found, shortage] if shortage else found
+
+
+def _is_gone(folder: str) -> bool:
+    """Return whether there is no such folder; False for one that is hidden from this process."""
+    try:
+        return not Path(folder).is_dir()
+    except PermissionError:
+        return False
 
 
 def _version(release: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,7 +56,12 @@ def rehearse(
             write_images(manifest, store, images, [*FILES, *MEMORY, *PROCESSES])
             if problem := problem_of_images(manifest, images):
                 found.append(f"A resume would refuse it: {problem}.")
-            found += missing_files.missing(images, tree.inside, manifest.traveling).lost
+            found += missing_files.missing(
+                images,
+                tree.inside,
+                manifest.traveling,
+                is_reached=partial(missing_files.is_reached, tree),
+            ).lost
             found += _incomplete(manifest, images)
             found += _limits(images)
         # The images of a plain dump are still on disk; removing them frees the space for a resume.

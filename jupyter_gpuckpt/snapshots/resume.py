@@ -18,6 +18,7 @@ from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
+from ..engine.tree import launch
 from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
 from ..file_records import MappedFile
@@ -90,7 +91,11 @@ def resume(
         except ThawDisturbed as error:
             _log.warning("a restore is attempted again: %s %s", error.message, error.details)
             thawed = attempt()
-    stored_secrets.keep_of_older(thawed.tree, manifest, store)
+    try:
+        stored_secrets.keep_of_older(thawed.tree, manifest, store)
+    except BaseException:
+        launch.kill_init(thawed.tree.init_pid)  # nobody would know it
+        raise
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
     closed = [f"The network connection {name} was closed." for name in lost]

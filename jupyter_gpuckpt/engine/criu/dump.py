@@ -21,12 +21,15 @@ from ...errors import FreezeFailed
 from ...host import commands, processes, seccomp
 from ..settings import EngineSettings
 from ..tree import user_namespaces
+from ..tree.strangers import end_strangers
 from ..tree.tree import Tree
 from . import action_script, cache, deleted_files, hidden_pages, log_causes, options
 
 #: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
 _LOOK_MILLISECONDS = 250
+#: How long a killed CRIU may take to end.
+_END_SECONDS = 5.0
 
 
 def dump_skeleton(
@@ -96,14 +99,18 @@ class _Run:
         descriptors: Sequence[int] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._settings, self._scratch = settings, tree.scratch
+        self._settings, self._tree, self._scratch = settings, tree, tree.scratch
         self._unprivileged = user_namespaces.has_own(tree.init_pid)
         if self._unprivileged:
             cache.bring(settings, tree.scratch)
         self._log = tree.inside(directory) / "dump.log"
         self._stall_seconds = settings.stall_seconds
-        self._server = action_script.listen(tree.inside(action_script.SOCKET))
         self._errors = commands.ErrorOutput()
+        try:
+            self._server = action_script.listen(tree.inside(action_script.SOCKET))
+        except BaseException:
+            self._errors.close()
+            raise
         try:
             argv = [*options.dump_command(settings, tree, directory, ghost_limit), *more]
             preload = {
@@ -166,11 +173,15 @@ class _Run:
                     ticks, since = (ticks if found else used), now
                 elif now - since > self._stall_seconds:
                     break
+        stalled, obstacles = ended not in found, list[str]()
+        if stalled:
+            # CRIU first, then the program that entered the namespaces: its parent, which reaps it.
+            obstacles = end_strangers(self._tree, _END_SECONDS, self._process.pid)
         status = commands.stop(self._process)
         if error is not None:
             raise error
         if status != 0 or not asked:
-            raise self._failure(status, stalled=ended not in found)
+            raise self._failure(status, obstacles, stalled=stalled)
 
     def _halt(self, halt: Callable[[], None]) -> BaseException | None:
         """Call `halt` before CRIU touches a task. If `halt` raises, CRIU gives up; return the error."""
@@ -183,7 +194,14 @@ class _Run:
                 action_script.let_continue(connection)
             return None
 
-    def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:
+    def _failure(self, status: int, obstacles: list[str], *, stalled: bool) -> FreezeFailed:
+        if obstacles:
+            return FreezeFailed(
+                f"A file system of which the kernel has a file open did not answer CRIU: {'; '.join(obstacles)}. The connection to its"
+                " server was ended, because otherwise the kernel would stand still for ever.",
+                hint="The kernel runs on. Unmount that file system, and mount it again when its server works.",
+                details=log_causes.diagnose(self._log, fallback="CRIU made no progress").details,
+            )
         ended = "made no progress and was given up" if stalled else commands.ending(status)
         found = log_causes.diagnose(
             self._log,

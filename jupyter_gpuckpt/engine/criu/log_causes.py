@@ -7,18 +7,14 @@ from pathlib import Path
 
 import msgspec
 
+from . import log_subjects
+
 #: Errors that are harmless where the process lacks CAP_SYS_RESOURCE; they are in every log of a container.
 _HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
-_ERROR = re.compile(r"Error \((?P<where>[^)]*)\): (?P<text>.*)")
-
-#: Names for users of descriptors without a file (anon_inode), by Linux's names.
-_KINDS = {
-    "anon_inode:[userfaultfd]": "a userfaultfd",
-    "anon_inode:[perf_event]": "a performance counter (perf)",
-    "anon_inode:bpf-map": "a BPF map",
-    "anon_inode:bpf-prog": "a BPF program",
-    "anon_inode:kvm-vm": "a virtual machine (KVM)",
-}
+#: A line of CRIU's log: the source file without folder and ending, and the message without the prefix of its part.
+_ERROR = re.compile(
+    r"Error \((?:[\w./-]*/)?(?P<part>[\w-]+)\.\w+:\d+\): (?:[\w-]+: )?\s*(?P<text>.*)"
+)
 
 #: The cause where CRIU, which traces the first task of the tree, met a stop that it does not expect: Linux reports each SIGCONT
 #: that is sent to a traced task as such a stop (man ptrace, PTRACE_EVENT_STOP).
@@ -36,14 +32,119 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close what uses io_uring (set UV_USE_IO_URING=0 for node and uvloop) and try again.",
     ),
     (
-        r"Can't dump file \d+ of that type \[\d+\] \(\S+ (?P<file>.*)\)",
+        r"Can't dump file \d+ of that type \[\d+\] \((?P<file>.*)\)",
         "The kernel has {file} open, which CRIU cannot save.",
         "Close it and try again; the details name its descriptor.",
+    ),
+    (
+        r"Transport endpoint is not connected",
+        "The kernel has a file open on a file system whose server has ended: it is not connected.",
+        "Close that file, unmount the file system and mount it again, then try again.",
     ),
     (
         r"SysVIPC shmem map",
         "A process of the kernel has System V shared memory attached (shmget), which CRIU cannot save.",
         "Detach it, or use POSIX shared memory (multiprocessing.shared_memory), then try again.",
+    ),
+    (
+        r"/secretmem",
+        "A process of the kernel has secret memory (memfd_secret), which no other program may read.",
+        "Close and unmap it, or end the process that uses it, then try again.",
+    ),
+    (
+        r"Non-empty write queue on an in-flight socket|Found a closed in-flight socket",
+        "A connection to a unix socket of the kernel sent data or was closed before it was accepted, which CRIU cannot save.",
+        "Let the program that listens accept it (a busy server does as soon as it can), then try again.",
+    ),
+    (
+        r"Unknown socket collected \(family (?P<family>\d+)\)|Unknown pair family (?P<family2>\d+)",
+        "The kernel has {family} open, which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"Unsupported proto (?P<protocol>\d+) for socket",
+        "The kernel has a network socket with {protocol} open, which CRIU cannot save.",
+        "Close it, or use TCP or UDP (in Go: GODEBUG=multipathtcp=0), then try again.",
+    ),
+    (
+        r"The socket has data to read",
+        "A netlink socket of the kernel has messages that were not read, which CRIU cannot save.",
+        "Let the program read them, or close the socket, then try again.",
+    ),
+    (
+        r"Control messages in queue|More than 1 SCM|2nd SCM_RIGHTS",
+        "A socket of the kernel has an unread message with additional data (a time, an address), which CRIU cannot save.",
+        "Let the program read it, then try again.",
+    ),
+    (
+        r"corked dgram socket",
+        "A UDP socket of the kernel collects data before it sends it (UDP_CORK), which CRIU cannot save.",
+        "Let the program send it, then try again.",
+    ),
+    (
+        r"Zombies? (with threads|thread) (are )?not supported",
+        "The main thread of a process of the kernel has ended while its other threads run on, which CRIU cannot save.",
+        "End that process (`ps -eLo pid,stat,comm` shows it with Zl), then try again.",
+    ),
+    (
+        r"Individually stopped threads",
+        "Some threads of a process of the kernel are stopped and others are not, which CRIU cannot save.",
+        "Detach the debugger, or let them run on, then try again.",
+    ),
+    (
+        r"Can't make (VM|FS|FILES|IO) id",
+        "Processes of the kernel share a working directory or memory (clone with CLONE_FS ...), which CRIU cannot save.",
+        "End one of them (a program that makes processes by clone itself), then try again.",
+    ),
+    (
+        r"tun: |tun\.c:",
+        "The kernel has a network device of its own open (/dev/net/tun: a VPN, a virtual machine), which CRIU cannot save.",
+        "End the program that uses it, or start it outside of the kernel, then try again.",
+    ),
+    (
+        r"Unknown clock type|No timerfd support|error parsing \[clockid",
+        "The kernel has a timer that wakes the machine (timerfd with CLOCK_REALTIME_ALARM ...), which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"PIDFD_THREAD flag",
+        "The kernel has a descriptor of a thread open (pidfd with PIDFD_THREAD), which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"pidfd pid .* is not a part of process tree",
+        "The kernel has a descriptor of a process outside of it open (pidfd).",
+        "Close it and try again.",
+    ),
+    (
+        r"has uprobes vma",
+        "A process of the kernel is being watched by probes (uprobes: bpftrace, perf).",
+        "End the program that set them, then try again.",
+    ),
+    (
+        r"Escaped/closed fd descriptor",
+        "The kernel waits by epoll for a file that it has closed itself, while another process has it open, which CRIU cannot save.",
+        "Remove it from the epoll before it is closed, or end the other process, then try again.",
+    ),
+    (
+        r"packetized mode for pipes",
+        "The kernel has a pipe in packet mode (O_DIRECT), which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"netlink socket .* (has more than 32 groups|is bound to groups)|Groups above 32",
+        "The kernel has a netlink socket with settings that CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"In-flight connection on non-listening|Unix socket .* (without|with unreachable) peer|Dangling connection",
+        "A unix socket of the kernel is in a state that CRIU cannot save.",
+        "Close it, or end the process that has it, then try again.",
+    ),
+    (
+        r"overmounted mounts",
+        "The kernel has a file open that is hidden by a file system that was mounted over it.",
+        "Close it, or unmount that file system, then try again.",
     ),
     (
         r"Can't lookup mount=\d+ for fd=\d+ path=(?P<file>\S+)",
@@ -101,7 +202,12 @@ _TABLE: list[tuple[str, str, str]] = [
         "Free memory or disk space and try again.",
     ),
     (
-        r"Too many open files|Can't make pipe",
+        r"(fork|clone|thread).*Resource temporarily unavailable",
+        "The limit of processes and threads is reached.",
+        "End some, or raise the limit (`ulimit -u`, pids.max of the control group, docker --pids-limit), then try again.",
+    ),
+    (
+        r"Too many open files|Can't make pipe|Can't chose service_fd_base",
         "The limit of open files is too low for a kernel of this size.",
         "Raise the hard limit (`ulimit -Hn`, docker --ulimit nofile=1048576) for the server.",
     ),
@@ -168,6 +274,11 @@ _TABLE: list[tuple[str, str, str]] = [
 ]
 
 
+#: Messages that follow another one, which has the cause.
+_FOLLOWING = re.compile(r"FAILED|failed with -?\d+$")
+_REPORT = "Close it, or end the process that has it, then try again. If you do not know what it is, please report the details."
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """A diagnosis of a log: a cause and a hint for users, and the lines on which they are based."""
 
@@ -189,12 +300,25 @@ def diagnose(log: Path, *, errors: str = "", fallback: str) -> Diagnosis:
         for pattern, cause, hint in _TABLE:
             found = re.search(pattern, line)
             if found:
-                names = {k: v for k, v in found.groupdict().items() if v}
-                file = names.get("file") or names.get("file2") or ""
-                file = _KINDS.get(file, file)
-                return Diagnosis(cause.format(file=file), hint, details)
+                return Diagnosis(_filled(cause, found), hint, details)
+    for line in lines:
+        found = _ERROR.search(line)
+        subject = log_subjects.SUBJECTS.get(found["part"]) if found else None
+        if found and subject and not _FOLLOWING.search(found["text"]):
+            return Diagnosis(
+                f"CRIU failed at {subject} of the kernel: {found['text']}.", _REPORT, details
+            )
     return Diagnosis(
         fallback, "The details hold the end of CRIU's log; please report them.", details
+    )
+
+
+def _filled(cause: str, found: re.Match[str]) -> str:
+    names = {key.rstrip("2"): value for key, value in found.groupdict().items() if value}
+    return cause.format(
+        file=log_subjects.named(names.get("file", "")),
+        family=log_subjects.family(names.get("family", "")),
+        protocol=log_subjects.protocol(names.get("protocol", "")),
     )
 
 

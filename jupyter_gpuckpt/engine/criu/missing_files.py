@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import HostIncompatible
+from ...host import commands
 from ...manifest_records import FORMER_SCRATCH
+from ..settings import INIT
+from ..tree.tree import Tree
 from . import images as criu_images
 from . import memory_images
 from .sqlite_locks import INDEX
 
 _SHOWN = 5
+_TEST_SECONDS = 10.0
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 #: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
@@ -35,11 +39,16 @@ class Missing(NamedTuple):
 
 
 def missing(
-    images: Path, inside: Callable[[str], Path], traveling: Collection[str] = ()
+    images: Path,
+    inside: Callable[[str], Path],
+    traveling: Collection[str] = (),
+    *,
+    is_reached: Callable[[str], bool] = lambda path: True,
 ) -> Missing:
     """Find files of files.img that are missing and are not `traveling` with the snapshot.
 
-    `inside` translates a path of the kernel's mount namespace.
+    `inside` translates a path of the kernel's mount namespace. `is_reached`: whether CRIU, which may have rights that this process lacks,
+    finds a file that is hidden from this process; it is assumed to.
     """
     renamed, mapped = criu_images.remapped(images), memory_images.mapped_ends(images)
     can_be_made: dict[str, tuple[int, int]] = {}
@@ -48,7 +57,18 @@ def missing(
         path = "/" + file.path.lstrip("/")
         if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
             continue
-        if path in traveling or os.path.lexists(inside(path)):
+        if path in traveling:
+            continue
+        try:
+            inside(path).lstat()
+            continue
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            if not (isinstance(error, PermissionError) and is_reached(path)):
+                lost[path] = (
+                    f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
+                )
             continue
         end = mapped.get(file.file_id, 0)
         if stat.S_ISDIR(file.mode):
@@ -70,6 +90,15 @@ def missing(
 def _is_read_only(file: criu_images.RegularFile) -> bool:
     """Return whether a descriptor only reads. The entries of mappings all say so."""
     return file.flags & os.O_ACCMODE == os.O_RDONLY
+
+
+def is_reached(tree: Tree, path: str) -> bool:
+    """Return whether a program finds a file that has CRIU's rights in the namespaces of a tree."""
+    argv: list[str | Path] = [INIT, "enter", str(tree.init_pid), "test", "-e", path]
+    try:
+        return commands.run(argv, timeout=_TEST_SECONDS, check=False).returncode == 0
+    except commands.CommandFailed:
+        return False
 
 
 def put_in_place(

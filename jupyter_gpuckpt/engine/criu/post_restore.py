@@ -26,7 +26,11 @@ class PostRestore:
         self.error: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be started
+            self._server.close()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from ... import decoding
+from ...errors import is_descriptor_limit
 from ...host import connections, processes
 from ...host.connections import End, Inner
 from ...host.tcp_table import TcpState
@@ -193,6 +194,10 @@ class Recorded:
                 try:
                     queues += self._add(inner, members, deadline)
                 except (OSError, _UnkeepableError) as error:
+                    if isinstance(error, OSError) and is_descriptor_limit(
+                        error
+                    ):  # they would be kept another time
+                        raise
                     ports = inner.ends[0].row.local.port, inner.ends[0].row.remote.port
                     self.lost.append(LostConnection(ports, f"{inner} ({error})"))
             for end in found.unlisted:

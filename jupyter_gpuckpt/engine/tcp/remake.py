@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from ...errors import is_descriptor_limit
 from ...host import ended_connections
 from ...manifest_records import TcpConnection, TcpEnd
 from ..criu import images as criu_images
@@ -154,9 +155,10 @@ class RemadeConnections:
 
     def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
         first = connection.ends[0]
+        if len(self._sockets) + len(connection.ends) > self._max_descriptors:
+            self._lose(connection, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            return
         try:
-            if len(self._sockets) + len(connection.ends) > self._max_descriptors:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if connection.waiting:
                 made = [_bound(first)]
                 self._waiting.append((connection, made[0]))
@@ -164,6 +166,8 @@ class RemadeConnections:
             else:
                 made = _filled(connection, queues)
         except OSError as error:
+            if is_descriptor_limit(error):  # it can be recreated another time
+                raise
             self._lose(connection, error)
             return
         for end, one in zip(connection.ends, made, strict=True):

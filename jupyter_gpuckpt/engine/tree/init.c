@@ -38,6 +38,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -57,6 +58,8 @@
 #define KEEPER SCRATCH "/keeper"
 #define NOTIFY SCRATCH "/notify"
 #define HOLD SCRATCH "/hold.socket"
+#define UNUSED_LANDLOCK SCRATCH "/landlock-unused"
+#define NR_LANDLOCK_RESTRICT_SELF 446 /* older headers lack it */
 #ifndef CLONE_NEWTIME
 #define CLONE_NEWTIME 0x00000080
 #endif
@@ -105,18 +108,46 @@ static void make_mounts(const char *bytes, const char *shm) {
     }
 }
 
-/* CRIU cannot save io_uring. Programs that use it fall back to epoll if the system call does not exist. All processes below init
- * inherit the filter, including CRIU and the tasks that it restores. CRIU's dump does not see the filter (engine/criu/preload.c). */
-static void refuse_io_uring(void) {
+/* The descriptor by which Linux asks before each landlock_restrict_self below init, -1 if it does not. */
+static int landlock_questions = -1;
+
+/* Set the seccomp filter that all processes below init inherit, including CRIU and the tasks that it restores. CRIU's dump does not see it
+ * (engine/criu/preload.c). It has two rules.
+ *
+ * CRIU cannot save io_uring. Unless that is allowed, programs do not find the system call, and fall back to epoll.
+ *
+ * CRIU does not save Landlock sandboxes, and Linux does not show them. UNUSED_LANDLOCK exists until a process enters one; only then a save
+ * has to ask every thread (engine/tree/landlock.py). Where Linux has a listener for another filter already, it does not ask init, and
+ * the file never exists. */
+static void set_filter(int io_uring) {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, __NR_io_uring_setup, 0, 2), /* setup, enter, register are neighbors */
-        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, __NR_io_uring_register, 1, 0),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, __NR_io_uring_setup, 0, 4), /* setup, enter, register are neighbors */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NR_LANDLOCK_RESTRICT_SELF, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, __NR_io_uring_register, 2, 0),
+        BPF_STMT(BPF_RET | BPF_K, io_uring ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog filter = {sizeof rules / sizeof *rules, rules};
-    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) fail("seccomp filter");
+    landlock_questions = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &filter);
+    if (landlock_questions >= 0) {
+        int unused = open(UNUSED_LANDLOCK, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (unused >= 0) close(unused);
+        return;
+    }
+    rules[5].k = SECCOMP_RET_ALLOW;
+    if (!io_uring && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) fail("seccomp filter");
+}
+
+/* Let a process enter its sandbox, and remember that one did. */
+static void answer_landlock(void) {
+    union { struct seccomp_notif question; char room[256]; } asked = {0}; /* later versions of Linux may tell more */
+    struct seccomp_notif_resp answer = {.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+    if (ioctl(landlock_questions, SECCOMP_IOCTL_NOTIF_RECV, &asked)) return; /* it has ended, or was interrupted and asks again */
+    unlink(UNUSED_LANDLOCK);
+    answer.id = asked.question.id;
+    ioctl(landlock_questions, SECCOMP_IOCTL_NOTIF_SEND, &answer);
 }
 
 static void set_last_pid(const char *text) {
@@ -277,8 +308,8 @@ static int listen_for_descriptors(void) {
     return -1;
 }
 
-/* Let init hold as many descriptors as it may: a kernel with much GPU memory has thousands. The tree, which was started before, keeps
- * its own limit. */
+/* Let this process hold as many descriptors as it may: init holds thousands for a kernel with much GPU memory, and CRIU needs more than
+ * its tasks. The tree, which was started before init calls this, keeps its own limit. */
 static void raise_limit_of_files(void) {
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files)) return;
@@ -286,7 +317,7 @@ static void raise_limit_of_files(void) {
     setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/* Wait until the root of the tree has ended, and serve requests for descriptors meanwhile; return its wait status. */
+/* Wait until the root of the tree has ended, and serve requests for descriptors and Linux's questions meanwhile; return its wait status. */
 static int wait_for(pid_t root, int listening) {
     int status, children, peer;
     sigset_t child;
@@ -296,14 +327,15 @@ static int wait_for(pid_t root, int listening) {
     sigprocmask(SIG_BLOCK, &child, NULL);
     children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     for (;;) {
-        struct pollfd looked[] = {{.fd = children, .events = POLLIN}, {.fd = listening, .events = POLLIN}};
+        struct pollfd looked[] = {{.fd = children, .events = POLLIN}, {.fd = listening, .events = POLLIN}, {.fd = landlock_questions, .events = POLLIN}};
         struct signalfd_siginfo information;
         struct timeval limit = {10, 0}; /* a peer that sends nothing must not keep init from reaping */
         pid_t p;
         while ((p = waitpid(-1, &status, children < 0 ? 0 : WNOHANG)) > 0)
             if (p == root) return status;
         if (p < 0 && errno != EINTR) _exit(1);
-        if (poll(looked, 2, -1) < 0 && errno != EINTR) _exit(1);
+        if (poll(looked, 3, -1) < 0 && errno != EINTR) _exit(1);
+        if (looked[2].revents & POLLIN) answer_landlock();
         while (read(children, &information, sizeof information) > 0)
             ;
         while ((peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
@@ -327,7 +359,7 @@ static int init(int restore, char **v) {
     pid_t root, p;
     setsid();
     make_mounts(v[2], v[3]);
-    if (!strcmp(v[4], "refused")) refuse_io_uring();
+    set_filter(!strcmp(v[4], "allowed"));
     if (!restore) {
         copy_self(self, KEEPER);
         if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
@@ -369,6 +401,7 @@ static int init(int restore, char **v) {
             dup2(null, 0), dup2(null, 1);
             if (null > 2) close(null);
             if (strcmp(ids, "-")) keep_capabilities();
+            raise_limit_of_files(); /* the tasks get their own limits back */
             execvp(v[8], v + 8);
             dprintf(2, "%s: %s\n", v[8], strerror(errno));
             _exit(127);
@@ -381,7 +414,9 @@ static int init(int restore, char **v) {
                 ;
             _exit(1);
         }
-        close_all(3, ~0U); /* descriptors that CRIU passed on belong only to the restored processes */
+        /* Descriptors that CRIU passed on belong only to the restored processes. */
+        if (landlock_questions > 3) close_all(3, landlock_questions - 1);
+        close_all(landlock_questions >= 3 ? landlock_questions + 1 : 3, ~0U);
         root = keeper_pid; /* restored as a child of init: criu restore --restore-sibling */
     }
     /* The caller may connect at once. */

@@ -6,6 +6,7 @@ kernel is (the daemon). See also: ARCHITECTURE.md, "Launch".
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from ...errors import CheckpointError, KernelLost, PrivilegeMissing
+from ...errors import CheckpointError, KernelLost, PrivilegeMissing, limit_reached
 from ...host import commands, core_files, processes
 from ...manifest_records import LaunchSpec
 from ..settings import EngineSettings
@@ -46,6 +47,10 @@ class Namespaces:
             return rest
         if head == "error":
             step, _, cause = rest.partition(": ")
+            if cause == os.strerror(errno.EAGAIN):
+                raise limit_reached(
+                    errno.EAGAIN, CheckpointError("A kernel cannot be started."), step
+                )
             raise PrivilegeMissing(
                 f"The namespaces of the kernel could not be made ({step}: {cause}).",
                 hint="Run `jupyter gpuckpt doctor`: it names the right that is missing.",
@@ -220,6 +225,21 @@ def alive(tree: Tree) -> bool:
         processes.start_time(tree.init_pid) == tree.init_start
         and processes.state(tree.init_pid) != "Z"
     )
+
+
+def watch(tree: Tree) -> int | None:
+    """Return a descriptor that is readable when the tree's init has ended; None if it has. Raises OSError, which says nothing of it."""
+    pidfd = processes.open_pidfd(tree.init_pid)
+    if pidfd is None:
+        return None
+    try:
+        if alive(tree):
+            return pidfd
+    except OSError:
+        os.close(pidfd)
+        raise
+    os.close(pidfd)
+    return None
 
 
 def pids(tree: Tree) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -78,7 +79,9 @@ def _sizes_below(directory: Path) -> Iterator[int]:
 
 def _sockets(directory: str, names: list[str]) -> set[str]:
     """Return those names in a directory that cannot be copied."""
-    paths = {name: Path(directory, name) for name in names}
+    kinds = {name: stat.S_IFMT(Path(directory, name).lstat().st_mode) for name in names}
     return {
-        n for n, path in paths.items() if not (path.is_symlink() or path.is_file() or path.is_dir())
+        name
+        for name, kind in kinds.items()
+        if kind not in (stat.S_IFLNK, stat.S_IFREG, stat.S_IFDIR)
     }

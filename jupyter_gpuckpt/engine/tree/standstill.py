@@ -16,14 +16,16 @@ import logging
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from ... import decoding
-from ...errors import FreezeFailed
+from ...errors import CheckpointError, FreezeFailed
 from ...host import processes
 from ...manifest_records import SCRATCH
 from ..injection import ptrace
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 _NR_CLOSE, _NR_MUNMAP, _NR_RT_SIGTIMEDWAIT = 3, 11, 128
 _SIGTRAP_BIT = 1 << (signal.SIGTRAP - 1)
 _STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
 _JOURNAL = f"{SCRATCH}/standstill"
 #: CRIU overwrites up to this many bytes at the start of the first executable area to make its calls (compel/src/lib/infect.c).
 _CODE_BYTES = 64
@@ -64,6 +67,8 @@ class _Journal(msgspec.Struct):
 
     user_stopped: set[int]
     records: list[TaskRecord]
+    #: Whether its end waits for another process that holds a task.
+    ending: bool = False
 
 
 class Standstill:
@@ -85,9 +90,8 @@ class Standstill:
     @classmethod
     def found(cls, tree: Tree) -> Standstill | None:
         """Return the standstill that a killed process had begun and not ended; None if there is none."""
-        try:
-            journal = decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
-        except (OSError, msgspec.DecodeError):
+        journal = _journal(tree)
+        if journal is None:
             return None
         standstill = cls(tree)
         standstill.user_stopped, standstill._records = journal.user_stopped, journal.records
@@ -150,17 +154,57 @@ class Standstill:
         """Let every task run on, deepest first, except those that the user had stopped.
 
         The order matters: a shell that runs before its child would see the child stopped, report that, and no longer wait for it.
+        Raises FreezeFailed if another process (a CRIU that Linux does not end) holds a task; a thread then lets it run on as soon
+        as that process has ended.
         """
+        held = self._let_run()
+        if not held:
+            return
+        pid, tracer = held[0]
+        with suppress(OSError):
+            self._write(ending=True)
+        threading.Thread(target=self._end_later, name="let-run", daemon=True).start()
+        raise FreezeFailed(
+            f"The kernel stands still: its process {processes.name(pid)} is held by {processes.name(tracer)} (process {tracer}),"
+            " which waits for a device or a file system and cannot be ended.",
+            hint="The kernel runs on as soon as that answers. Make it available again, or unmount it by force.",
+            details=", ".join(
+                f"process {pid} is traced by process {tracer}" for pid, tracer in held
+            ),
+        )
+
+    def _let_run(self) -> list[tuple[int, int]]:
+        """Send SIGCONT to the stopped processes; return those that another process holds, and that process."""
         for pid in reversed(self._stopped):
-            with suppress(ProcessLookupError):
+            with suppress(
+                OSError
+            ):  # it has ended, or no file can be opened: the next one must run in any case
                 os.kill(pid, signal.SIGCONT)
                 wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
-        self._stopped.clear()
-        with suppress(OSError):  # the tree, and its scratch with it, may be gone
-            self._tree.inside(_JOURNAL).unlink(missing_ok=True)
+        held: list[tuple[int, int]] = []
+        with suppress(OSError):
+            held += [(pid, tracer) for pid in self._stopped if (tracer := _holder(pid))]
+        if not held:
+            self._stopped.clear()
+            with suppress(OSError):  # the tree, and its scratch with it, may be gone
+                self._tree.inside(_JOURNAL).unlink(missing_ok=True)
+        return held
 
-    def _write(self) -> None:
-        encoded = msgspec.msgpack.encode(_Journal(self.user_stopped, self._records))
+    def _end_later(self) -> None:
+        """Wait until no other process holds a task, then repair all tasks and let them run on."""
+        holders = set[int]()
+        while holding := set(map(_holder, self._stopped)) - {0}:
+            holders |= holding
+            time.sleep(_LOOK_SECONDS)
+        for pid in holders:
+            with suppress(ChildProcessError):  # ours if its parent was killed before it
+                os.waitpid(pid, 0)
+        self.repair()
+        self._let_run()
+        logger.warning("the processes of tree %d run on", self._tree.init_pid)
+
+    def _write(self, *, ending: bool = False) -> None:
+        encoded = msgspec.msgpack.encode(_Journal(self.user_stopped, self._records, ending))
         path = self._tree.inside(_JOURNAL)
         path.with_suffix(".new").write_bytes(encoded)
         path.with_suffix(".new").replace(path)
@@ -170,24 +214,23 @@ class Standstill:
 
         If CRIU has cleaned up itself, nothing is changed.
         """
-        for record in self._records:
-            if processes.start_time(record.pid) != record.start_time:
-                continue
+        there = [r for r in self._records if processes.start_time(r.pid) == r.start_time]
+        wait_until(lambda: all(_all_stopped(r.pid) for r in there), timeout=_STOP_SECONDS)
+        for record in there:
             try:
-                wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
                 _repair(record)
-            except (OSError, FreezeFailed):
+            except (OSError, CheckpointError):
                 logger.exception("process %d could not be repaired after CRIU's end", record.pid)
 
     def _stop(self, pid: int) -> None:
         state = processes.state(pid)
         if state in (None, "Z", "X"):
             return
-        if processes.status(pid).get("TracerPid", "0") != "0":
+        if tracer := _tracer(pid):
             raise FreezeFailed(
-                "A process of the kernel is being traced by a debugger or strace.",
+                f"A process of the kernel is being traced by a debugger or strace: {processes.name(pid)}, by {processes.name(tracer)}.",
                 hint="Detach it and try again.",
-                details=f"process {pid} ({processes.name(pid)})",
+                details=f"process {pid} ({processes.name(pid)}) is traced by process {tracer}",
             )
         if pid not in self.user_stopped:
             self._halt(pid)
@@ -200,11 +243,56 @@ class Standstill:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
+            frozen = any(map(_is_frozen, processes.threads(pid)))
+            why = (
+                "its control group is frozen (docker pause, a batch system)"
+                if frozen
+                else "it waits for a device or a network file system"
+            )
             raise FreezeFailed(
-                "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
+                f"A process of the kernel cannot be stopped: {why}.",
                 hint="Try again when it runs again.",
                 details=f"process {pid} ({processes.name(pid)})",
             )
+
+
+def refuse_unended(tree: Tree) -> None:
+    """Raise FreezeFailed if the end of an earlier standstill waits for another process."""
+    journal = _journal(tree)
+    if journal is not None and journal.ending:
+        raise FreezeFailed(
+            "The kernel still stands still after an earlier save: CRIU waits for a device or a file system and cannot be ended.",
+            hint="The kernel runs on as soon as that answers. Make it available again, or unmount it by force.",
+            details=f"the journal of an unended standstill is in {tree.inside(_JOURNAL)}",
+        )
+
+
+def _journal(tree: Tree) -> _Journal | None:
+    try:
+        return decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _tracer(pid: int) -> int:
+    """Return the thread that traces a thread; 0 if none does."""
+    return int(processes.status(pid).get("TracerPid", "0"))
+
+
+def _holder(pid: int) -> int:
+    """Return the thread that keeps one of a process in a stop by tracing it; 0 if none does. This process's own do not count."""
+    ours = {0, *processes.threads(os.getpid())}
+    tracers = (_tracer(tid) for tid in processes.threads(pid) if processes.state(tid) == "t")
+    return next((tracer for tracer in tracers if tracer not in ours), 0)
+
+
+def _is_frozen(tid: int) -> bool:
+    """Return whether a thread is frozen by its control group (of version 1 or 2); False where that may not be read."""
+    try:
+        waits_in = Path(f"/proc/{tid}/wchan").read_text()
+    except OSError:
+        return False
+    return waits_in in {"__refrigerator", "do_freezer_trap", "get_signal"}
 
 
 def _all_stopped(pid: int) -> bool:
