@@ -315,6 +315,10 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: As in `SnapshotInfo`.
     cell: int = 0
     in_cell: bool = False
+    #: The id of the snapshot, which its kernel's record names before the first step; empty: any.
+    snapshot_id: str = ""
+    #: A number that the snapshot's must exceed.
+    above: int = 0
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
@@ -340,6 +344,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
     #: The execution count of the last cell that had begun, 0 if none is known, and whether it ran.
     cell: int = 0
     in_cell: bool = False
+    #: Its place in the order of its kernel's snapshots (`snapshot_order.py`).
+    number: int = 0
 
     @property
     def heading(self) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
+from ..deadlines import Deadline, after
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import Verb
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
+from .repeating import until
 from .verbs import Verbs
 
 _log = logging.getLogger(__name__)
@@ -34,12 +35,12 @@ class Endings:
         kernel = self._kernels.get(kernel_id)
         await self._verbs.when_free(kernel, Verb.END)
         first = not kernel.record.ends_at
-        await self._kernels.update(kernel, ends_at=time.time() + after_seconds)
+        await self._kernels.update(kernel, ends=after(after_seconds))
         try:
             if first and kernel.record.tree:
                 await asyncio.to_thread(self._machine.stop_tree, kernel.record.tree)
         except BaseException:
-            await self._kernels.update(kernel, ends_at=0.0)
+            await self._kernels.update(kernel, ends=Deadline())
             raise
         self._expect(kernel)
         return kernel
@@ -51,7 +52,7 @@ class Endings:
             return kernel
         self._cancel(kernel_id)
         # The record is changed first: a daemon that takes over in between lets the processes run on.
-        await self._kernels.update(kernel, ends_at=0.0)
+        await self._kernels.update(kernel, ends=Deadline())
         if kernel.record.tree:
             await asyncio.to_thread(self._machine.continue_tree, kernel.record.tree)
         return kernel
@@ -73,7 +74,7 @@ class Endings:
             task.cancel()
 
     async def _end(self, kernel: ManagedKernel) -> None:
-        await asyncio.sleep(max(0.0, kernel.record.ends_at - time.time()))
+        await until(kernel.record.ends)
         self._tasks.pop(kernel.kernel_id, None)
         if self._kernels.find(kernel.kernel_id) is not kernel:
             return

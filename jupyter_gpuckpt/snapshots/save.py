@@ -23,7 +23,7 @@ from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -42,8 +42,8 @@ from ..manifest_records import (
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import kept_files, notebooks
+from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
-from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
 
@@ -82,6 +82,7 @@ def save(
     resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
     """
     began, stop, variables = time.time(), options.stop, options.variables
+    begun = time.monotonic()
     digests = digests or FileDigests()
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
         warnings = (
@@ -92,7 +93,8 @@ def save(
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
-        predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        earlier = EarlierSnapshots(store, spec.kernel_id)
+        predecessor, earlier_gpu = earlier.predecessor()
         notebook, not_stored = notebooks.read(spec.jupyter)
         warnings += not_stored
     complete: list[SnapshotInfo] = []
@@ -136,7 +138,16 @@ def save(
         needed = store.needed(packed.streams)
         sizes = _sizes(packed, needed.stored_bytes, state)
         manifest = Manifest(
-            info=_info(state, sizes, spec, options, began=began, host_name=host.name),
+            info=_info(
+                state,
+                sizes,
+                spec,
+                options,
+                number=earlier.next_number(options.above),
+                began=began,
+                seconds=time.monotonic() - begun,
+                host_name=host.name,
+            ),
             launch=spec.written_down(),
             host=host,
             method=chosen.method,
@@ -195,25 +206,6 @@ def _stored(
     packed = gpu_packing.finish(progress)
     tables = gpu_packing.tables(packed)
     return packed.and_also(others).and_also(storing(tables) if tables else Packed.of_nothing())
-
-
-def _predecessor(store: LocalStore, kernel_id: str) -> tuple[Predecessor | None, EarlierGpuMemory]:
-    """Return the newest snapshot of the kernel, so that the new one stores only changes, and its GPU memory.
-
-    Where none can be read everything is stored.
-    """
-    try:
-        newest = next(iter(store.snapshots(kernel_id)), None)
-        if newest is not None:
-            streams = store.manifest(newest.snapshot_id).streams
-            predecessor = Predecessor(streams)
-            return predecessor, EarlierGpuMemory(streams, store, predecessor.digests)
-    except StoreError as error:
-        logger.warning(
-            "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
-            error,
-        )
-    return None, EarlierGpuMemory([], store)
 
 
 @contextmanager
@@ -354,18 +346,21 @@ def _info(
     spec: LaunchSpec,
     options: SaveOptions,
     *,
+    number: int,
     began: float,
+    seconds: float,
     host_name: str,
 ) -> SnapshotInfo:
     return SnapshotInfo(
-        snapshot_id=uuid.uuid4().hex,
+        snapshot_id=options.snapshot_id or uuid.uuid4().hex,
         kernel_id=spec.kernel_id,
+        number=number,
         created=began,
         reason="suspend" if options.stop else "save",
         name=options.name,
         sizes=sizes,
         frozen_seconds=state.frozen_seconds,
-        seconds=time.time() - began,
+        seconds=seconds,
         host_name=host_name,
         cause=options.cause,
         pinned=options.pinned,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
+from ..deadlines import Deadline
 from ..errors import FormatTooNew
 from ..manifest_records import SnapshotInfo
 from . import manifest_checks, manifests
@@ -33,8 +34,8 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     note: str | None = None
     pinned: bool | None = None
     deleted_at: float = 0.0
-    #: The time at which a deleted snapshot may be removed for good.
-    kept_until: float = 0.0
+    #: When a deleted snapshot may be removed for good.
+    kept: Deadline = Deadline()
     #: The time of the last resume from it; 0: none is known.
     used_at: float = 0.0
 
@@ -83,7 +84,8 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
-    if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until, found.used_at))):
+    times = (found.deleted_at, found.used_at, *msgspec.structs.astuple(found.kept))
+    if not all(manifest_checks.is_time(one) for one in times if not isinstance(one, str)):
         raise msgspec.DecodeError("it contains an invalid time")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
     return Annotations(**fields)
