@@ -315,10 +315,6 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: As in `SnapshotInfo`.
     cell: int = 0
     in_cell: bool = False
-    #: The id of the snapshot, which its kernel's record names before the first step; empty: any.
-    snapshot_id: str = ""
-    #: A number that the snapshot's must exceed.
-    above: int = 0
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):

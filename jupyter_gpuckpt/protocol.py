@@ -337,13 +337,9 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cell: Annotated[int, msgspec.Meta(ge=0)] = 0
     in_cell: bool = False
 
-    def options(
-        self, *, stop: bool, name: str, parked: bool, snapshot_id: str, above: int
-    ) -> SaveOptions:
+    def options(self, *, stop: bool, name: str, parked: bool) -> SaveOptions:
         """Return the engine's options; `name` is used if the request has none."""
         return SaveOptions(
-            snapshot_id=snapshot_id,
-            above=above,
             stop=stop,
             name=self.name or name,
             title=self.title,

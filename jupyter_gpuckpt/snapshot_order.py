@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 #: The highest number of a snapshot.
 MAX_NUMBER = (1 << 53) - 1
@@ -35,6 +35,13 @@ class Numbered(Protocol):
     @property
     def number(self) -> int:
         """Its number among the snapshots of its kernel."""
+
+
+class Making(NamedTuple):
+    """A snapshot that is about to be made: its id, which the kernel's record names, and a number that its own must exceed."""
+
+    snapshot_id: str
+    above: int = 0
 
 
 _Numbered = TypeVar("_Numbered", bound=Numbered)

@@ -12,6 +12,7 @@ import msgspec
 from ..errors import KernelLost
 from ..manifest_records import Sizes
 from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
+from ..snapshot_order import Making
 from ..snapshot_records import RetentionPolicy
 from ..states import KernelState, Verb
 from .machine import Machine
@@ -75,13 +76,8 @@ def freeze(
         saved = machine.save(
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
-            request.options(
-                stop=stop,
-                name=name,
-                parked=was_parked,
-                snapshot_id=snapshot_id,
-                above=max(record.number, leases.highest_number(record.kernel_id)),
-            ),
+            request.options(stop=stop, name=name, parked=was_parked),
+            Making(snapshot_id, max(record.number, leases.highest_number(record.kernel_id))),
             operation.progress,
         )
         info = saved.manifest.info

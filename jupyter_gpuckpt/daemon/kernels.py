@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .. import manager_secrets
+from ..deadlines import since_boot
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
@@ -25,7 +26,7 @@ from ..manifest_records import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
-from ..states import ABSENT, ALIVE, KernelState, may_follow
+from ..states import ABSENT, ALIVE, GPU_AWAY, KernelState, may_follow
 from .lost_notebooks import LostNotebooks
 from .machine import Machine
 from .operations import RunningOperation
@@ -38,9 +39,7 @@ from .usage import Usage
 _log = logging.getLogger(__name__)
 
 #: States in which an operation on a running tree may have been interrupted.
-_CUT_OFF = frozenset(
-    {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
-)
+_CUT_OFF = GPU_AWAY - {KernelState.PARKED} | {KernelState.SAVING, KernelState.SUSPENDING}
 
 
 class ManagedKernel:
@@ -58,8 +57,10 @@ class ManagedKernel:
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
-        #: The kernel's use of resources, the last published value, and the time of the measurement.
-        self.usage, self.published_usage, self.measured_at = Usage(), Usage(), 0.0
+        #: The kernel's use of resources, and the last published value.
+        self.usage, self.published_usage = Usage(), Usage()
+        #: When that was measured, and when the kernel entered its state (`deadlines.since_boot`).
+        self.measured_at, self.entered_at = 0.0, since_boot()
         # The ports are reserved until the kernel is forgotten, even while it is suspended: it is resumed on the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
@@ -182,6 +183,7 @@ class Kernels:
             raise AssertionError(f"{kernel} may not become {state}")
         self.end_period(kernel)
         record.previous, record.state, record.since = record.state, state, time.time()
+        kernel.entered_at = since_boot()
         if state is KernelState.SUSPENDED:
             kernel.ports.hold()  # a recovered kernel listened on them itself until now
         return self.update(kernel, **changes)
@@ -287,8 +289,7 @@ class Kernels:
             self.forget(kernel)
         elif may_follow(kernel.state, KernelState.LOST):
             _log.error("kernel %s is lost: init is gone without an exit status", kernel.kernel_id)
-            why = error or record_of(lost())
-            await self.move(kernel, KernelState.LOST, tree=None, error=why)
+            await self.move(kernel, KernelState.LOST, tree=None, error=error or record_of(lost()))
         return True
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
@@ -313,12 +314,11 @@ class Kernels:
         if tree and alive:
             self._machine.prepare_found(tree)
         was = record.state  # `recovered` changes the state
-        cut_off = was in _CUT_OFF
         kept = recovered(record, alive=alive, snapshots=self._committed(record))
         self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # the last step of a suspend whose snapshot is complete
-        elif tree and alive and cut_off:
+        elif tree and alive and was in _CUT_OFF:
             self._machine.recover(tree)
         elif tree and alive and not record.ends_at:
             self._machine.continue_tree(tree)  # its user may just have undone the shutdown

@@ -40,6 +40,7 @@ from ..manifest_records import (
     SnapshotInfo,
 )
 from ..progress import Progress, Stage
+from ..snapshot_order import Making
 from ..store.local import LocalStore
 from . import kept_files, notebooks
 from .earlier_snapshots import EarlierSnapshots
@@ -73,6 +74,7 @@ def save(
     *,
     progress: Progress,
     digests: FileDigests | None = None,
+    new: Making | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`; with `options.stop` the tree is gone on return.
 
@@ -80,10 +82,11 @@ def save(
     snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
     reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
     resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
+    `new`: the snapshot's id and a number that its own must exceed (default: any).
     """
     began, stop, variables = time.time(), options.stop, options.variables
     begun = time.monotonic()
-    digests = digests or FileDigests()
+    digests, new = digests or FileDigests(), new or Making(uuid.uuid4().hex)
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
         warnings = (
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
@@ -143,7 +146,8 @@ def save(
                 sizes,
                 spec,
                 options,
-                number=earlier.next_number(options.above),
+                snapshot_id=new.snapshot_id,
+                number=earlier.next_number(new.above),
                 began=began,
                 seconds=time.monotonic() - begun,
                 host_name=host.name,
@@ -346,13 +350,14 @@ def _info(
     spec: LaunchSpec,
     options: SaveOptions,
     *,
+    snapshot_id: str,
     number: int,
     began: float,
     seconds: float,
     host_name: str,
 ) -> SnapshotInfo:
     return SnapshotInfo(
-        snapshot_id=options.snapshot_id or uuid.uuid4().hex,
+        snapshot_id=snapshot_id,
         kernel_id=spec.kernel_id,
         number=number,
         created=began,

@@ -52,9 +52,10 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class _File(Annotations, frozen=True, omit_defaults=True, gc=False):
-    """The stored form of annotations."""
+    """The stored form of annotations. `kept_until`: the time of day in `kept`, which alone 0.1.0 wrote and reads."""
 
     version: int = 0
+    kept_until: float = 0.0
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
@@ -84,16 +85,18 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
-    times = (found.deleted_at, found.used_at, *msgspec.structs.astuple(found.kept))
-    if not all(manifest_checks.is_time(one) for one in times if not isinstance(one, str)):
+    kept = found.kept or Deadline(found.kept_until, max(0.0, found.kept_until - found.deleted_at))
+    times = (found.deleted_at, found.used_at, kept.at, kept.seconds, kept.since_boot)
+    if not all(map(manifest_checks.is_time, times)):
         raise msgspec.DecodeError("it contains an invalid time")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
-    return Annotations(**fields)
+    return Annotations(**fields | {"kept": kept})
 
 
 def encoded(annotations: Annotations) -> bytes:
     """Return the content of the file that holds these annotations."""
-    return msgspec.json.encode(_File(**msgspec.structs.asdict(annotations), version=_VERSION))
+    fields = msgspec.structs.asdict(annotations)
+    return msgspec.json.encode(_File(**fields, version=_VERSION, kept_until=annotations.kept.at))
 
 
 def write(path: Path, annotations: Annotations) -> None:

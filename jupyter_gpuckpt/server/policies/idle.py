@@ -116,10 +116,11 @@ class IdleSuspension(KernelListener):
         manager_of(self._kernels, kernel_id).last_activity = datetime.now(UTC)
 
     async def _suspend_later(self, served: ServedKernel) -> None:
-        deadline = time.time() + self._notice_seconds
-        served.announce_suspend(deadline)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._notice_seconds
+        served.announce_suspend(time.time() + self._notice_seconds)
         changes = served.output.changes
-        while time.time() < deadline and served.suspends_at is not None:
+        while loop.time() < deadline and served.suspends_at is not None:
             if served.output.changes != changes or served.output.runs_cell or served.absent:
                 served.announce_suspend(None)
             await asyncio.sleep(_LOOK_SECONDS)
