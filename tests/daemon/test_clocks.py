@@ -54,7 +54,13 @@ def done(client, verb, kernel_id):
 
 @pytest.mark.parametrize("steps", [(0.0, -HOUR), (10 * 60.0, -10 * 60.0)], ids=["back", "ahead"])
 def test_a_living_kernel_is_not_taken_for_an_older_snapshot(
-    world, holder, settings, clock, counts, eventually, steps
+    world,
+    holder,  # noqa: F811
+    settings,
+    clock,
+    counts,
+    eventually,
+    steps,
 ):
     """The clock is set back between two suspends, or the first was made by a machine whose clock is ahead."""
     kernel_id = holder.kernel_id

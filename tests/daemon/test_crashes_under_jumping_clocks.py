@@ -1,9 +1,11 @@
 """All tests of crashes once more, while the daemon's time of day jumps in both directions all the time."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from tests.daemon import jumping_clock
 from tests.daemon.jumping_clock import Clock
 from tests.daemon.test_crashes import *  # noqa: F403 - its tests and fixtures
@@ -35,3 +37,8 @@ def jumping(library, tmp_path, monkeypatch):
     yield
     over.set()
     thread.join()
+
+
+def test_the_daemon_has_that_clock(client, jumping):
+    pid = client.send(calls.handshake()).pid
+    assert "clock.so" in Path(f"/proc/{pid}/maps").read_text()

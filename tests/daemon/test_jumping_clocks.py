@@ -29,7 +29,7 @@ def world(criu, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("verb", "at"), QUICK)
-def test_a_daemon_whose_clock_jumps_costs_nothing(survives, verb, at):
+def test_a_daemon_whose_clock_jumps_costs_nothing(survives, verb, at):  # noqa: F811
     survives(verb, at)
 
 
@@ -37,5 +37,5 @@ def test_a_daemon_whose_clock_jumps_costs_nothing(survives, verb, at):
 @pytest.mark.parametrize(
     ("verb", "at"), [*STEPS, *MOMENTS], ids=lambda word: word.rpartition(".")[2]
 )
-def test_a_daemon_whose_clock_jumps_costs_nothing_at_any_step(survives, verb, at):
+def test_a_daemon_whose_clock_jumps_costs_nothing_at_any_step(survives, verb, at):  # noqa: F811
     survives(verb, at)

@@ -5,10 +5,7 @@ from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.far.sessions import Facts, FarSession, FarSnapshot
-from tests.far.test_daemon_leases import two as two_machines
-from tests.far.test_daemon_leases import until
-
-two = two_machines
+from tests.far.test_daemon_leases import two, until  # noqa: F401 - a fixture
 
 
 def number_of_next(machine):
@@ -44,7 +41,7 @@ async def go_on(machine, snapshot_id):
     return kernel
 
 
-def test_what_was_made_last_is_the_newest_although_its_machine_is_behind(two):
+def test_what_was_made_last_is_the_newest_although_its_machine_is_behind(two):  # noqa: F811
     async def test(a, b):
         kernel = a.run()
         await a.start()
@@ -65,7 +62,7 @@ def test_what_was_made_last_is_the_newest_although_its_machine_is_behind(two):
     two(test)
 
 
-def test_who_goes_on_from_an_older_snapshot_makes_the_newest(two):
+def test_who_goes_on_from_an_older_snapshot_makes_the_newest(two):  # noqa: F811
     async def test(a, b):
         kernel = a.run()
         await a.start()
@@ -81,7 +78,7 @@ def test_who_goes_on_from_an_older_snapshot_makes_the_newest(two):
     two(test)
 
 
-def test_what_is_uploaded_late_counts_from_when_it_was_made(two):
+def test_what_is_uploaded_late_counts_from_when_it_was_made(two):  # noqa: F811
     async def test(a, b):
         await a.start()
         await b.start()
