@@ -52,7 +52,13 @@ def done(client, verb, kernel_id):
     return client.wait(client.send(verb(kernel_id)).operation_id).snapshot_id
 
 
-@pytest.mark.parametrize("steps", [(0.0, -HOUR), (10 * 60.0, -10 * 60.0)], ids=["back", "ahead"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((0.0, -HOUR), id="back"),
+        pytest.param((10 * 60.0, -10 * 60.0), id="ahead", marks=pytest.mark.slow),
+    ],
+)
 def test_a_living_kernel_is_not_taken_for_an_older_snapshot(
     world,
     holder,  # noqa: F811
