@@ -34,6 +34,27 @@ def test_a_parked_kernel_for_which_a_cell_is_held_is_not_idle(changes, is_idle):
     assert found == (["k"] if is_idle else [])
 
 
+@pytest.mark.parametrize(
+    ("seconds_ago", "is_idle"),
+    [(4.0, False), (6.0, True), (-4.0, False), (-3600.0, True), (0.0, False)],
+)
+def test_a_kernel_that_was_used_in_the_future_is_idle(seconds_ago, is_idle):
+    """The clock was set back; memory that is short must not wait until the clock has caught up."""
+    served = SimpleNamespace(
+        gate_is_open=True,
+        output=SimpleNamespace(runs_cell=False),
+        is_wanted=False,
+        waits="",
+        state=KernelState.RUNNING,
+    )
+    used = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    manager = SimpleNamespace(last_activity=used, execution_state="idle")
+    kernels = SimpleNamespace(list_kernel_ids=lambda: ["k"], get_kernel=lambda _: manager)
+    operations = SimpleNamespace(served=lambda _: served)
+    found = idle_kernels(kernels, operations, after_seconds=5)
+    assert found == (["k"] if is_idle else [])
+
+
 class Operations:
     """Suspends that end when they are told to."""
 
