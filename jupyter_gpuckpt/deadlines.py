@@ -27,9 +27,9 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def left(self) -> float:
         """The seconds until the deadline; 0 if it has passed."""
-        if self.boot_id == _boot_id():
-            return max(0.0, self.since_boot - since_boot())
-        return min(max(0.0, self.at - time.time()), self.seconds)
+        is_same_boot = self.boot_id == _boot_id()
+        left = self.since_boot - since_boot() if is_same_boot else self.at - time.time()
+        return min(max(0.0, left), self.seconds)
 
 
 def after(seconds: float) -> Deadline:

@@ -55,12 +55,11 @@ def newest_first(snapshots: Iterable[_Numbered]) -> list[_Numbered]:
     """
     last: dict[str, float] = {}
     keyed = []
-    for one in sorted(snapshots, key=_in_kernel):
+    # The place decides between equal times: a kernel's newest comes last.
+    for place, one in enumerate(sorted(snapshots, key=_in_kernel)):
         last[one.kernel_id] = at = max(one.created, last.get(one.kernel_id, 0.0))
-        keyed.append((at, one.number, one))
-    # Equal keys keep the order of the first sort, in which a kernel's newest comes last.
-    keyed.reverse()
-    keyed.sort(key=lambda each: each[:2], reverse=True)
+        keyed.append((at, place, one))
+    keyed.sort(reverse=True)
     return [one for _, _, one in keyed]
 
 

@@ -169,9 +169,8 @@ class DaemonLeases:
     def _highest_here(self, kernel_id: str) -> int:
         kernel = self._kernels.find(kernel_id)
         known = [kernel.record.number] if kernel is not None else []
-        with suppress(
-            GpuCkptError
-        ):  # the next snapshot then counts as made in the former term, which is harmless
+        # Where the list cannot be read, earlier snapshots count as made in the new term, which still comes after what others made.
+        with suppress(GpuCkptError):
             known += [one.info.number for one in self._machine.store.listed(kernel_id)]
         return max(known, default=0)
 

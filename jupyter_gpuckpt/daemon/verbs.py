@@ -136,8 +136,8 @@ class Verbs:
             name=request.name or manifest.info.name,
             jupyter=request.jupyter,
             snapshot_id=request.snapshot_id,
-            # A forgotten kernel that is resumed under its own id has no parent.
             number=manifest.info.number,
+            # A forgotten kernel that is resumed under its own id has no parent.
             parent_snapshot_id=""
             if manifest.info.kernel_id == request.kernel_id
             else request.snapshot_id,
