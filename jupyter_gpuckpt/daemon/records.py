@@ -81,7 +81,8 @@ class KernelRecord(msgspec.Struct):
     sizes: Sizes = Sizes()
     saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
-    #: When it is killed because its user has shut it down.
+    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none. `ends`: the same as a deadline.
+    ends_at: float = 0.0
     ends: Deadline = Deadline()
     #: The snapshot of another kernel from which it was branched; empty: it was launched.
     parent_snapshot_id: str = ""
@@ -96,11 +97,6 @@ class KernelRecord(msgspec.Struct):
     def kernel_id(self) -> str:
         """Return the id of the record's kernel."""
         return self.spec.kernel_id
-
-    @property
-    def ends_at(self) -> float:
-        """Return the time at which it is killed because its user has shut it down (seconds since the epoch); 0: none."""
-        return self.ends.at
 
 
 class Records:

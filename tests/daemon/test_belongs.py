@@ -4,7 +4,6 @@ import pytest
 
 from jupyter_gpuckpt.daemon.owners import belongs
 from jupyter_gpuckpt.daemon.records import KernelRecord
-from jupyter_gpuckpt.deadlines import after
 from jupyter_gpuckpt.manifest_records import LaunchSpec
 from jupyter_gpuckpt.place import Place
 from jupyter_gpuckpt.protocol import Owner, OwnerKind
@@ -53,5 +52,5 @@ def test_a_kernel_belongs_to_the_server_that_shows_its_notebook(
 def test_one_that_its_user_has_shut_down_belongs_to_nobody():
     kept = record(server("/a"), {})
     assert belongs(kept, server("/a"))
-    kept.ends = after(60)
+    kept.ends_at = 1.0
     assert not belongs(kept, server("/a"))
