@@ -92,3 +92,27 @@ def test_a_living_kernel_is_not_taken_for_an_older_snapshot(
         assert done(client, calls.resume, kernel_id) == new
         forget_snapshots(client)
     world.is_unharmed = True
+
+
+def test_a_shutdown_can_be_undone_although_the_clock_was_set_forward(
+    world,
+    holder,  # noqa: F811
+    settings,
+    clock,
+    counts,
+    eventually,
+):
+    """The next daemon, too, kills the processes only when the time that was said is over."""
+    kernel_id = holder.kernel_id
+    with Client.connect(settings) as client:
+        client.send(calls.end(kernel_id, 600.0))
+    world.dying.end()
+    clock.step(2 * HOUR)
+    world.start(settings, eventually)
+    with Client.connect(settings) as client:
+        ended = client.send(calls.kernel(kernel_id))
+        assert (ended.pid, ended.ends_at > 0) == (holder.pid, True)
+        client.send(calls.undo_end(kernel_id))
+        work(client, kernel_id, counts, eventually)
+    clock.step(-2 * HOUR)
+    world.is_unharmed = True
