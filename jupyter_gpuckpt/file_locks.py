@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -63,6 +63,18 @@ def is_locked(path: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[None]:
+    """Hold the lock of an existing file or folder, if its file system has locks; wait while another process holds it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -320,6 +320,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
     #: The execution count of the last cell that had begun, 0 if none is known, and whether it ran.
     cell: int = 0
     in_cell: bool = False
+    #: Its place in the order of its kernel's snapshots (`snapshot_order.py`).
+    number: int = 0
 
     @property
     def heading(self) -> str:

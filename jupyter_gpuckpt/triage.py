@@ -117,6 +117,8 @@ def candidate(
         is_latest = kept.snapshot_id == kernel.snapshot_id
         since = max(kept.created, began) if is_latest else kept.created
         upload_bytes = own[0].sizes.new_bytes
+    if since > now:  # the clock was set back: all the work since the process began may be at stake
+        since = began
     return Candidate(
         kernel.kernel_id,
         size_bytes,

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Awaitable
 
+from ..deadlines import Deadline, after
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import Verb
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
+from .repeating import until
 from .verbs import Verbs
+
+#: The longest that a shutdown which an older version noted can be undone.
+_LONGEST_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +39,12 @@ class Endings:
         kernel = self._kernels.get(kernel_id)
         await self._verbs.when_free(kernel, Verb.END)
         first = not kernel.record.ends_at
-        await self._kernels.update(kernel, ends_at=time.time() + after_seconds)
+        await self._note(kernel, after(after_seconds))
         try:
             if first and kernel.record.tree:
                 await asyncio.to_thread(self._machine.stop_tree, kernel.record.tree)
         except BaseException:
-            await self._kernels.update(kernel, ends_at=0.0)
+            await self._note(kernel, Deadline())
             raise
         self._expect(kernel)
         return kernel
@@ -51,7 +56,7 @@ class Endings:
             return kernel
         self._cancel(kernel_id)
         # The record is changed first: a daemon that takes over in between lets the processes run on.
-        await self._kernels.update(kernel, ends_at=0.0)
+        await self._note(kernel, Deadline())
         if kernel.record.tree:
             await asyncio.to_thread(self._machine.continue_tree, kernel.record.tree)
         return kernel
@@ -61,6 +66,9 @@ class Endings:
         for kernel in self._kernels:
             if kernel.record.ends_at:
                 self._expect(kernel)
+
+    def _note(self, kernel: ManagedKernel, ends: Deadline) -> Awaitable[None]:
+        return self._kernels.update(kernel, ends_at=ends.at, ends=ends)
 
     def _expect(self, kernel: ManagedKernel) -> None:
         self._cancel(kernel.kernel_id)
@@ -73,7 +81,9 @@ class Endings:
             task.cancel()
 
     async def _end(self, kernel: ManagedKernel) -> None:
-        await asyncio.sleep(max(0.0, kernel.record.ends_at - time.time()))
+        record = kernel.record
+        # 0.1.0 noted the time of day alone.
+        await until(record.ends or Deadline(record.ends_at, _LONGEST_SECONDS))
         self._tasks.pop(kernel.kernel_id, None)
         if self._kernels.find(kernel.kernel_id) is not kernel:
             return

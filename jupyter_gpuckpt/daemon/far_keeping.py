@@ -14,7 +14,7 @@ import msgspec
 from ..errors import ConfigurationError, FarObjectMissing, GpuCkptError
 from ..remote_records import FarVerdict, Keeping, Remote, RemoteCall
 from ..retention_policy import RetentionPolicy
-from ..store.far import leases, rules, unneeded
+from ..store.far import capabilities, leases, rules, unneeded
 from ..store.far.collect import Packs
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, FarSnapshot, Sessions
@@ -22,7 +22,7 @@ from ..store.far.unneeded import Judged
 from . import remote_keys
 
 _READERS = 8
-#: A host whose daemon has written its heartbeat within this time is not lost. The clocks may differ, and a machine may sleep a while.
+#: A host whose daemon has written its heartbeat within this time, by the remote's clock, is not lost: a machine may sleep a while.
 _HEARTBEAT_SECONDS = 3600.0
 _AGAIN = "The rule is set. Run the command again, so that a collector that was stopped cannot still remove snapshots by the former rule."
 
@@ -127,8 +127,7 @@ def _lost(
 
 def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
     """Return whether a daemon on a host of this name wrote a heartbeat to the remote within the last hour."""
-    capabilities = opened.remote.capabilities
-    now = time.time() + (capabilities.clock_ahead_seconds if capabilities else 0.0)
+    now = capabilities.time_there(opened.bucket)
     for found in opened.bucket.list(leases.FOLDER):
         if now - found.modified.timestamp() > _HEARTBEAT_SECONDS:
             continue

@@ -68,7 +68,7 @@ def rank(session: ListedSession) -> tuple[float, bool, float]:
 
     Those whose newest snapshot is here are no longer offered.
     """
-    newest = max(session.snapshots, key=lambda one: one.created, default=None)
+    newest = next(iter(session.snapshots), None)
     is_offered = newest is not None and not session.leased_to and not newest.here
     moved_at = session.moved_at if is_offered else 0.0
     return -moved_at, not is_offered, -newest.created if newest else 0.0

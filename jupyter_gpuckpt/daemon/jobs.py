@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import msgspec
 from ..errors import KernelLost
 from ..manifest_records import Sizes
 from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
+from ..snapshot_order import Making
 from ..snapshot_records import RetentionPolicy
 from ..states import KernelState, Verb
 from .machine import Machine
@@ -46,8 +48,24 @@ class Job(msgspec.Struct, frozen=True):
     cause: str = ""
 
 
-def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
+class Leases(Protocol):
+    """The provider of the leases that operations need (`leases.DaemonLeases`)."""
+
+    def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
+        """Get the leases of the kernel's far sessions; return warnings. Raises SessionHeld."""
+
+    def resumed(self, kernel_id: str) -> None:
+        """Note that the kernel runs, so that its leases can be released as soon as it does not."""
+
+    def highest_number(self, kernel_id: str) -> int:
+        """Return the highest number of a kernel's snapshots that its far sessions had when their leases were granted; never raises."""
+
+
+def freeze(
+    machine: Machine, record: KernelRecord, request: SaveRequest, leases: Leases, *, stop: bool
+) -> Job:
     """Return the job of a save, or with `stop` of a suspend. Fields that `request` leaves out keep the kernel's values."""
+    snapshot_id = uuid.uuid4().hex
 
     def work(operation: RunningOperation) -> Outcome:
         was_parked = record.previous is KernelState.PARKED
@@ -59,12 +77,14 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
             request.options(stop=stop, name=name, parked=was_parked),
+            Making(snapshot_id, max(record.number, leases.highest_number(record.kernel_id))),
             operation.progress,
         )
         info = saved.manifest.info
         changes = {
             "name": name,
             "snapshot_id": info.snapshot_id,
+            "number": info.number,
             "sizes": info.sizes,
             "saved_seconds": info.seconds,
             "cause": request.cause,
@@ -92,7 +112,9 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
     )
     is_automatic = request.cause.spares_connections
     # The description is set at the start: a server that starts during the operation needs it to list the kernel.
-    entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
+    entering: dict[str, Any] = {} if request.jupyter is None else {"jupyter": request.jupyter}
+    # If this daemon dies, the next one looks for exactly this snapshot.
+    entering["making"] = snapshot_id
     return Job(*what, work, entering, request.retention, is_automatic, request.cause)
 
 
@@ -129,16 +151,6 @@ def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> R
     return Result(record.snapshot_id, progress.record().seconds, sizes, seconds_by_stage=spent)
 
 
-class Leases(Protocol):
-    """The provider of the leases that a resume needs (`leases.DaemonLeases`)."""
-
-    def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
-        """Get the leases of the kernel's far sessions; return warnings. Raises SessionHeld."""
-
-    def resumed(self, kernel_id: str) -> None:
-        """Note that the kernel runs, so that its leases can be released as soon as it does not."""
-
-
 def thaw(
     machine: Machine,
     record: KernelRecord,
@@ -171,6 +183,7 @@ def thaw(
             {
                 "tree": found.tree,
                 "snapshot_id": chosen,
+                "number": max(record.number, info.number),
                 "sizes": info.sizes,
                 "saved_seconds": info.seconds,
                 "error": None,

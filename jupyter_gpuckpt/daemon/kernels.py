@@ -18,13 +18,14 @@ from typing import Any
 import msgspec
 
 from .. import manager_secrets
+from ..deadlines import since_boot
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..manifest_records import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
-from ..states import ABSENT, ALIVE, KernelState, may_follow
+from ..states import ABSENT, ALIVE, GPU_AWAY, KernelState, may_follow
 from .lost_notebooks import LostNotebooks
 from .machine import Machine
 from .operations import RunningOperation
@@ -37,9 +38,7 @@ from .usage import Usage
 _log = logging.getLogger(__name__)
 
 #: States in which an operation on a running tree may have been interrupted.
-_CUT_OFF = frozenset(
-    {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
-)
+_CUT_OFF = GPU_AWAY - {KernelState.PARKED} | {KernelState.SAVING, KernelState.SUSPENDING}
 
 
 class ManagedKernel:
@@ -57,8 +56,10 @@ class ManagedKernel:
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
-        #: The kernel's use of resources, the last published value, and the time of the measurement.
-        self.usage, self.published_usage, self.measured_at = Usage(), Usage(), 0.0
+        #: The kernel's use of resources, and the last published value.
+        self.usage, self.published_usage = Usage(), Usage()
+        #: When that was measured, and when the kernel entered its state (`deadlines.since_boot`).
+        self.measured_at, self.entered_at = 0.0, since_boot()
         # The ports are reserved until the kernel is forgotten, even while it is suspended: it is resumed on the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
@@ -181,6 +182,7 @@ class Kernels:
             raise AssertionError(f"{kernel} may not become {state}")
         self.end_period(kernel)
         record.previous, record.state, record.since = record.state, state, time.time()
+        kernel.entered_at = since_boot()
         if state is KernelState.SUSPENDED:
             kernel.ports.hold()  # a recovered kernel listened on them itself until now
         return self.update(kernel, **changes)
@@ -286,8 +288,7 @@ class Kernels:
             self.forget(kernel)
         elif may_follow(kernel.state, KernelState.LOST):
             _log.error("kernel %s is lost: init is gone without an exit status", kernel.kernel_id)
-            why = error or record_of(lost())
-            await self.move(kernel, KernelState.LOST, tree=None, error=why)
+            await self.move(kernel, KernelState.LOST, tree=None, error=error or record_of(lost()))
         return True
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from ..store.far.sessions import Tenure
 from ..store.faults import store_errors
 from .whole_files import change_records
 
+#: The number of former terms that are kept. Snapshots are uploaded long before as many leases have been granted.
+_TERMS = 100
+
 
 class KernelLease(msgspec.Struct, frozen=True):
     """A kernel's far session, and the last lease of it that was granted here; `term` 0: none was granted.
@@ -33,6 +36,26 @@ class KernelLease(msgspec.Struct, frozen=True):
     is_doubtful: bool = False
     #: The key of the place (`place.py`) whose daemon it was granted to; empty if an older version noted it.
     place: str = ""
+    #: The terms of the leases that were granted here, in order, each with the highest number of a snapshot before it.
+    terms: list[tuple[int, int]] = []
+
+    @property
+    def highest(self) -> int:
+        """The number that the numbers of the kernel's next snapshots must exceed."""
+        return max((highest for highest, _ in self.terms), default=0)
+
+    def term_of(self, number: int) -> int:
+        """Return the term in which a snapshot of this number was made; 0: before the first lease that is known here."""
+        return next((term for highest, term in reversed(self.terms) if number > highest), 0)
+
+    def renewed(self, lease: KernelLease, highest: int) -> KernelLease:
+        """Return `lease`, which was granted after this one. `highest`: the highest number of a snapshot until then."""
+        known = self.terms if lease.session_id == self.session_id else []
+        if not known or known[-1][1] != lease.term:
+            # Of two terms without a snapshot in between, only the later can have one.
+            before = [one for one in known if one[0] < highest]
+            known = [*before[-_TERMS:], (highest, lease.term)]
+        return msgspec.structs.replace(lease, terms=known)
 
     @property
     def tenure(self) -> Tenure | None:

@@ -155,6 +155,25 @@ class DaemonLeases:
                 self._loop.call_soon_threadsafe(self._forget_lost, kernel_id)
         return warnings
 
+    def highest_number(self, kernel_id: str) -> int:
+        """Return the highest number of a kernel's snapshots that its far sessions had when their leases were granted; never raises."""
+        highest = 0
+        try:
+            for remote in Remotes(self._data_dir).all():
+                known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+                highest = max(highest, known.highest)
+        except GpuCkptError as error:
+            _log.warning("the leases of kernel %s cannot be read: %s", kernel_id, error)
+        return highest
+
+    def _highest_here(self, kernel_id: str) -> int:
+        kernel = self._kernels.find(kernel_id)
+        known = [kernel.record.number] if kernel is not None else []
+        # Where the list cannot be read, earlier snapshots count as made in the new term, which still comes after what others made.
+        with suppress(GpuCkptError):
+            known += [one.info.number for one in self._machine.store.listed(kernel_id)]
+        return max(known, default=0)
+
     def resumed(self, kernel_id: str) -> None:
         """End the reservation of a kernel that `require` or a fetch made: the kernel runs, and that alone keeps its leases."""
         self.reserved.end(kernel_id)
@@ -248,6 +267,7 @@ class DaemonLeases:
                     self.reserved,
                     self._is_over,
                     self._place,
+                    self._highest_here,
                 )
             threads = self._threads.get(remote.name)
             if threads is None:

@@ -56,7 +56,10 @@ class Waiting:
 
 
 class LeasesAtRemote:
-    """The leases in one remote in its current configuration. Methods raise what `Bucket` raises."""
+    """The leases in one remote in its current configuration. Methods raise what `Bucket` raises.
+
+    `highest_here`: returns the highest number of a kernel's snapshots on this machine.
+    """
 
     def __init__(
         self,
@@ -68,11 +71,12 @@ class LeasesAtRemote:
         reserved: Reservations,
         stop: threading.Event,
         place: str,
+        highest_here: Callable[[str], int],
     ) -> None:
         self._data_dir, self.remote = data_dir, remote
         self._daemon_id, self._host_name = daemon_id, host_name
         self._life_seconds, self._reserved = life_seconds, reserved
-        self._stop, self._place = stop, place
+        self._stop, self._place, self._highest_here = stop, place, highest_here
         self._file = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
         self._leases: Leases | None = None
         self._sessions: Sessions | None = None
@@ -116,7 +120,7 @@ class LeasesAtRemote:
         if not waiting.decide() and was_away:
             leases.release(session_id, tenure)  # `tend` finds out that this is a branch
             return []
-        self._file.note(kernel_id, self._held(session_id, tenure))
+        self._note(kernel_id, session_id, tenure)
         if known.is_held and not is_same and known.daemon_id == self._daemon_id:
             leases.release(known.session_id, Tenure(known.daemon_id, known.term))
         if was_away:
@@ -222,7 +226,7 @@ class LeasesAtRemote:
             )
             on_lost(self.remote, kernel_id, known, lost)
             return
-        self._file.note(kernel_id, self._held(known.session_id, tenure))
+        self._note(kernel_id, known.session_id, tenure)
 
     def _release(self, kernel_id: str) -> None:
         """Release a lease, unless the kernel is about to be resumed. The file says so first, so that a resume asks for it anew."""
@@ -268,10 +272,13 @@ class LeasesAtRemote:
             self._leases.in_doubt = any(map(self._is_own, self._file.all().values()))
         return self._leases, self._sessions
 
-    def _held(self, session_id: str, tenure: Tenure) -> KernelLease:
-        return KernelLease(
+    def _note(self, kernel_id: str, session_id: str, tenure: Tenure) -> None:
+        """Record the lease of a kernel, and which of its snapshots will have been made in this term."""
+        held = KernelLease(
             session_id, tenure.daemon_id, tenure.term, is_held=True, place=self._place
         )
+        highest = max(tenure.highest, self._highest_here(kernel_id))
+        self._file.note(kernel_id, self._file.of(kernel_id).renewed(held, highest))
 
     def _is_of_this_place(self, daemon_id: str) -> bool:
         """Return whether the lease file knows a daemon as one of this place. It is this daemon, or has ended: a place has one at a time."""

@@ -38,6 +38,7 @@ from ..manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import GpuRoom, HostReport, Owner, ResumeRequest
+from ..snapshot_order import Making
 from ..snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ..snapshots import stored_secrets
 from ..states import KernelState
@@ -208,7 +209,9 @@ class Machine:
             resident,
         )
 
-    def save(self, tree: Tree, spec: LaunchSpec, options: SaveOptions, progress: Progress) -> Saved:
+    def save(
+        self, tree: Tree, spec: LaunchSpec, options: SaveOptions, new: Making, progress: Progress
+    ) -> Saved:
         """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
         from . import late_modules  # noqa: PLC0415 - late: see there
 
@@ -218,6 +221,7 @@ class Machine:
             self.store,
             self._engine(),
             options,
+            new=new,
             digests=self._digests,
             progress=progress,
         )

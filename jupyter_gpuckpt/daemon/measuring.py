@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
+from ..deadlines import since_boot
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
@@ -62,7 +62,7 @@ class Measuring:
         found = await asyncio.to_thread(look)
         for (kernel, tree, _), usage in zip(looked_at, found, strict=True):
             if kernel.record.tree is tree:  # else the tree changed during the measurement
-                kernel.usage, kernel.measured_at = usage, time.time()
+                kernel.usage, kernel.measured_at = usage, since_boot()
                 if usage.differs(kernel.published_usage):
                     self._kernels.announce(kernel)
 
@@ -79,6 +79,5 @@ class Measuring:
     def _is_due(self, kernel: ManagedKernel, pause: float) -> bool:
         if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends_at:
             return False
-        since, measured, now = kernel.record.since, kernel.measured_at, time.time()
-        first = measured < since + pause <= now
-        return first or not 0 <= now - measured < self._every_seconds
+        entered, measured, now = kernel.entered_at, kernel.measured_at, since_boot()
+        return measured < entered + pause <= now or now - measured >= self._every_seconds

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from .. import decoding
+from ..deadlines import Deadline
 from ..disk_reserve import with_room
 from ..engine.tree.tree import Tree
 from ..errors import (
@@ -42,14 +43,13 @@ from ..place import Place
 from ..protocol import Owner, OwnerKind
 from ..states import KernelState
 from ..store.far.shared_folders import file_system_of, locks_reach_all
+from . import state_leftovers
 from .place_locks import PlaceLocks
 from .record_leases import RecordLeases, held
-from .whole_files import UNFINISHED, write_file
+from .whole_files import write_file
 
-#: The age at which an unfinished file counts as abandoned, and so does a place of an older version whose lock is free.
+#: The age at which a place of an older version whose lock is free counts as abandoned.
 ABANDONED_SECONDS = 60.0
-#: How long exit files are kept. A provisioner reads one within moments of the end, unless its machine was suspended.
-KEEP_EXITS_SECONDS = 7 * 24 * 3600.0
 
 #: States of kernels that any host may resume.
 _AT_REST = frozenset({KernelState.SUSPENDED, KernelState.LOST})
@@ -74,12 +74,17 @@ class KernelRecord(msgspec.Struct):
     tree: Tree | None = None
     exit_path: str = ""
     snapshot_id: str = ""
+    #: The snapshot that the last save or suspend makes, or has made: its id is chosen before the first step.
+    making: str = ""
+    #: The highest number of its snapshots, as far as this record knows.
+    number: int = 0
     #: The sizes of that snapshot, and the duration of its save.
     sizes: Sizes = Sizes()
     saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
-    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none.
+    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none. `ends`: the same as a deadline.
     ends_at: float = 0.0
+    ends: Deadline = Deadline()
     #: The snapshot of another kernel from which it was branched; empty: it was launched.
     parent_snapshot_id: str = ""
     moved_ports: dict[int, int] = {}
@@ -113,7 +118,8 @@ class Records:
     def hold(self) -> None:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
         self._locks.hold()
-        self._sweep()
+        kept = {record.exit_path for record in self.all()}
+        state_leftovers.remove(self.state_dir / "kernels", self.state_dir / "exits", kept)
         with self._mutex:
             self._leases.sweep()
 
@@ -370,24 +376,6 @@ class Records:
                 yield record
             else:
                 _log.error("the record %s is that of another kernel", path)
-
-    def _sweep(self) -> None:
-        """Remove old exit files, and unfinished files of a killed daemon."""
-        for directory in (self.state_dir / "kernels").iterdir():
-            with suppress(OSError):  # another place's daemon may be renaming or removing it now
-                found = directory.glob(f"{UNFINISHED}*")
-                before = time.time() - ABANDONED_SECONDS
-                abandoned = [path for path in found if path.stat().st_mtime < before]
-                for path in abandoned:
-                    path.unlink()
-                if abandoned:
-                    directory.rmdir()  # fails where a record lies beside it
-        kept = {record.exit_path for record in self.all()}
-        for path in (self.state_dir / "exits").iterdir():
-            with suppress(FileNotFoundError):
-                old = time.time() - path.stat().st_mtime > KEEP_EXITS_SECONDS
-                if old and str(path) not in kept:
-                    path.unlink()
 
     def _path(self, kernel_id: str) -> Path:
         return self.state_dir / "kernels" / kernel_id / "record.json"

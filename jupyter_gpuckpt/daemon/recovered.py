@@ -17,9 +17,10 @@ def recovered(
 ) -> KernelRecord | None:
     """Return the record of a kernel after the death of its daemon; None: the kernel ended and is forgotten.
 
-    `alive`: its init still runs. `snapshots`: those of this kernel, newest first. Changes and returns `record`.
+    `alive`: its init still runs. `snapshots`: those of this kernel. Changes and returns `record`.
     """
-    committed = next((info for info in snapshots if info.created >= record.since), None)
+    # Exactly the snapshot that the record named before the first step, if it exists: no clock tells which one is new.
+    committed = next((info for info in snapshots if info.snapshot_id == record.making), None)
     ended = not alive and bool(record.exit_path) and Path(record.exit_path).exists()
     parked = alive and record.state is KernelState.PARKED
     if parked or record.state in {KernelState.SUSPENDED, KernelState.LOST}:
@@ -32,6 +33,7 @@ def recovered(
     if record.state is KernelState.SUSPENDING and committed and committed.reason == "suspend":
         record.snapshot_id, record.cause = committed.snapshot_id, committed.cause
         record.sizes, record.saved_seconds = committed.sizes, committed.seconds
+        record.number = committed.number
         return _became(record, KernelState.SUSPENDED)
     if not alive:
         record.error = record_of(lost())
@@ -39,6 +41,7 @@ def recovered(
     if record.state is KernelState.SAVING and committed:
         record.snapshot_id = committed.snapshot_id
         record.sizes, record.saved_seconds = committed.sizes, committed.seconds
+        record.number = committed.number
     return _became(record, KernelState.RUNNING)
 
 

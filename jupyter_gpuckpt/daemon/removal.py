@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..deadlines import Deadline
 from ..errors import GpuCkptError
 from ..manifest_records import SnapshotInfo
 from ..protocol import OperationState
@@ -28,6 +29,7 @@ from .jobs import Job
 from .machine import Machine
 from .operations import Operations, RunningOperation
 from .records import KernelRecord
+from .repeating import until
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class Removal:
         """Set the timers of the deletions that an earlier daemon accepted."""
         self._spawn(self._look_for_deleted())
 
-    def _mark_deleted(self, snapshot_id: str, *, here_only: bool = False) -> float:
+    def _mark_deleted(self, snapshot_id: str, *, here_only: bool = False) -> Deadline:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
         store = self._machine.store
         known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
@@ -96,7 +98,7 @@ class Removal:
                 "no remote is told that snapshot %s was deleted: its manifest cannot be read",
                 snapshot_id,
             )
-        if until <= time.time():  # it was removed at once
+        if not until.left:  # it was removed at once
             user_deletions.finish_in_all(self._data_dir, [snapshot_id], identity)
         return until
 
@@ -112,9 +114,8 @@ class Removal:
 
     def _purge_due(self) -> list[str]:
         """Record as final the deletions that can no longer be undone, and remove their snapshots; return the ids. Raises StoreError."""
-        now = time.time()
         found = self._machine.deleted_snapshots()
-        due = [one.info.snapshot_id for one in found if one.annotations.kept_until <= now]
+        due = [one.info.snapshot_id for one in found if not one.annotations.kept.left]
         self._finish(due)
         gone = self._machine.store.purge()
         self._finish(
@@ -174,13 +175,10 @@ class Removal:
             _log.warning("deleted snapshots stay for now: %s", error)
             return
         for one in found:
-            self._spawn(self._purge(one.annotations.kept_until))
+            self._spawn(self._purge(one.annotations.kept))
 
-    async def _purge(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - time.time()))
-        if time.time() < when:  # the wall clock was set, or differs slightly from the event loop's
-            self._spawn(self._purge(when))
-            return
+    async def _purge(self, when: Deadline) -> None:
+        await until(when)
         try:
             gone = await asyncio.to_thread(self._purge_due)
         except GpuCkptError as error:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+from ..deadlines import Deadline
 from ..errors import GpuCkptError
 
 
@@ -25,3 +26,9 @@ async def repeat(
             log.warning("%s: %s", failure, error)
         except Exception:
             log.exception("%s", failure)
+
+
+async def until(deadline: Deadline) -> None:
+    """Wait until a deadline, whose clock goes on while the machine sleeps; that of the event loop does not."""
+    while left := deadline.left:  # noqa: ASYNC110 - time is all that it waits for
+        await asyncio.sleep(left)

@@ -58,6 +58,8 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     #: Whether this machine goes soon: at full rate, and at the usual priority.
     is_urgent: bool = False
     tenure: Tenure | None = None
+    #: The term of the session in which the snapshot was made.
+    term: int = 0
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +200,7 @@ class Sending:
             store.manifest_file(self._snapshot_id),
             self._is_urgent,
             tenure,
+            self.lease.term_of(manifest.info.number) if session_id == self.lease.session_id else 0,
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: answer(store, asked), progress, trouble)

@@ -48,7 +48,7 @@ class SnapshotLists:
             msgspec.structs.replace(
                 _snapshot(one.info, needed=False, live=one.info.kernel_id in live),
                 deleted_at=one.annotations.deleted_at,
-                kept_until=one.annotations.kept_until,
+                kept_until=one.annotations.kept.at,
                 far_only=one.stub.remote if one.stub else None,
             )
             for one in found

@@ -261,6 +261,7 @@ def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
             task.facts,
             lambda done, total: daemon.tell(Progress(done, total)),
             tenure=task.tenure,
+            term=task.term,
         )
         counted = opened.bucket.counter.traffic
         seconds = time.monotonic() - began

@@ -139,6 +139,7 @@ class Verbs:
             name=request.name or manifest.info.name,
             jupyter=request.jupyter,
             snapshot_id=request.snapshot_id,
+            number=manifest.info.number,
             # A forgotten kernel that is resumed under its own id has no parent.
             parent_snapshot_id=""
             if manifest.info.kernel_id == request.kernel_id
@@ -158,12 +159,12 @@ class Verbs:
     def save(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
         """Start taking a snapshot; the kernel runs on."""
         kernel = self._kernels.get(kernel_id)
-        return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=False))
+        return self._begin(kernel, self._freeze(kernel, request, stop=False))
 
     def suspend(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
         """Start taking a snapshot, after which the process ends; a running save is canceled for it."""
         kernel = self._kernels.get(kernel_id)
-        return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
+        return self._begin(kernel, self._freeze(kernel, request, stop=True))
 
     def resume(self, kernel_id: str, request: ResumeRequest) -> RunningOperation:
         """Start resuming a kernel, or unparking a parked one. After a failure it is suspended, parked or lost as before."""
@@ -216,6 +217,9 @@ class Verbs:
         """Shut down the thread pool; no operation runs when the daemon exits."""
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._machine.given_back.write)
+
+    def _freeze(self, kernel: ManagedKernel, request: SaveRequest, *, stop: bool) -> Job:
+        return jobs.freeze(self._machine, kernel.record, request, self._leases, stop=stop)
 
     def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
         """Return the table's answer, or raise its refusal."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,10 +33,12 @@ def _write(path: Path, content: bytes) -> None:
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(fd, fcntl.LOCK_EX)  # so that nobody takes it for abandoned
             file.write(content)
             file.flush()
             os.fsync(fd)
-        temporary.replace(path)
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

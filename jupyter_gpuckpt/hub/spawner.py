@@ -124,7 +124,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     _starts_clean = False
     #: The numbers for `hub-report`, and when they were requested, in seconds since the epoch.
     _usage = Usage()
-    _usage_asked_at = 0.0
+    _usage_asked_at = float("-inf")
     _usage_update: asyncio.Task[None] | None = None
 
     @default("suspends_at_once")
@@ -239,13 +239,13 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def poll_and_notify(self) -> object:
         """Do what the hub does periodically; if the server runs, request its numbers when that is due."""
         status: object = await super().poll_and_notify()
-        is_due = time.time() - self._usage_asked_at >= self.report_interval > 0
+        is_due = time.monotonic() - self._usage_asked_at >= self.report_interval > 0
         # Without the server's own token, after a restart of the hub, each request would need a new one.
         if status is None and is_due and self.server is not None and self.api_token:
             # Not awaited: the hub also polls a server that it is about to stop.
             update = self._update_usage(self.server.url, iter([self.api_token]))
             self._usage_update = asyncio.ensure_future(update)
-            self._usage_asked_at = time.time()
+            self._usage_asked_at = time.monotonic()
         return status
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -360,6 +360,7 @@ def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     fields: dict[str, Any] = msgspec.structs.asdict(snapshot)
     fields |= msgspec.structs.asdict(fields.pop("sizes"))
     fields["uploads"] = list(map(_upload_view, snapshot.uploads))
+    del fields["number"]  # lists are in its order
     if snapshot.deleted_at is None:
         del fields["deleted_at"], fields["kept_until"]
     return SnapshotView(**fields)

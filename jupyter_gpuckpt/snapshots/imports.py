@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..deadlines import Deadline
 from ..engine.placing import problem_of_images
 from ..errors import (
     ArchiveInvalid,
@@ -160,7 +161,7 @@ class _Archive:
         except msgspec.DecodeError as error:
             raise _invalid(f"the annotations of {snapshot_id} cannot be decoded") from error
         self.annotations[snapshot_id] = msgspec.structs.replace(
-            found, deleted_at=0.0, kept_until=0.0
+            found, deleted_at=0.0, kept=Deadline()
         )
 
     def _held(self, length: int) -> bytes:

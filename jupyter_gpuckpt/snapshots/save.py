@@ -23,7 +23,7 @@ from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..file_records import KeptFile, MappedFile
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
@@ -40,10 +40,11 @@ from ..manifest_records import (
     SnapshotInfo,
 )
 from ..progress import Progress, Stage
+from ..snapshot_order import Making
 from ..store.local import LocalStore
 from . import kept_files, notebooks, open_files
+from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
-from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
 
@@ -73,6 +74,7 @@ def save(
     *,
     progress: Progress,
     digests: FileDigests | None = None,
+    new: Making | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`; with `options.stop` the tree is gone on return.
 
@@ -80,9 +82,11 @@ def save(
     snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
     reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
     resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
+    `new`: the snapshot's id and a number that its own must exceed (default: any).
     """
     began, stop, variables = time.time(), options.stop, options.variables
-    digests = digests or FileDigests()
+    begun = time.monotonic()
+    digests, new = digests or FileDigests(), new or Making(uuid.uuid4().hex)
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
         warnings = (
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
@@ -92,7 +96,8 @@ def save(
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
-        predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        earlier = EarlierSnapshots(store, spec.kernel_id)
+        predecessor, earlier_gpu = earlier.predecessor()
         if stop:
             open_files.learn(tree, digests.outlines)
         notebook, not_stored = notebooks.read(spec.jupyter)
@@ -138,7 +143,17 @@ def save(
         needed = store.needed(packed.streams)
         sizes = _sizes(packed, needed.stored_bytes, state)
         manifest = Manifest(
-            info=_info(state, sizes, spec, options, began=began, host_name=host.name),
+            info=_info(
+                state,
+                sizes,
+                spec,
+                options,
+                snapshot_id=new.snapshot_id,
+                number=earlier.next_number(new.above),
+                began=began,
+                seconds=time.monotonic() - begun,
+                host_name=host.name,
+            ),
             launch=spec.written_down(),
             host=host,
             method=chosen.method,
@@ -203,25 +218,6 @@ def _stored(
     packed = gpu_packing.finish(progress)
     tables = gpu_packing.tables(packed)
     return packed.and_also(others).and_also(storing(tables) if tables else Packed.of_nothing())
-
-
-def _predecessor(store: LocalStore, kernel_id: str) -> tuple[Predecessor | None, EarlierGpuMemory]:
-    """Return the newest snapshot of the kernel, so that the new one stores only changes, and its GPU memory.
-
-    Where none can be read everything is stored.
-    """
-    try:
-        newest = next(iter(store.snapshots(kernel_id)), None)
-        if newest is not None:
-            streams = store.manifest(newest.snapshot_id).streams
-            predecessor = Predecessor(streams)
-            return predecessor, EarlierGpuMemory(streams, store, predecessor.digests)
-    except StoreError as error:
-        logger.warning(
-            "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
-            error,
-        )
-    return None, EarlierGpuMemory([], store)
 
 
 @contextmanager
@@ -366,18 +362,22 @@ def _info(
     spec: LaunchSpec,
     options: SaveOptions,
     *,
+    snapshot_id: str,
+    number: int,
     began: float,
+    seconds: float,
     host_name: str,
 ) -> SnapshotInfo:
     return SnapshotInfo(
-        snapshot_id=uuid.uuid4().hex,
+        snapshot_id=snapshot_id,
         kernel_id=spec.kernel_id,
+        number=number,
         created=began,
         reason="suspend" if options.stop else "save",
         name=options.name,
         sizes=sizes,
         frozen_seconds=state.frozen_seconds,
-        seconds=time.time() - began,
+        seconds=seconds,
         host_name=host_name,
         cause=options.cause,
         pinned=options.pinned,

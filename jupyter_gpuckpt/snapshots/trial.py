@@ -23,6 +23,7 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError, StoreFull
+from ..file_locks import holding, is_locked
 from ..host import doctor_remedies, privileges
 from ..manifest_records import LaunchSpec, SaveOptions
 from ..progress import Progress
@@ -164,11 +165,16 @@ def _scratch(directory: Path) -> Iterator[Path]:
         raise StoreFull(f"{free >> 20} MB are free in {directory}.")
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 10 * _LIFE_SECONDS:
+            is_old = time.time() - left.stat().st_mtime > 10 * _LIFE_SECONDS
+            # The lock shows that a trial runs, whatever the time of day is.
+            if is_old and not is_locked(left):
                 shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(
-        prefix=_PREFIX, dir=directory, ignore_cleanup_errors=True
-    ) as made:
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=directory, ignore_cleanup_errors=True
+        ) as made,
+        holding(Path(made)),
+    ):
         yield Path(made)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
+from ..deadlines import Deadline
 from ..errors import FormatTooNew
 from ..manifest_records import SnapshotInfo
 from . import manifest_checks, manifests
@@ -33,8 +34,8 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     note: str | None = None
     pinned: bool | None = None
     deleted_at: float = 0.0
-    #: The time at which a deleted snapshot may be removed for good.
-    kept_until: float = 0.0
+    #: When a deleted snapshot may be removed for good.
+    kept: Deadline = Deadline()
     #: The time of the last resume from it; 0: none is known.
     used_at: float = 0.0
 
@@ -51,9 +52,10 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class _File(Annotations, frozen=True, omit_defaults=True, gc=False):
-    """The stored form of annotations."""
+    """The stored form of annotations. `kept_until`: the time of day in `kept`, which alone 0.1.0 wrote and reads."""
 
     version: int = 0
+    kept_until: float = 0.0
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
@@ -83,15 +85,18 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
-    if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until, found.used_at))):
+    kept = found.kept or Deadline(found.kept_until, max(0.0, found.kept_until - found.deleted_at))
+    times = (found.deleted_at, found.used_at, kept.at, kept.seconds, kept.since_boot)
+    if not all(map(manifest_checks.is_time, times)):
         raise msgspec.DecodeError("it contains an invalid time")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
-    return Annotations(**fields)
+    return Annotations(**fields | {"kept": kept})
 
 
 def encoded(annotations: Annotations) -> bytes:
     """Return the content of the file that holds these annotations."""
-    return msgspec.json.encode(_File(**msgspec.structs.asdict(annotations), version=_VERSION))
+    fields = msgspec.structs.asdict(annotations)
+    return msgspec.json.encode(_File(**fields, version=_VERSION, kept_until=annotations.kept.at))
 
 
 def write(path: Path, annotations: Annotations) -> None:

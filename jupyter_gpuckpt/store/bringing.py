@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -116,7 +115,7 @@ def take_in(store: LocalStore, root: Path) -> bool:
 def _is_gone(root: Path, snapshot_id: str) -> bool:
     """Return whether a snapshot was deleted and its deletion can no longer be undone."""
     annotated = annotation_files.read(annotation_files.path_of(root / "manifests", snapshot_id))
-    return annotated.deleted and annotated.kept_until <= time.time()
+    return annotated.deleted and not annotated.kept.left
 
 
 def _link(store: LocalStore, root: Path, digests: set[bytes]) -> None:

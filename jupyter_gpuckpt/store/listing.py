@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import StoreError
 from ..manifest_records import SnapshotInfo
+from ..snapshot_order import newest_first
 from . import annotation_files, manifests, stub_files
 from .annotation_files import Annotations
 from .records import Records, identities_in, identity_of, joint_identity
@@ -43,7 +44,7 @@ class Listing:
         self._on_record: dict[str, tuple[str, SnapshotInfo]] | None = None
 
     def all(self) -> list[Listed]:
-        """Return all snapshots, newest first, deleted ones included.
+        """Return all snapshots, newest first (`snapshot_order.py`), deleted ones included.
 
         Unreadable snapshots are logged and left out. Raises OSError if none can be read.
         """
@@ -64,7 +65,8 @@ class Listing:
             raise broken
         for name in set(self._known) - identities.keys():
             self._known.pop(name, None)
-        return sorted(found, key=lambda listed: listed.info.created, reverse=True)
+        by_id = {listed.info.snapshot_id: listed for listed in found}
+        return [by_id[info.snapshot_id] for info in newest_first(one.info for one in found)]
 
     def find(self, snapshot_id: str) -> Listed | None:
         """Return this snapshot; None if it is not there or cannot be read. Raises OSError."""

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
+from ..deadlines import Deadline, after
 from ..errors import ObjectCorrupt, StoreError, StoreFull
 from ..manifest_records import Manifest, SnapshotInfo, Stream
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
@@ -258,16 +259,18 @@ class LocalStore:
         with store_errors(self.root):
             return manifests.path_of(self._manifests, snapshot_id).read_bytes()
 
-    def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
-        """Return the entries of all snapshots or of one kernel's, newest first; damaged manifests are logged and left out."""
+    def listed(self, kernel_id: str | None = None) -> list[Listed]:
+        """Return all snapshots or one kernel's, newest first, deleted ones included; damaged manifests are logged and left out."""
         with store_errors(self.root):
-            found = [one.info for one in self._listing.all() if not one.annotations.deleted]
-        return [info for info in found if kernel_id in {None, info.kernel_id}]
+            return [one for one in self._listing.all() if kernel_id in {None, one.info.kernel_id}]
+
+    def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
+        """Return the entries of all snapshots or of one kernel's that are not deleted, newest first."""
+        return [one.info for one in self.listed(kernel_id) if not one.annotations.deleted]
 
     def deleted(self) -> list[Listed]:
         """Return the deleted snapshots that are kept so that their deletion can be undone."""
-        with store_errors(self.root):
-            return [one for one in self._listing.all() if one.annotations.deleted]
+        return [one for one in self.listed() if one.annotations.deleted]
 
     def annotate(self, snapshot_id: str, changes: dict[str, Any]) -> SnapshotInfo:
         """Change title, note or pin. Raises SnapshotNotFound, StoreFull, StoreUnavailable."""
@@ -278,13 +281,12 @@ class LocalStore:
             self._tell(after.info, SnapshotChangeKind.CHANGED)
         return after.info
 
-    def mark_deleted(self, snapshot_id: str, undo_seconds: float) -> float:
-        """Mark a snapshot as deleted; return the time at which `purge` may remove it for good (seconds since the epoch).
+    def mark_deleted(self, snapshot_id: str, undo_seconds: float) -> Deadline:
+        """Mark a snapshot as deleted; return when `purge` may remove it for good.
 
         On a full disk, or if its manifest cannot be read, it is removed at once. Raises SnapshotNotFound.
         """
-        now = time.time()
-        changes = {"deleted_at": now, "kept_until": now + undo_seconds}
+        changes = {"deleted_at": time.time(), "kept": (until := after(undo_seconds))}
         with self._changing, store_errors(self.root):
             readable = self._listing.find(snapshot_id) is not None
             if readable and undo_seconds and not faults.is_nearly_full(self.root):
@@ -295,9 +297,9 @@ class LocalStore:
                     logger.warning("The disk is full: snapshot %s is removed at once.", snapshot_id)
                 else:
                     self._tell(gone.info, SnapshotChangeKind.REMOVED)
-                    return now + undo_seconds
+                    return until
         self.delete(snapshot_id)
-        return now
+        return after(0.0)
 
     def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion; do nothing if there was none. Raises SnapshotNotFound if it is too late."""
@@ -305,17 +307,16 @@ class LocalStore:
             listed = self._listing.find(snapshot_id)
             if listed is not None and not listed.annotations.deleted:
                 return listed.info
-            if listed is None or listed.annotations.kept_until <= time.time():
+            if listed is None or not listed.annotations.kept.left:
                 raise manifests.not_found(snapshot_id)
-            back = self._listing.alter(listed, {"deleted_at": 0.0, "kept_until": 0.0})
+            back = self._listing.alter(listed, {"deleted_at": 0.0, "kept": Deadline()})
         self._tell(back.info, SnapshotChangeKind.RESTORED)
         return back.info
 
     def purge(self) -> list[str]:
         """Remove the deleted snapshots whose time for undoing is over; return their ids."""
-        # A deletion that is due can no longer be undone.
-        due = [one for one in self.deleted() if one.annotations.kept_until <= time.time()]
-        if ids := [one.info.snapshot_id for one in due]:
+        ids = [one.info.snapshot_id for one in self.deleted() if not one.annotations.kept.left]
+        if ids:
             self.delete(*ids)
         return ids
 

@@ -27,6 +27,7 @@ from ..manifest_records import (
     Stream,
     TcpConnection,
 )
+from ..snapshot_order import MAX_NUMBER
 from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
@@ -65,6 +66,8 @@ def problem_of_info(info: SnapshotInfo) -> str:
         math.isfinite(seconds) for seconds in (info.frozen_seconds, info.seconds)
     ):
         return "it contains an invalid time"
+    if not 0 <= info.number <= MAX_NUMBER:
+        return "it contains an invalid number"
     return ""
 
 

@@ -27,6 +27,7 @@ from ..manifest_records import (
     SnapshotInfo,
     Stream,
 )
+from ..snapshot_order import MAX_ARRIVING_NUMBER
 from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
 from .packs import sync_directory
@@ -155,7 +156,7 @@ def read(path: Path, kind: type[_Part]) -> _Part:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise not_found(path.name.removesuffix(SUFFIX)) from error
-    return parse(path, data, kind)
+    return _parsed(path, data, kind)
 
 
 def not_found(snapshot_id: str) -> SnapshotNotFound:
@@ -167,7 +168,14 @@ def not_found(snapshot_id: str) -> SnapshotNotFound:
 
 
 def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """Parse and verify `data`, the content of `path`; return and raise as `read` does."""
+    """Parse and verify `data`, which comes from outside, as the content of `path`; return and raise as `read` does."""
+    part = _parsed(path, data, kind)
+    if part.info.number > MAX_ARRIVING_NUMBER:
+        raise _invalid(path, "it contains an invalid number")
+    return part
+
+
+def _parsed(path: Path, data: bytes, kind: type[_Part]) -> _Part:
     part = _decoded(path, data, kind)
     problem = manifest_checks.problem_of_info(part.info)
     if not problem and isinstance(part, Manifest):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from ..manifest_records import SnapshotInfo
+from ..snapshot_order import newest_first
 from ..snapshot_records import RetentionPolicy, Verdict
 
 NEEDED = "a kernel needs it"
@@ -59,7 +60,7 @@ def judge(
     others from the newest on. So the weight of an old snapshot is at least what its removal frees. A snapshot with weight 0 is kept.
     From the first that does not fit on, all others are removed.
     """
-    ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
+    ordered = newest_first(snapshots)
     exempt = _exempt(ordered, policy)
     suspends = [] if policy.manual_too else [one for one in ordered if _is_limited(one, policy)]
     for infos in _by_kernel(suspends):

@@ -50,7 +50,7 @@ export class Remotes {
 
   /** Request the remotes and their snapshots, unless the last answer is recent. */
   async look(): Promise<void> {
-    if (Date.now() - this._lookedAt >= FRESH) {
+    if (performance.now() - this._lookedAt >= FRESH) {
       await this.refresh();
     }
   }
@@ -76,7 +76,7 @@ export class Remotes {
       }
       return;
     }
-    this._lookedAt = Date.now();
+    this._lookedAt = performance.now();
     const before = this._known;
     this._known = remotes.map(
       ({ name }) =>
@@ -129,7 +129,8 @@ export function elsewhere(
   const found = new Map<string, IFarChoice>();
   for (const { name, listing } of known) {
     for (const session of listing?.sessions ?? []) {
-      const snapshot = newest(session);
+      // Their order is the server's: clocks of machines differ.
+      const [snapshot] = session.snapshots;
       // A snapshot in two remotes is offered once.
       if (
         snapshot &&
@@ -151,13 +152,6 @@ export function elsewhere(
       movedAt(other) - movedAt(one) ||
       rank(one) - rank(other) ||
       other.snapshot.created - one.snapshot.created
-  );
-}
-
-function newest({ snapshots }: IFarSession): IFarSnapshot | null {
-  return snapshots.reduce<IFarSnapshot | null>(
-    (latest, one) => (latest && latest.created >= one.created ? latest : one),
-    null
   );
 }
 

@@ -1,7 +1,8 @@
 """A gpuckptd that kills itself with SIGKILL where a test says, in one word in the file $DIE_AT: a stage, or `Class.method`.
 
 At the end of the stage; right after the method has returned. While the file $HOLD exists, operations wait at each of these places,
-once, until the test removes the file $HOLD.held, which has the word. The rest is the daemon as it is.
+once, until the test removes the file $HOLD.held, which has the word. With $JUMPS the clock jumps at each of them. The rest is the daemon
+as it is.
 """
 
 import functools
@@ -14,6 +15,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jumping_clock import Clock
+
 from jupyter_gpuckpt.daemon.app import main
 from jupyter_gpuckpt.progress import Progress
 
@@ -22,6 +25,8 @@ holding, held = threading.Lock(), set()
 
 def die_here(name):
     """Kill this process, or wait, if the test has named `name`."""
+    if os.environ.get("JUMPS"):
+        Clock(os.environ["TEST_CLOCK"]).jump()
     with suppress(FileNotFoundError):
         if Path(os.environ["DIE_AT"]).read_text() == name:
             os.kill(os.getpid(), signal.SIGKILL)

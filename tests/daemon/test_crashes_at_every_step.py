@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -87,7 +88,7 @@ with open(path + ".linked", "w+") as linked:
 
 
 class Dying:
-    """A daemon that dies at most once, where `at` says. `program`: `dying_daemon.py`, or one that calls it."""
+    """A daemon that dies at most once, where `at` says. `program`: `dying_daemon.py`, or one that calls it. `env`: more variables."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Dying:
         eventually,
         methods=tuple(m for _, m in MOMENTS),
         program=DYING_DAEMON,
+        env=MappingProxyType({}),
     ):
         self._words, self._hold = words, words.with_name("hold")
         self._log = settings.log_file
@@ -107,6 +109,7 @@ class Dying:
                 "DIE_AT": str(words),
                 "HOLD": str(self._hold),
                 "DYING_METHODS": ",".join(methods),
+                **env,
             },
             start_new_session=True,
         )
@@ -149,10 +152,13 @@ def dying(settings, short_dir, eventually):
 
 
 class World:
-    """A kernel with state of all kinds and its daemon, for all tests of the module; it is replaced after a test that failed."""
+    """A kernel with state of all kinds and its daemon, for all tests of the module; it is replaced after a test that failed.
 
-    def __init__(self, criu):
-        self._criu, self._stack = criu, ExitStack()
+    `env`: more variables for its daemons.
+    """
+
+    def __init__(self, criu, env=MappingProxyType({})):
+        self._criu, self._stack, self._env = criu, ExitStack(), env
         #: None until there is one.
         self.dying = self.kernel_id = None
         #: False from the beginning of a test until it has found everything as it should be.
@@ -166,7 +172,7 @@ class World:
 
     def start(self, settings, eventually):
         """Start the next daemon."""
-        self.dying = Dying(settings, self.folder / "die-at", eventually)
+        self.dying = Dying(settings, self.folder / "die-at", eventually, env=self._env)
 
     def end(self):
         if self.dying is not None:
@@ -246,39 +252,47 @@ def check(client, kernel, short_dir, counts, eventually, left_in_scratch):
 @pytest.mark.parametrize(
     ("verb", "at"), [*STEPS, *MOMENTS], ids=lambda word: word.rpartition(".")[2]
 )
-def test_a_daemon_killed_at_any_step_costs_nothing(
-    world, holder, settings, short_dir, counts, eventually, left_in_scratch, verb, at
-):
-    kernel_id = holder.kernel_id
-    with Client.connect(settings) as client:
-        if verb == "resume":
+def test_a_daemon_killed_at_any_step_costs_nothing(survives, verb, at):
+    survives(verb, at)
+
+
+@pytest.fixture
+def survives(world, holder, settings, short_dir, counts, eventually, left_in_scratch):
+    """Return a function that kills the daemon at one place, and checks that the next one finds everything as it should be."""
+
+    def check_all(verb, at):
+        kernel_id = holder.kernel_id
+        with Client.connect(settings) as client:
+            if verb == "resume":
+                client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+                snapshot = client.send(calls.kernel(kernel_id)).snapshot_id
+            world.dying.at(str(at))
+            with suppress(DaemonUnavailable):  # it may be dead before it has answered
+                client.send(getattr(calls, verb)(kernel_id))
+            world.dying.wait()
+        world.start(settings, eventually)
+        with Client.connect(settings) as client:
+            found = client.send(calls.kernel(kernel_id))
+            if verb == "resume":
+                assert (found.state, found.snapshot_id) == (KernelState.SUSPENDED, snapshot)
+            committed = at in (Stage.COMMIT, Stage.STOP) or str(at).endswith("publish")
+            if verb == "suspend":
+                assert found.state is (KernelState.SUSPENDED if committed else KernelState.RUNNING)
+            if verb == "save":
+                assert (found.state, found.pid) == (KernelState.RUNNING, holder.pid)
+                assert bool(client.send(calls.snapshots(kernel_id))) == committed
+            if found.state is KernelState.SUSPENDED:
+                assert inits(short_dir) == []
+                assert list(short_dir.glob("link_remap*")) == []
+                client.wait(client.send(calls.resume(kernel_id)).operation_id)
+            check(client, holder, short_dir, counts, eventually, left_in_scratch)
             client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-            snapshot = client.send(calls.kernel(kernel_id)).snapshot_id
-        world.dying.at(str(at))
-        with suppress(DaemonUnavailable):  # it may be dead before it has answered
-            client.send(getattr(calls, verb)(kernel_id))
-        world.dying.wait()
-    world.start(settings, eventually)
-    with Client.connect(settings) as client:
-        found = client.send(calls.kernel(kernel_id))
-        if verb == "resume":
-            assert (found.state, found.snapshot_id) == (KernelState.SUSPENDED, snapshot)
-        committed = at in (Stage.COMMIT, Stage.STOP) or str(at).endswith("publish")
-        if verb == "suspend":
-            assert found.state is (KernelState.SUSPENDED if committed else KernelState.RUNNING)
-        if verb == "save":
-            assert (found.state, found.pid) == (KernelState.RUNNING, holder.pid)
-            assert bool(client.send(calls.snapshots(kernel_id))) == committed
-        if found.state is KernelState.SUSPENDED:
-            assert inits(short_dir) == []
-            assert list(short_dir.glob("link_remap*")) == []
             client.wait(client.send(calls.resume(kernel_id)).operation_id)
-        check(client, holder, short_dir, counts, eventually, left_in_scratch)
-        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-        client.wait(client.send(calls.resume(kernel_id)).operation_id)
-        check(client, holder, short_dir, counts, eventually, left_in_scratch)
-        forget_snapshots(client)
-    world.is_unharmed = True
+            check(client, holder, short_dir, counts, eventually, left_in_scratch)
+            forget_snapshots(client)
+        world.is_unharmed = True
+
+    return check_all
 
 
 def forget_snapshots(client):

@@ -21,6 +21,7 @@ from jupyter_gpuckpt.errors import (
     SessionLost,
     SnapshotNotFound,
 )
+from jupyter_gpuckpt.file_locks import holding
 from jupyter_gpuckpt.manifest_records import LaunchSpec, SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind
 from jupyter_gpuckpt.states import KernelState as S
@@ -46,12 +47,10 @@ def make(here, state, **fields):
     return KernelRecord(spec, OWNER, here, state=state, since=NOW, **fields)
 
 
-def snapshot(reason, created):
-    return SnapshotInfo(f"{reason}-{created}", "k", created, reason)
-
-
-OLD, SAVED = snapshot("suspend", NOW - 1), snapshot("save", NOW + 1)
-SUSPENDED = snapshot("suspend", NOW + 1)
+#: An earlier snapshot, and those that the record names. Their clock was set back meanwhile.
+OLD = SnapshotInfo("old", "k", NOW + 1, "suspend", number=1)
+SAVED = SnapshotInfo("new", "k", NOW - 1, "save", number=2)
+SUSPENDED = msgspec.structs.replace(SAVED, reason="suspend")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ SUSPENDED = snapshot("suspend", NOW + 1)
     ],
 )
 def test_a_state_becomes_what_is_true(here, state, alive, snapshots, becomes):
-    record = recovered(make(here, state, tree=TREE), alive=alive, snapshots=snapshots)
+    record = recovered(make(here, state, tree=TREE, making="new"), alive=alive, snapshots=snapshots)
     assert (record and record.state) == becomes
     if record and record.state is S.LOST and state is not S.LOST:
         assert record.error.code == "kernel_lost"
@@ -136,6 +135,32 @@ def test_what_a_killed_daemon_was_just_writing_is_removed(here, tmp_path):
         "kernels/young",
         "kernels/young/.unfinished-record.json.1234",
     ]
+    records.release()
+
+
+def test_what_is_being_written_stays_although_it_seems_old(here, tmp_path):
+    """Its machine's clock was set forward a moment ago, or its file server's is behind."""
+    records = Records(tmp_path, here)
+    path = tmp_path / "kernels" / "k" / ".unfinished-record.json.1234"
+    path.parent.mkdir()
+    path.touch()
+    os.utime(path, (time.time() - 3600,) * 2)
+    with holding(path):
+        records.hold()
+    assert path.exists()
+    records.release()
+
+
+def test_the_last_exit_statuses_stay_when_the_clock_is_set_forward(here, tmp_path):
+    records = Records(tmp_path, here)
+    year = 365 * 86_400.0
+    for number in range(120):
+        path = tmp_path / "exits" / f"k-{number}"
+        path.write_text("0")
+        os.utime(path, (time.time() - year + number,) * 2)
+    records.hold()
+    left = sorted(int(path.name[2:]) for path in (tmp_path / "exits").iterdir())
+    assert left == list(range(20, 120))
     records.release()
 
 

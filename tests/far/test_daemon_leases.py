@@ -57,8 +57,11 @@ class There(Here):
         await self.kernels.close()
         self.machine.close()
 
-    def save(self, snapshot_id, created=5.0, kernel_id="k1"):
-        saved(self.store, snapshot_id, *CONTENT[:3], kernel_id=kernel_id, created=created)
+    def save(self, snapshot_id, created=5.0, kernel_id="k1", number=0):
+        content = CONTENT[:3]
+        saved(
+            self.store, snapshot_id, *content, kernel_id=kernel_id, created=created, number=number
+        )
         self.uploads._snapshots.is_stale = True
         self.uploads._wake()
 

@@ -117,12 +117,12 @@ class Here:
         return operation.public()
 
 
-def saved(store, snapshot_id, *content, kernel_id="k1", created=5.0, **changes):
+def saved(store, snapshot_id, *content, kernel_id="k1", created=5.0, number=0, **changes):
     """Make a snapshot that could be resumed here, but for what `changes` says."""
     put(store, *content)
     made = manifest(snapshot_id, *content, kernel_id=kernel_id, created=created)
     changes = {"host": msgspec.structs.replace(made.host, machine=platform.machine())} | changes
-    info = msgspec.structs.replace(made.info, sizes=SIZES)
+    info = msgspec.structs.replace(made.info, sizes=SIZES, number=number)
     store.publish(msgspec.structs.replace(made, info=info, **changes))
 
 

@@ -15,6 +15,7 @@ from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.store.far.leases import Leases
+from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.far.sessions import Sessions
 from tests.far.installations import store_of
 from tests.far.joined import join
@@ -69,6 +70,15 @@ class Remembered:
             return msgspec.structs.replace(session, snapshots=snapshots)
 
         self.sessions.rewrite("k", mark)
+
+    def note_clock_ahead(self, seconds):
+        """Record that the remote's clock was ahead of this machine's when the remote was tested."""
+
+        def note(remote):
+            found = msgspec.structs.replace(remote.capabilities, clock_ahead_seconds=seconds)
+            return msgspec.structs.replace(remote, capabilities=found)
+
+        Remotes(self._data_dir).change("share", note)
 
     def said(self, *words, answer=None, status=0):
         """Run the command, on a terminal if there is an answer to a question; return what it printed."""
@@ -131,6 +141,20 @@ def test_a_lost_machine_must_be_clear_and_lost(remote):
     leases.end()
     remote.said("--lost-machine", "pod")
     assert remote.marks() == [[], []]
+
+
+def test_a_machine_lives_by_the_remotes_clock_whatever_the_clock_here_shows(remote):
+    """It was tested while the clock here was two hours behind, and has been set right since."""
+    remote.mark(s1={OTHER: "pod"})
+    opened = remote.opened
+    leases = Leases(
+        *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
+    )
+    leases.beat()
+    remote.note_clock_ahead(2 * 3600.0)
+    assert "within the last hour" in remote.said("--lost-machine", "pod", status=2).err
+    assert remote.marks() == [[OTHER], []]
+    assert list(opened.bucket.list("trial")) == []
 
 
 def test_numbers_that_make_no_sense_are_refused(remote):

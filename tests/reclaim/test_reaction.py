@@ -252,11 +252,17 @@ def test_the_seconds_that_are_left_are_never_negative():
 
 def test_what_is_left_to_the_daemon():
     def kernel(kernel_id, owner=OwnerKind.SCRIPT, state=KernelState.RUNNING, **changes):
-        fields = {"ends_at": 0.0, "since": 0.0, "owner": SimpleNamespace(kind=owner), **changes}
-        record = SimpleNamespace(**fields)
-        return SimpleNamespace(kernel_id=kernel_id, owner_id=kernel_id, state=state, record=record)
+        entered_at = changes.pop("entered_at", 0.0)
+        fields = {"ends_at": 0.0, "owner": SimpleNamespace(kind=owner), **changes}
+        return SimpleNamespace(
+            kernel_id=kernel_id,
+            owner_id=kernel_id,
+            state=state,
+            record=SimpleNamespace(**fields),
+            entered_at=entered_at,
+        )
 
-    began = time.time() - 100
+    began = now() - 100
     kernels = [
         kernel("script"),
         kernel("parked", state=KernelState.PARKED),
@@ -265,8 +271,8 @@ def test_what_is_left_to_the_daemon():
         kernel("suspended", state=KernelState.SUSPENDED),
         kernel("starting", state=KernelState.STARTING),
         kernel("shut down", ends_at=1e10),
-        kernel("resumed just now", since=time.time() - 5),
-        kernel("resumed a while ago", since=time.time() - 50),
+        kernel("resumed just now", entered_at=now() - 5),
+        kernel("resumed a while ago", entered_at=now() - 50),
         kernel("server's", OwnerKind.SERVER),
         kernel("server's at work", OwnerKind.SERVER),
         kernel("server's that has worked", OwnerKind.SERVER),

@@ -5,6 +5,7 @@ import os
 import tarfile
 import threading
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt.errors import (
@@ -16,6 +17,8 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER
+from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.snapshots.verify import MAX_PROBLEMS, verify
@@ -52,12 +55,14 @@ def store(make_store):
     return store
 
 
-def fill(store, snapshot_id, *chunks):
+def fill(store, snapshot_id, *chunks, **fields):
     with store.writer() as writer:
         for chunk in chunks:
             codec, payload = Compressor().compress(memoryview(chunk))
             writer.append(digest_of(chunk), payload, len(chunk), codec)
-    store.publish(manifest(snapshot_id, *chunks))
+    made = manifest(snapshot_id, *chunks)
+    info = msgspec.structs.replace(made.info, **fields)
+    store.publish(msgspec.structs.replace(made, info=info))
 
 
 def exported(store, snapshot_id="s1", pack_bytes=150_000):
@@ -335,3 +340,25 @@ def test_a_verification_can_be_cancelled(store):
     cancelled.set()
     with pytest.raises(OperationCancelled):
         verify(store, "s1", threads=2, cancelled=cancelled)
+
+
+def test_an_archive_comes_in_at_its_place_among_the_snapshots_of_its_kernel(store, make_store):
+    """Whatever the clock of the machine showed on which it was made."""
+    for number, created in ((1, 300.0), (2, 100.0), (3, 200.0)):
+        fill(store, f"n{number}", OTHER, number=number, created=created)
+    other = make_store("other")
+    for snapshot_id in ("n2", "n3", "n1"):
+        imported(other, exported(store, snapshot_id))
+    assert [one.snapshot_id for one in other.snapshots()] == ["n3", "n2", "n1"]
+    assert EarlierSnapshots(other, "k").next_number(0) == 4
+
+
+def test_an_archive_cannot_take_the_last_number_of_its_kernel(store, make_store):
+    """Then nothing could be told to be newer."""
+    fill(store, "last", OTHER, number=MAX_ARRIVING_NUMBER + 1)
+    fill(store, "fair", OTHER, number=MAX_ARRIVING_NUMBER)
+    other = make_store("other")
+    with pytest.raises(ArchiveInvalid, match="invalid number"):
+        imported(other, exported(store, "last"))
+    imported(other, exported(store, "fair"))
+    assert EarlierSnapshots(other, "k").next_number(0) == MAX_ARRIVING_NUMBER + 1

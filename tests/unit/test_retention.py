@@ -212,3 +212,17 @@ def test_a_policy_without_a_rule_says_so():
     assert RetentionPolicy(manual_too=True).removes_nothing
     assert not RetentionPolicy(keep_last=1).removes_nothing
     assert [v.reason for v in judge(series(1), RetentionPolicy())] == [retention.NO_RULE]
+
+
+def test_the_newest_is_kept_although_its_clock_was_behind():
+    """The last of these was made after the clock had been set back by a month."""
+    taken = series(3)  # the newest comes first
+    numbered = [
+        msgspec.structs.replace(info, number=number)
+        for number, info in enumerate(reversed(taken), 1)
+    ]
+    last = msgspec.structs.replace(snapshot("a33"), number=4)
+    assert removed([last, *numbered], keep_last=1) == ["a0", "a1", "a2"]
+    assert removed([last, *numbered], keep_last=1, living={"k"}, max_bytes=1) == ["a0", "a1", "a2"]
+    verdicts = judge([*numbered, last], RetentionPolicy(keep_last=1, max_bytes=1), living={"k"})
+    assert (verdicts[0].snapshot.snapshot_id, verdicts[0].removed) == ("a33", False)

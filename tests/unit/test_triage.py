@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import msgspec
 
@@ -133,6 +134,15 @@ def test_at_stake_is_what_was_done_since_the_last_snapshot_that_survives():
     assert stake("new", lambda info: False) == (900, 500)
     assert stake("", lambda info: False, []) == (0, 500_000_000)
     assert stake("", None, []) == (0, 0)
+
+
+def test_a_kernel_whose_snapshot_is_of_a_clock_that_was_ahead_is_not_worth_nothing(monkeypatch):
+    monkeypatch.setattr(
+        "psutil.Process", lambda pid: SimpleNamespace(create_time=lambda: 1e9 - 700)
+    )
+    living = msgspec.structs.replace(kernel(), pid=5)
+    ahead = taken("s", "k", -3600, new_bytes=20)
+    assert round(candidate(living, [ahead], 1e9).at_stake_seconds) == 700
 
 
 def test_what_is_uploaded_quickly_goes_before_what_is_as_worth_and_takes_long():

@@ -264,7 +264,7 @@ class Reaction:
         total = deadline - now()
         grace_until = now() + min(GRACE_SECONDS, _GRACE_PART * total)
         # A second notice with an earlier deadline must not begin a new grace period.
-        self._due_since = self._due_since or time.time()
+        self._due_since = self._due_since or now()
         self._grace_until = min(self._grace_until or grace_until, grace_until)
         half_time = now() + total / 2
         self._uploads.hurry(on=not disk_survives)
@@ -305,7 +305,7 @@ class Reaction:
                 continue
             if self._tries[kernel.kernel_id] >= _MAX_TRIES:
                 continue
-            if record.since > began and time.time() < record.since + _AGAIN_SECONDS:
+            if began < kernel.entered_at and now() < kernel.entered_at + _AGAIN_SECONDS:
                 continue
             is_servers = record.owner.kind is OwnerKind.SERVER
             if is_servers and (

@@ -116,10 +116,11 @@ class IdleSuspension(KernelListener):
         manager_of(self._kernels, kernel_id).last_activity = datetime.now(UTC)
 
     async def _suspend_later(self, served: ServedKernel) -> None:
-        deadline = time.time() + self._notice_seconds
-        served.announce_suspend(deadline)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._notice_seconds
+        served.announce_suspend(time.time() + self._notice_seconds)
         changes = served.output.changes
-        while time.time() < deadline and served.suspends_at is not None:
+        while loop.time() < deadline and served.suspends_at is not None:
             if served.output.changes != changes or served.output.runs_cell or served.absent:
                 served.announce_suspend(None)
             await asyncio.sleep(_LOOK_SECONDS)
@@ -158,10 +159,19 @@ def idle_kernels(
             (_is_open(served) or (parked_too and served.state is KernelState.PARKED))
             and not (served.output.runs_cell or served.is_wanted or served.waits)
             and getattr(manager, "execution_state", "") == "idle"
-            and (now - since).total_seconds() >= after_seconds
+            and is_long_ago((now - since).total_seconds(), after_seconds)
         ):
             idle.append((since, kernel_id))
     return [kernel_id for _, kernel_id in sorted(idle)]
+
+
+def is_long_ago(seconds_ago: float, after_seconds: float) -> bool:
+    """Return whether something happened at least `after_seconds` ago by the time of day, `seconds_ago` by what was noted then.
+
+    What lies further in the future was noted before the clock was set back, so it counts as long ago: a kernel that is suspended too
+    early resumes at its next cell, but one that is not suspended while memory is short may be lost.
+    """
+    return not -after_seconds <= seconds_ago < after_seconds
 
 
 def _is_open(served: ServedKernel) -> bool:

@@ -16,7 +16,7 @@ from ... import calls
 from ...errors import GpuCkptError
 from ...manifest_records import Cause
 from ..kernels.kernel_listener import KernelListener
-from .idle import idle_kernels
+from .idle import idle_kernels, is_long_ago
 
 if TYPE_CHECKING:
     import logging
@@ -234,12 +234,12 @@ class MemoryRoom(KernelListener):
         idle = idle_kernels(
             self._kernels, self._operations, after_seconds=after_seconds, parked_too=True
         )
-        begun_before = time.time() - after_seconds
+        day = time.time()
         return {
             each: kernel.memory_bytes
             for each in idle
             if (kernel := known.get(each))
-            and kernel.since <= begun_before
+            and is_long_ago(day - kernel.since, after_seconds)
             # A thread of the user's may use the GPU although no cell runs.
             and not kernel.gpu_utilization
             and each not in self._rests_until

@@ -5,7 +5,7 @@ Each machine sends only what has changed on it since it last sent changes, so th
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -72,6 +72,27 @@ class Amendment(msgspec.Struct, frozen=True):
     title: str = ""
     deletion: Deletion | None = None
 
+    @property
+    def renames(self) -> bool:
+        """Whether the user has changed the title since this machine sent it."""
+        return self.before is not None and self.before.title != self.now.title
+
+
+class Entry(Protocol):
+    """What a far session says of a snapshot."""
+
+    @property
+    def title(self) -> str:
+        """The title by which it is listed."""
+
+    @property
+    def about(self) -> About | None:
+        """The facts that retention needs; None if they are not known."""
+
+    @property
+    def relied_on_by(self) -> dict[str, str]:
+        """The machines that have its content nowhere else, by their ids, with their host names."""
+
 
 def about(info: SnapshotInfo) -> About:
     """Return the facts about a snapshot that retention needs."""
@@ -89,7 +110,17 @@ def told(info: SnapshotInfo, relied_on_in: str = "", store: str = "") -> Told:
     return Told(now.pinned, now.named, title_of(info), relied_on_in, store)
 
 
-def amended(known: About | None, change: Amendment) -> About | None:
+def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str, object]:
+    """Return the fields of a snapshot's entry in a far session after a change by `machine`, given by its id and host name."""
+    others = {name: host for name, host in one.relied_on_by.items() if name != machine[0]}
+    return {
+        "title": change.now.title if change.renames else one.title,
+        "about": amended_facts(one.about, change),
+        "relied_on_by": others | dict([machine] if change.now.relied_on_in else []),
+    }
+
+
+def amended_facts(known: About | None, change: Amendment) -> About | None:
     """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself.
 
     If an older version uploaded the snapshot without these facts (`known` is None), none are added: no other machine can know whether

@@ -44,10 +44,28 @@ def try_out(bucket: Bucket) -> Capabilities:
             bucket.delete(trial.written)
 
 
+def time_there(bucket: Bucket) -> float:
+    """Return the time by the remote's clock (seconds since the epoch), from an object that is written for that and removed again.
+
+    Raises AccessDenied, StoreUnavailable.
+    """
+    trial = _Trial(bucket, f"{_FOLDER}/{os.urandom(8).hex()}")
+    try:
+        return trial.time_there()
+    finally:
+        with suppress(GpuCkptError):
+            bucket.delete(trial.written)
+
+
 class _Trial:
     def __init__(self, bucket: Bucket, folder: str) -> None:
         self._bucket, self._folder = bucket, folder
         self.written: list[str] = []
+
+    def time_there(self) -> float:
+        name = self._name("time")
+        self._bucket.overwrite(name, os.urandom(_BYTES))
+        return self._bucket.get(name).modified.timestamp()
 
     def run(self) -> Capabilities:
         before = time.time()

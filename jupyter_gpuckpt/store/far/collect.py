@@ -14,7 +14,6 @@ pack is removed that a listed snapshot needs:
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -85,7 +84,9 @@ def collect(
         return Collected()  # other collectors have completed later epochs meanwhile
     # A machine may be fetching what the rule removes, so those manifests stay until the next epoch.
     just_now = (
-        _removed_by_rule(bucket, seal, seen, epoch, plan, by_rule) if plan and by_rule else set()
+        _removed_by_rule(bucket, seal, seen, epoch, plan, by_rule, written)
+        if plan and by_rule
+        else set()
     )
     found = roots.read(bucket, seal, seen, packs_of, packs.read)
     needed = set().union(*found.all)
@@ -115,16 +116,25 @@ def collect(
 
 
 def _removed_by_rule(
-    bucket: Bucket, seal: Seal, seen: Seen, epoch: Epoch, plan: Plan, by_rule: ByRule
+    bucket: Bucket,
+    seal: Seal,
+    seen: Seen,
+    epoch: Epoch,
+    plan: Plan,
+    by_rule: ByRule,
+    now: datetime,
 ) -> set[str]:
-    """Remove what a rule asks for; return the names of the manifests, and record in `by_rule` what was removed."""
+    """Remove what a rule asks for; return the names of the manifests, and record in `by_rule` what was removed.
+
+    `now`: by the remote's clock, with which the next collection compares it.
+    """
     by_rule.generation = plan.rule.generation if plan.rule else 0
     removals = unneeded.remove(
         plan,
         Sessions(bucket, seal, seen),
         lambda: rules.read(bucket, seal, seen),
         lambda: epochs.number(bucket, seal, seen) == epoch.number,
-        time.time(),
+        now.timestamp(),
     )
     names = set()
     for session_id, snapshots in removals:

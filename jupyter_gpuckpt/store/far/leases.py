@@ -155,7 +155,7 @@ class Leases:
             for lease in taken:
                 self._give_sign(lease)
             if self.is_good:
-                return Tenure(self.daemon_id, session.term)
+                return Tenure(self.daemon_id, session.term, session.highest)
             # The request took longer than the lifetime, so another daemon may have taken the lease meanwhile.
             self.beat()
         raise StoreUnavailable(f"{self._bucket.name} is too slow for a lease.")

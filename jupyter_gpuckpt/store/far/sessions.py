@@ -13,6 +13,7 @@ import msgspec
 
 from ... import ids
 from ...errors import ConfigurationError, FarObjectMissing, SessionLost, StoreUnavailable
+from ...snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER
 from ..codecs import DIGEST_BYTES
 from ..manifest_checks import is_time
 from .about import About, Amendment, amended
@@ -43,8 +44,8 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     digest: bytes
     created: float
     title: Text = ""
-    raw_bytes: int = 0
-    stored_bytes: int = 0
+    raw_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stored_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     #: When it was deleted, in seconds since 1970; 0 if it was not. This tombstone stays until the collector has removed its manifest.
     deleted_at: float = 0.0
     #: None if an older version uploaded it. Then retention keeps it.
@@ -53,6 +54,14 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     relied_on_by: dict[Text, Text] = {}
     #: The id of the machine that uploaded it; empty if an older version did.
     machine_id: Text = ""
+    #: The term of the session in which it was made (0: before any lease), and its number (`snapshot_order.py`).
+    term: Annotated[int, msgspec.Meta(ge=0)] = 0
+    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
+
+    @property
+    def place(self) -> tuple[int, int, float, str]:
+        """The sort key of the snapshots of one session. Clocks of machines differ, so times come last."""
+        return self.term, self.number, self.created, self.snapshot_id
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -80,6 +89,8 @@ class Tenure(msgspec.Struct, frozen=True):
 
     daemon_id: str
     term: int
+    #: The highest number of a snapshot in the far session when the lease was granted.
+    highest: int = 0
 
 
 class FarSession(msgspec.Struct, frozen=True):
@@ -100,8 +111,14 @@ class FarSession(msgspec.Struct, frozen=True):
     @property
     def listed(self) -> list[FarSnapshot]:
         """Return the snapshots that are not deleted, newest first."""
-        there = [one for one in self.snapshots if not one.deleted_at]
-        return sorted(there, key=lambda one: one.created, reverse=True)
+        there = (one for one in self.snapshots if not one.deleted_at)
+        return sorted(there, key=lambda one: one.place, reverse=True)
+
+    @property
+    def highest(self) -> int:
+        """Return the highest number of a snapshot, even of a deleted one; one that another machine could not continue is left out."""
+        numbers = (one.number for one in self.snapshots)
+        return max((one for one in numbers if one <= MAX_ARRIVING_NUMBER), default=0)
 
 
 class ManifestErased(Exception):  # noqa: N818 - an event
@@ -136,8 +153,8 @@ class Sessions:
             if snapshot.manifest in session.erased:
                 raise ManifestErased
             others = [one for one in session.snapshots if one.snapshot_id != snapshot.snapshot_id]
-            is_newest = all(one.created <= snapshot.created for one in others)
-            # Nothing else would name the manifest of a replaced tombstone, so the collector would never remove it.
+            is_newest = all(one.place <= snapshot.place for one in others)
+            # Nothing else would name the manifest of a replaced tombstone for the collector.
             old = {
                 one.manifest
                 for one in session.snapshots
@@ -170,14 +187,13 @@ class Sessions:
 
         def amend(session: FarSession) -> FarSession:
             snapshots, facts = [], session.facts
-            newest = session.listed[0] if session.listed else None
             for one in session.snapshots:
                 change = changes.get(one.snapshot_id)
                 if change is None or one.deleted_at:
                     snapshots.append(one)
                     continue
-                snapshots.append(_amended(one, change, machine))
-                if one == newest and _is_renamed(change):
+                snapshots.append(msgspec.structs.replace(one, **amended(one, change, machine)))
+                if change.renames and one == session.listed[0]:
                     facts = msgspec.structs.replace(facts, title=change.title)
             return msgspec.structs.replace(session, facts=facts, snapshots=snapshots)
 
@@ -369,20 +385,6 @@ def _as_known(snapshot: FarSnapshot, session: FarSession) -> FarSnapshot:
     return snapshot
 
 
-def _amended(one: FarSnapshot, change: Amendment, machine: tuple[str, str]) -> FarSnapshot:
-    others = {name: host for name, host in one.relied_on_by.items() if name != machine[0]}
-    return msgspec.structs.replace(
-        one,
-        title=change.now.title if _is_renamed(change) else one.title,
-        about=amended(one.about, change),
-        relied_on_by=others | dict([machine] if change.now.relied_on_in else []),
-    )
-
-
-def _is_renamed(change: Amendment) -> bool:
-    return change.before is not None and change.before.title != change.now.title
-
-
 def _is_sound(lease: Lease) -> bool:
     return ids.is_id(lease.daemon_id) and is_time(lease.since)
 
@@ -395,6 +397,4 @@ def _is_sound_snapshot(snapshot: FarSnapshot) -> bool:
         and len(snapshot.digest) == DIGEST_BYTES
         and is_time(snapshot.created)
         and is_time(snapshot.deleted_at)
-        and snapshot.raw_bytes >= 0
-        and snapshot.stored_bytes >= 0
     )

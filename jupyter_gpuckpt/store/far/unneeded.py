@@ -2,7 +2,7 @@
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
 session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
-machine has nowhere else. Clocks of machines differ, so the snapshot that was listed last also counts as the newest.
+machine has nowhere else. The snapshot that was listed last also counts as the newest.
 
 A removal takes two epochs of the collector: one marks the snapshots as deleted, the next removes their manifests. So a fetch that has
 begun can finish. Nothing is marked in a session of which a judged entry has changed since.
@@ -71,10 +71,10 @@ def judge(
     infos, held, needed = [], dict[str, str](), set[str]()
     for session in sessions:
         newest = newest_of(session)
-        for one in session.listed:
+        for place, one in enumerate(reversed(session.listed), 1):
             # Entries are identified by their manifests, because two sessions may list one snapshot.
             listed[one.manifest] = session, one
-            infos.append(_info(session, one))
+            infos.append(_info(session, one, place))
             if why := newest.get(one.manifest) or _why_kept(one):
                 held[one.manifest] = why
             if one.manifest in newest or one.relied_on_by:
@@ -265,8 +265,11 @@ def _why_kept(one: FarSnapshot) -> str:
     return NAMED if one.about.named and not one.about.pinned else ""
 
 
-def _info(session: FarSession, one: FarSnapshot) -> SnapshotInfo:
-    """Return the record by which retention judges an entry; it is exempt from the rules if it is pinned."""
+def _info(session: FarSession, one: FarSnapshot, place: int) -> SnapshotInfo:
+    """Return the record by which retention judges an entry; it is exempt from the rules if it is pinned.
+
+    `place`: its place in the session's order, which is that of retention.
+    """
     about = one.about
     is_exempt = about is None or about.known_cause is None or about.pinned or about.named
     return SnapshotInfo(
@@ -277,4 +280,5 @@ def _info(session: FarSession, one: FarSnapshot) -> SnapshotInfo:
         sizes=Sizes(one.raw_bytes, one.stored_bytes, one.stored_bytes),
         cause=(about.known_cause if about else None) or Cause.MANUAL,
         pinned=is_exempt,
+        number=place,
     )

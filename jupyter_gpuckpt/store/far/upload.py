@@ -148,13 +148,14 @@ class Uploader:
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         tenure: Tenure | None = None,
+        term: int = 0,
     ) -> Uploaded:
         """Upload a snapshot; the remote lists it when this returns.
 
-        `progress` is called with the bytes sent and the bytes in all, from any thread. `tenure`: the lease of the far session. Raises
-        SessionLost if another daemon has held the lease since, SnapshotNotFound, ObjectCorrupt if a chunk is damaged on this machine,
-        AccessDenied, StoreUnavailable, FarObjectInvalid, OperationCancelled. After an error the next attempt does not send the same
-        packs again.
+        `progress` is called with the bytes sent and the bytes in all, from any thread. `tenure`: the lease of the far session. `term`:
+        that in which the snapshot was made. Raises SessionLost if another daemon has held the lease since, SnapshotNotFound,
+        ObjectCorrupt if a chunk is damaged on this machine, AccessDenied, StoreUnavailable, FarObjectInvalid, OperationCancelled.
+        After an error the next attempt does not send the same packs again.
         """
         manifest = store.manifest(snapshot_id)
         journal = self._journal(snapshot_id)
@@ -166,7 +167,7 @@ class Uploader:
                 break
             with store.holding(digests):
                 run = _Run(self._far, store, manifest, digests, journal, progress)
-                snapshot = run.upload(facts.session_id)
+                snapshot = run.upload(facts.session_id, term)
             sent = Sent(sent.count_bytes + run.sent.count_bytes, sent.packs + run.sent.packs)
             # An erasure that ran at the same time removed the manifest: the loop writes it again.
             with suppress(ManifestErased):
@@ -238,7 +239,7 @@ class _Run:
         #: What this attempt has sent so far.
         self.sent = Sent()
 
-    def upload(self, session_id: str) -> FarSnapshot:
+    def upload(self, session_id: str, term: int) -> FarSnapshot:
         """Send packs, index object and manifest; return the entry that the far session must list."""
         now = self._now()
         self._journal.begin(now.epoch)
@@ -268,6 +269,8 @@ class _Run:
             info.sizes.stored_bytes,
             about=about(info),
             machine_id=self._far.machine_id,
+            term=term,
+            number=info.number,
         )
 
     def _now(self) -> CurrentEpoch:

@@ -129,10 +129,11 @@ describe('elsewhere', () => {
   });
 
   it('keeps what went on elsewhere after it was here', () => {
+    // In the order of the server. The clock of the other machine is behind.
     const session = aFarSession(
       {},
-      { snapshot_id: 'older', created: 10, here: true },
-      { snapshot_id: 'newer', created: 20 }
+      { snapshot_id: 'newer', created: 10 },
+      { snapshot_id: 'older', created: 20, here: true }
     );
     expect(ids(known(session))).toEqual(['newer']);
   });
