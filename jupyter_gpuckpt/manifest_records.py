@@ -13,6 +13,7 @@ import msgspec
 
 from .chunk_parts import Part, decoded_parts
 from .errors import ObjectCorrupt
+from .own_sockets import OwnSockets
 
 #: The version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
 FORMAT_VERSION = 1
@@ -217,8 +218,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
     keep_files: list[str] = []
-    #: The kernel's own TCP ports, whose peers reconnect by themselves (Jupyter's five).
+    #: The kernel's own TCP ports, or unix sockets, whose peers reconnect by themselves (Jupyter's five).
     own_ports: list[int] = []
+    own_sockets: OwnSockets = OwnSockets()
     #: A description for the next server, from which it lists the kernel (kernelspec, connection_info, sessions, kernel_info ...). It
     #: is opaque to the daemon.
     jupyter: dict[str, Any] = {}

@@ -266,7 +266,9 @@ def _dump(
             if plan.method == "skeleton":
                 unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)
             else:
-                criu_dump.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
+                criu_dump.dump_plain(
+                    settings, tree, str(images), plan.ghost_limit_bytes, halt, plan.own_sockets
+                )
             # If the kernel ended just before its parent was stopped, CRIU has dumped a process that nobody had waited for.
             if processes.is_ending(tree.kernel_pid):
                 raise FreezeFailed(
@@ -300,8 +302,9 @@ def _dump_skeleton(
             hidden.write(listed)
             looks.append(beside.submit(lambda: (hidden.scan(), unforked_areas(tree.kernel_pid))))
 
+        limit = plan.ghost_limit_bytes
         criu_dump.dump_skeleton(
-            settings, tree, criu_options.IMAGES, plan.ghost_limit_bytes, halt_and_look
+            settings, tree, criu_options.IMAGES, limit, halt_and_look, plan.own_sockets
         )
         pages, unforked = looks[0].result()
     hidden_pages.reveal(images, pages)

@@ -147,6 +147,7 @@ def thaw(
                 restore.placing,
                 restore.inside,
                 private_shm=manifest.launch.private_shm,
+                own_sockets=manifest.launch.own_sockets,
             )
             cleanup.callback(moved.release)
             connections.enter(images)

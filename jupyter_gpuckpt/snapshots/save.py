@@ -88,7 +88,14 @@ def save(
             _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
         )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
-        chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
+        chosen = plan(
+            tree,
+            settings,
+            private_shm=spec.private_shm,
+            own_sockets=spec.own_sockets.names,
+            stop=stop,
+            gpu_bytes=gpu_bytes,
+        )
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.

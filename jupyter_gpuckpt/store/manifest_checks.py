@@ -102,7 +102,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "it contains an invalid process id"
     if not 0 <= manifest.uid <= _MAX_ID or not 0 <= manifest.gid <= _MAX_ID:
         yield "it contains an invalid user or group id"
-    if any("\0" in path for path in (manifest.launch.cwd, *(one.path for one in manifest.mapped))):
+    paths = [manifest.launch.cwd, *manifest.launch.own_sockets.names]
+    paths += [one.path for one in manifest.mapped]
+    if any("\0" in path for path in paths):
         yield "it contains an invalid path"
     streams = {stream.name: stream.length for stream in manifest.streams}
     if len(streams) < len(manifest.streams):
