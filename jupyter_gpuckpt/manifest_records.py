@@ -168,14 +168,15 @@ class TcpEnd(msgspec.Struct, frozen=True):
 
 
 class TcpConnection(msgspec.Struct, frozen=True):
-    """A TCP connection with both ends in the tree.
+    """A TCP connection with both ends in the tree. It has one end if the other was closed, or if it was not accepted yet (`waiting`).
 
-    It has one end if the other was closed, or if the connection was not accepted yet (`waiting`). `name`: the text for users.
+    `name`: the text for users. `sent`: the number of bytes that were sent before it was accepted, in a stream of their own.
     """
 
     name: str
     ends: list[TcpEnd]
     waiting: bool = False
+    sent: int = 0
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -198,9 +199,8 @@ WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a kernel's start, sent by the provisioner. `env` is complete; the engine adds only what it must.
 
-    Records and manifests contain the result of `written_down`; those of older versions contain everything.
-
-    Default values are not stored, so that older versions can read records without newer features.
+    Records and manifests contain the result of `written_down`; those of older versions contain everything. Default values
+    are not stored, so that older versions can read records without newer features.
     """
 
     kernel_id: str

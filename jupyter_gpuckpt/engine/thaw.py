@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from .placing import Placing
 from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
+from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
 from .tree import affinity, server_files, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
@@ -187,9 +188,11 @@ def thaw(
 
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
-    queued = any(end.unread for kept in manifest.connections for end in kept.ends)
-    read = content.reader(tcp_record.STREAM) if queued else lambda offset, length: b""
-    return RemadeConnections(manifest.connections, read)
+    def read(stream: str) -> Callable[[int, int], bytes]:
+        is_there = any(one.name == stream for one in manifest.streams)
+        return content.reader(stream) if is_there else lambda offset, length: b""
+
+    return RemadeConnections(manifest.connections, read(tcp_record.STREAM), read(unaccepted.STREAM))
 
 
 @contextmanager

@@ -116,9 +116,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for path in (path for process in manifest.gpu for path in process.staging):
         if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
             yield f"memory of a GPU would be written to {path!r}"
-    if not all(map(_is_connection, manifest.connections)) or streams.get("tcp", 0) < sum(
-        end.unread for connection in manifest.connections for end in connection.ends
-    ):
+    kept = manifest.connections
+    unread = sum(end.unread for connection in kept for end in connection.ends)
+    sent = sum(connection.sent for connection in kept)
+    is_whole = streams.get("tcp", 0) >= unread and streams.get("tcp-unaccepted", 0) >= sent
+    if not is_whole or not all(map(_is_connection, kept)):
         yield "it contains an invalid connection"
     for process in manifest.processes:
         if process.pages not in {"", *streams} and manifest.method == "skeleton":
@@ -149,6 +151,8 @@ def _is_composed(chunk: Chunk) -> bool:
 
 
 def _is_connection(connection: TcpConnection) -> bool:
+    if not 0 <= connection.sent <= _MAX_UNREAD_BYTES * connection.waiting:
+        return False
     return len(connection.ends) in ({1} if connection.waiting else {1, 2}) and all(
         end.family in {socket.AF_INET, socket.AF_INET6}
         and _is_address(end.local)

@@ -20,13 +20,17 @@ def test_kernels_are_saved_branched_and_woken_as_over_tcp(server_with):
         # The cell wakes it, and its output is complete.
         name = each.run("print(x[-1])").strip()
         assert name == ("first" if each is page else "other")
-        child = f"pid = os.fork()\nif not pid:\n    print('{name}'); os._exit(0)\nos.waitpid(pid, 0)"
+        child = (
+            f"pid = os.fork()\nif not pid:\n    print('{name}'); os._exit(0)\nos.waitpid(pid, 0)"
+        )
         assert f"{name}\n" in each.run(child)
         file = each.run("from ipykernel import get_connection_file as f; print(f())").strip()
         told = json.loads(Path(file).read_text())
         assert told["transport"] == "ipc"
         assert each.kernel_id in told["ip"]
-    folders = {Path(told["ip"]).parent for told in map(json.loads, map(Path.read_text, files_of(server)))}
+    folders = {
+        Path(told["ip"]).parent for told in map(json.loads, map(Path.read_text, files_of(server)))
+    }
     assert len(folders) == 2
     for each in (page, other):
         server.request("DELETE", f"api/kernels/{each.kernel_id}")
