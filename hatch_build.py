@@ -26,7 +26,7 @@ _MUSL = "musl-gcc"
 BINARIES = {
     TREE / "gpuckpt-init": ([TREE / "init.c", TREE / "namespaces.c"], _STATIC),
     CRIU / "criu-preload.so": (
-        [CRIU / f"{part}.c" for part in ("preload", "injection", "pipes")],
+        [CRIU / f"{part}.c" for part in ("preload", "injection", "messages", "pipes")],
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
