@@ -37,7 +37,10 @@ BINARIES = {
         ],
         [*_WITHOUT_LIBC, "-fvisibility=hidden"],
     ),
-    TREE / "outside-signals.so": ([TREE / "outside_signals.c"], _WITHOUT_LIBC),
+    TREE / "outside-signals.so": (
+        [TREE / "outside_signals.c", TREE / "fresh_randomness.c"],
+        _WITHOUT_LIBC,
+    ),
 }
 
 

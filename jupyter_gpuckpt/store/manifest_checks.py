@@ -30,9 +30,9 @@ from ..manifest_records import (
 from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
-#: The allowed files on the kernel's scratch: the keeper, its secrets, and the library that is preloaded into it.
+#: The allowed files on the kernel's scratch: the keeper, its secrets, the number of the copy, and the libraries that are preloaded.
 _SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
-_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|[a-z-]+\.so)")
+_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|copy|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 #: Folders in which every machine has its own files. Reading some of these files never ends.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
