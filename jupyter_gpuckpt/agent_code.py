@@ -16,6 +16,7 @@ _MODULES = (
     "addresses",
     "calls",
     "environment",
+    "fresh_secrets",
     "history",
     "peer_access",
     "sent_messages",

@@ -51,6 +51,7 @@ from jupyter_client.jsonutil import json_clean, json_default
 from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
+from .fresh_secrets import renew_secrets
 from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
@@ -200,6 +201,7 @@ class Agent:
             content["called"] = await self._call(op)
         elif op == "resumed":
             request = parent["content"]
+            renew_secrets()
             take_variables(
                 request["environment"], request.get("renewed", ()), request.get("visible_gpus", "")
             )

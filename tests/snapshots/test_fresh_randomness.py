@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
-from jupyter_gpuckpt.engine.tree import fresh_randomness
+from jupyter_gpuckpt.engine.tree import fresh_randomness, launch
 
 #: For each file `draw-...` it prints what a thread, another one and a forked process draw from both OpenSSLs, and from `random`.
 PROGRAM = """
@@ -85,12 +85,12 @@ def program(run):
 
 
 def test_copies_draw_other_secrets_and_the_same_statistical_numbers(program) -> None:
-    snapshot = program.save(stop=True).manifest.info.snapshot_id
-    copies = []
-    for _ in range(3):  # the third is what a roll back brings
+    snapshot = program.save().manifest.info.snapshot_id
+    copies = [draw(program)]
+    for _ in range(2):
+        launch.kill(program.tree)
         program.resume(snapshot)
         copies.append(draw(program))
-        psutil.Process(program.tree.init_pid).kill()
     drawn = [value for found in copies for value in secrets(found)]
     assert len(drawn) == 3 * len(WHO) * 4
     assert len(set(drawn)) == len(drawn)
@@ -108,7 +108,7 @@ def test_a_snapshot_of_a_resumed_program_is_copied_as_well(program) -> None:
     for _ in range(2):
         program.resume(snapshot)
         copies.append(draw(program))
-        psutil.Process(program.tree.init_pid).kill()
+        launch.kill(program.tree)
     drawn = [value for found in copies for value in secrets(found)]
     assert len(set(drawn)) == len(drawn)
 
@@ -121,5 +121,49 @@ def test_without_a_new_number_copies_draw_the_same(program, monkeypatch) -> None
     for _ in range(2):
         program.resume(snapshot)
         copies.append(secrets(draw(program)))
-        psutil.Process(program.tree.init_pid).kill()
+        launch.kill(program.tree)
     assert copies[0] == copies[1]
+
+
+#: Asks three libraries for getpid(): with OpenSSL's generator, with that and Python, and with neither. Then as the agent does.
+ASKED = """
+    import ctypes, json, os, time
+    libraries = {name: ctypes.CDLL(f"./{name}.so") for name in ("openssl", "python", "neither")}
+    print("ready", flush=True)
+    while not os.path.exists("ask"):
+        time.sleep(0.01)
+    found = {name: library.asked() == os.getpid() for name, library in libraries.items()}
+    draw = ctypes.CDLL(None).gpuckpt_draw
+    draw(1)
+    found["drawing"] = os.getpid() == int(os.readlink("/proc/self"))
+    draw(0)
+    found["own"] = os.getpid() == int(os.readlink("/proc/self"))
+    print(json.dumps(found), flush=True)
+    time.sleep(1000)
+"""
+TEXTS = {
+    "openssl": "providers/implementations/rands/drbg.c",
+    "python": "crypto/rand/drbg_lib.c Py_InitializeEx",
+    "neither": "drbg.c",
+}
+
+
+def test_only_openssl_and_the_agent_get_a_changed_pid(run, tmp_path) -> None:
+    folder = tmp_path / "program-0"
+    code = 'int getpid(void); const char *text = "{}"; int asked(void) {{ return getpid() + 0 * *text; }}'
+    for name, text in TEXTS.items():
+        (tmp_path / f"{name}.c").write_text(code.format(text))
+        words = ["cc", "-shared", "-fPIC", "-o", f"{tmp_path}/{name}.so", f"{tmp_path}/{name}.c"]
+        subprocess.run(words, check=True)
+    program = run(ASKED.replace("./{name}.so", f"{tmp_path}/{{name}}.so"))
+    program.lines()
+    program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    (folder / "ask").touch()
+    found = json.loads(program.lines(more_than=1)[1])
+    assert found == {
+        "openssl": False,
+        "python": True,
+        "neither": True,
+        "drawing": False,
+        "own": True,
+    }
