@@ -38,8 +38,6 @@ PROGRAM = """
         file.write(b"file")
         file.flush()
         of_file = mapped(None, huge, 1, 2, file.fileno())
-    shared = mapped(None, huge, 3, 0x21 | 0x4000)
-    ctypes.memmove(shared + MB, b"shared", 6)
     heap = mapped(None, 3 * MB + 2 * PAGE, 0) + PAGE
     assert mapped(heap, 3 * MB, 3, PRIVATE | FIXED) == heap
     ctypes.memset(heap, 7, 3 * MB)
@@ -74,7 +72,6 @@ PROGRAM = """
             "heap": ctypes.string_at(heap + MB, 3).hex(),
             "heap is accounted": "ac" in flags(heap),
             "file": ctypes.string_at(of_file, 4).decode(),
-            "shared": ctypes.string_at(shared + MB, 6).decode(),
         }
         if child == 0:
             said["little"] = ctypes.string_at(reserved + 5 * MB, 6).decode()
