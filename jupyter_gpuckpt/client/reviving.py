@@ -37,7 +37,12 @@ def revive(
     connection = moved_address(moved_connection(saved, launch.own_ports, free.ports), folder)
     jupyter, _ = parted({**described, "connection_info": connection, "output": {}})
     request = BranchRequest(owner_id, snapshot_id, made_id, free.ports, name, jupyter, folder)
-    client.send(calls.branch(request))
+    try:
+        client.send(calls.branch(request))
+    except BaseException:
+        if folder:
+            socket_folders.remove(Path(folder))
+        raise
     free.release()
     return connection
 

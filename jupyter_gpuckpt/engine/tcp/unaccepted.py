@@ -6,15 +6,20 @@ accepts them itself, as its last step before the commit, when its rehearsal has 
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 
 from ...manifest_records import TcpConnection
 from . import options
+
+logger = logging.getLogger(__name__)
 
 #: The stream of a snapshot that holds what was sent.
 STREAM = "tcp-unaccepted"
@@ -47,32 +52,38 @@ class Unaccepted:
     def take(self, connections: list[TcpConnection]) -> tuple[list[TcpConnection], bytes]:
         """Accept the connections; return all of the tree, these last and in the order of their acceptance, and what was sent.
 
-        The processes cannot go on with these connections afterwards.
+        One of which not everything can be read is left out, and logged. The order of the others stays, because the bytes in their queues
+        are stored in it; clients that wait have received nothing. The processes cannot go on with these connections afterwards.
         """
         waiting = {_address(kept.ends[0].local): kept for kept in connections if kept.waiting}
         ordered, sent = list[TcpConnection](), list[bytes]()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for listener in self._listeners.values():
-            for accepted in self._all_of(listener):
-                address = _address(accepted.getpeername())
-                if (kept := waiting.pop(address, None)) is not None:
-                    sent.append(_received(accepted, self._clients.get(address), deadline))
-                    ordered.append(msgspec.structs.replace(kept, sent=len(sent[-1])))
-        taken = {_address(kept.ends[0].local) for kept in ordered}
-        others = [
-            kept
-            for kept in connections
-            if not kept.waiting or _address(kept.ends[0].local) not in taken
-        ]
+            for accepted, address in self._all_of(listener):
+                if (kept := waiting.pop(address, None)) is None:
+                    continue
+                try:
+                    data = _received(accepted, self._clients.get(address), deadline)
+                except OSError as error:
+                    logger.warning("connection %s, not accepted yet, is lost: %s", kept.name, error)
+                    continue
+                sent.append(data)
+                ordered.append(msgspec.structs.replace(kept, sent=len(data)))
+        left = waiting.values()
+        others = [kept for kept in connections if not kept.waiting or kept in left]
         return [*others, *ordered], b"".join(sent)
 
-    def _all_of(self, listener: socket.socket) -> list[socket.socket]:
-        """Accept all connections of a listener. Its file flags are shared with the program, so they stay as they are."""
-        found = list[socket.socket]()
+    def _all_of(self, listener: socket.socket) -> list[tuple[socket.socket, tuple[str, int]]]:
+        """Accept all connections of a listener, and return them with the clients' addresses.
+
+        The listener's file flags are shared with the program, so they stay as they are.
+        """
+        found = list[tuple[socket.socket, tuple[str, int]]]()
         while options.is_readable(listener):
-            accepted = self._accepted.enter_context(listener.accept()[0])
-            options.end_at_once(accepted)
-            found.append(accepted)
+            with suppress(ConnectionAbortedError):  # its client has ended it
+                accepted, client = listener.accept()
+                options.end_at_once(self._accepted.enter_context(accepted))
+                found.append((accepted, _address(client)))
         return found
 
     def close(self) -> None:
@@ -91,16 +102,16 @@ def _address(name: Sequence[str | int]) -> tuple[str, int]:
 
 
 def _received(accepted: socket.socket, client: socket.socket | None, deadline: float) -> bytes:
-    """Return all that a client has sent, also what it still keeps because there was no room."""
+    """Return all that a client has sent, also what it still keeps because there was no room. Raises OSError."""
     data = bytearray()
     while time.monotonic() < deadline:
         if options.is_readable(accepted):
             part = accepted.recv(_PART_BYTES)
             if not part:
-                break
+                return bytes(data)
             data += part
         elif client is None or not options.unsent(client):
-            break
+            return bytes(data)
         else:
             time.sleep(_LOOK_SECONDS)
-    return bytes(data)
+    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
