@@ -26,7 +26,7 @@ _MUSL = "musl-gcc"
 BINARIES = {
     TREE / "gpuckpt-init": ([TREE / "init.c", TREE / "namespaces.c"], _STATIC),
     CRIU / "criu-preload.so": (
-        [CRIU / f"{part}.c" for part in ("preload", "injection", "pipes")],
+        [CRIU / f"{part}.c" for part in ("preload", "injection", "messages", "pipes")],
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
@@ -37,7 +37,10 @@ BINARIES = {
         ],
         [*_WITHOUT_LIBC, "-fvisibility=hidden"],
     ),
-    TREE / "outside-signals.so": ([TREE / "outside_signals.c"], _WITHOUT_LIBC),
+    TREE / "outside-signals.so": (
+        [TREE / "outside_signals.c", TREE / "fresh_randomness.c"],
+        _WITHOUT_LIBC,
+    ),
 }
 
 

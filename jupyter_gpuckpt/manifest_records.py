@@ -14,6 +14,7 @@ import msgspec
 from .chunk_parts import Part, decoded_parts
 from .errors import ObjectCorrupt
 from .file_records import KeptFile, MappedFile, OpenFile
+from .own_sockets import OwnSockets
 
 #: The version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
 FORMAT_VERSION = 1
@@ -145,14 +146,15 @@ class TcpEnd(msgspec.Struct, frozen=True):
 
 
 class TcpConnection(msgspec.Struct, frozen=True):
-    """A TCP connection with both ends in the tree.
+    """A TCP connection with both ends in the tree. It has one end if the other was closed, or if it was not accepted yet (`waiting`).
 
-    It has one end if the other was closed, or if the connection was not accepted yet (`waiting`). `name`: the text for users.
+    `name`: the text for users. `sent`: the number of bytes that were sent before it was accepted, in a stream of their own.
     """
 
     name: str
     ends: list[TcpEnd]
     waiting: bool = False
+    sent: int = 0
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -177,9 +179,8 @@ WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a kernel's start, sent by the provisioner. `env` is complete; the engine adds only what it must.
 
-    Records and manifests contain the result of `written_down`; those of older versions contain everything.
-
-    Default values are not stored, so that older versions can read records without newer features.
+    Records and manifests contain the result of `written_down`; those of older versions contain everything. Default values
+    are not stored, so that older versions can read records without newer features.
     """
 
     kernel_id: str
@@ -197,8 +198,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
     keep_files: list[str] = []
-    #: The kernel's own TCP ports, whose peers reconnect by themselves (Jupyter's five).
+    #: The kernel's own TCP ports, or unix sockets, whose peers reconnect by themselves (Jupyter's five).
     own_ports: list[int] = []
+    own_sockets: OwnSockets = OwnSockets()
     #: A description for the next server, from which it lists the kernel (kernelspec, connection_info, sessions, kernel_info ...). It
     #: is opaque to the daemon.
     jupyter: dict[str, Any] = {}

@@ -1,8 +1,12 @@
-"""Quantities in messages: 1 kernel, 2 kernels; sizes and ages."""
+"""Quantities in messages: 1 kernel, 2 kernels; sizes and ages; the first of many names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SECONDS_PER_MINUTE, SECONDS_PER_HOUR, SECONDS_PER_DAY = 60, 3600, 86400
+#: The most names of one kind that a message lists.
+_SHOWN = 3
 
 
 def counted(number: int, noun: str) -> str:
@@ -29,3 +33,9 @@ def age(seconds: float) -> str:
             return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago"
     minutes = int(seconds // SECONDS_PER_MINUTE)
     return f"{minutes} min ago" if minutes else "just now"
+
+
+def some(names: Sequence[object]) -> str:
+    """Join the first names with commas, and say how many more there are."""
+    shown = ", ".join(str(name) for name in names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -287,8 +287,8 @@ class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /branches: create a new suspended kernel whose resume restores `snapshot_id` beside the snapshot's own kernel.
 
-    It listens on `own_ports` instead of on those of the snapshot's launch, in their order. `jupyter` and `name`: as in
-    `SaveRequest`.
+    It listens on `own_ports` instead of on those of the snapshot's launch, in their order, and clients
+    find its own unix sockets in `sockets_folder`. `jupyter` and `name`: as in `SaveRequest`.
     """
 
     owner_id: str
@@ -297,6 +297,7 @@ class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_ports: list[int]
     name: str = ""
     jupyter: dict[str, Any] = {}
+    sockets_folder: str = ""
 
 
 class GpuRoom(msgspec.Struct, frozen=True):

@@ -9,8 +9,10 @@ from typing import Any
 from .. import calls
 from ..manager_secrets import joined, parted
 from ..manifest_records import LaunchSpec
+from ..own_sockets import moved_address
 from ..ports import HeldPorts, moved_connection
 from ..protocol import BranchRequest
+from . import socket_folders
 from .sync_client import Client
 
 
@@ -30,12 +32,17 @@ def revive(
     free = HeldPorts.free(len(launch.own_ports))
     described = joined(launch.jupyter, launch.secrets)
     saved = described.get("connection_info") or {}
-    connection = moved_connection(saved, launch.own_ports, free.ports)
+    made_id = kernel_id or launch.kernel_id
+    folder = str(socket_folders.make(made_id)) if launch.own_sockets.folder else ""
+    connection = moved_address(moved_connection(saved, launch.own_ports, free.ports), folder)
     jupyter, _ = parted({**described, "connection_info": connection, "output": {}})
-    request = BranchRequest(
-        owner_id, snapshot_id, kernel_id or launch.kernel_id, free.ports, name, jupyter
-    )
-    client.send(calls.branch(request))
+    request = BranchRequest(owner_id, snapshot_id, made_id, free.ports, name, jupyter, folder)
+    try:
+        client.send(calls.branch(request))
+    except BaseException:
+        if folder:
+            socket_folders.remove(Path(folder))
+        raise
     free.release()
     return connection
 

@@ -21,6 +21,7 @@ def check(spec: LaunchSpec) -> None:
     """Raise ConfigurationError for a launch that cannot work. It reads the file system."""
     check_kernel_id(spec.kernel_id)
     check_ports(spec.own_ports)
+    check_folder(spec.own_sockets.folder)
     if problem := next(_problems(spec), ""):
         raise ConfigurationError(
             f"The kernel cannot be started: {problem}.", hint="Look at its kernelspec."
@@ -33,6 +34,15 @@ def check_ports(ports: list[int]) -> None:
         raise ConfigurationError(
             "One of the kernel's ports is not a port number.",
             hint=f"Ports are numbers up to {_MAX_PORT}.",
+        )
+
+
+def check_folder(folder: str) -> None:
+    """Raise ConfigurationError for a text that is not the path of a folder for sockets; an empty one means that there is none."""
+    if folder and (not folder.startswith("/") or ".." in folder.split("/") or "\0" in folder):
+        raise ConfigurationError(
+            "The folder of the kernel's own sockets is no absolute path.",
+            hint="It begins with / and has no `..`.",
         )
 
 

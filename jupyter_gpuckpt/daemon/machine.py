@@ -274,6 +274,8 @@ class Machine:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from . import late_modules  # noqa: PLC0415 - late: see there
 
+        launch = msgspec.structs.replace(manifest.launch, own_sockets=record.spec.own_sockets)
+        manifest = msgspec.structs.replace(manifest, launch=launch)
         with (
             far_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),

@@ -116,6 +116,7 @@ class Verbs:
         """
         launch_checks.check_kernel_id(request.kernel_id)
         launch_checks.check_ports(request.own_ports)
+        launch_checks.check_folder(request.sockets_folder)
         manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
         if self._kernels.find(request.kernel_id):
             raise KernelStateConflict(f"There is a kernel {request.kernel_id} already.")
@@ -129,6 +130,7 @@ class Verbs:
             launch.written_down(),
             kernel_id=request.kernel_id,
             own_ports=request.own_ports,
+            own_sockets=msgspec.structs.replace(launch.own_sockets, folder=request.sockets_folder),
             jupyter=request.jupyter,
         )
         record = KernelRecord(

@@ -17,7 +17,7 @@ import msgspec
 
 from ..host import processes
 from ..manifest_records import LINK_REMAP, SCRATCH, CapturedFile
-from .tree import kept_secrets, lane_library, outside_signals
+from .tree import fresh_randomness, kept_secrets, lane_library, outside_signals
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -84,6 +84,7 @@ def capture(
 def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator[str]:
     yield KEEPER
     yield outside_signals.INSIDE
+    yield fresh_randomness.INSIDE
     yield lane_library.INSIDE
     yield kept_secrets.INSIDE
     if private_shm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ..own_sockets import OwnSockets
 from .criu import file_locks, inet_images, unix_images
 from .criu.inet_images import Moved
 from .placing import Placing
@@ -19,11 +20,13 @@ def avoid(
     inside: Callable[[str], Path],
     *,
     private_shm: bool,
+    own_sockets: OwnSockets,
 ) -> Moved:
     """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
 
-    `ports`: of clients outside, old to new. `inside` translates a path of the tree's. Raises ThawFailed for a conflict that cannot be
-    avoided: a lock that another program holds, or a name or a port that others know.
+    `ports`: of clients outside, old to new. `own_sockets`: the kernel's own, with the folder where its clients look for them. `inside`
+    translates a path of the tree's. Raises ThawFailed for a conflict that cannot be avoided: a lock that another program holds, or a
+    name or a port that others know.
     """
     files = images / "files.img"
     file_locks.require_free(images, inside("/"))
@@ -32,6 +35,10 @@ def avoid(
     for path in paths:
         # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
         placing.make_folders(Path(path).parent, 0o700)
-    if taken := set(paths) & unix_images.names_in_use():
+    own = set(paths) & set(own_sockets.names) if own_sockets.folder else set[str]()
+    if own and own_sockets.folder != own_sockets.place:
+        placing.make_folders(Path(own_sockets.folder), 0o700)
+        socket_directories.replace(init_pid, own_sockets)
+    if taken := (set(paths) - own) & unix_images.names_in_use():
         socket_directories.separate(init_pid, taken, inside)
     return inet_images.move(files, ports)

@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
-from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
+from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions
 from ..progress import Progress, Stage
 from . import kept_files
 from .capture import Capture, capture, drop_copies, unlink_strays
@@ -42,7 +42,6 @@ from .memory.watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
 from .tcp import record as tcp_record
-from .tcp.record import LostConnection
 from .tree import affinity, landlock, user_namespaces
 from .tree.context_switches import counted_once_stopped, that_has_run
 from .tree.launch import alive, pids
@@ -68,10 +67,8 @@ class Frozen(msgspec.Struct):
     gpu: list[GpuProcess]
     #: How many bytes of GPU memory are to be stored.
     gpu_bytes: int
-    #: TCP connections with both ends in the tree, the bytes in their queues, and connections that cannot be kept.
-    connections: list[TcpConnection] = []
-    connections_queues: bytes = b""
-    connections_lost: list[LostConnection] = []
+    #: TCP connections with both ends in the tree.
+    tcp: tcp_record.Recorded
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = {}
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
@@ -171,9 +168,8 @@ def frozen(
             _unlink(tree, links)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
-        result = _result(images, listed, kept, captured, gpu)
-        result.connections, result.connections_queues = tcp.connections, tcp.queues
-        result.connections_lost, result.gone, result._kept = tcp.lost, gone, keeping
+        result = _result(images, listed, kept, captured, gpu, tcp)
+        result.gone, result._kept = gone, keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
@@ -267,7 +263,9 @@ def _dump(
             if plan.method == "skeleton":
                 unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)
             else:
-                criu_dump.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
+                criu_dump.dump_plain(
+                    settings, tree, str(images), plan.ghost_limit_bytes, halt, plan.own_sockets
+                )
             # If the kernel ended just before its parent was stopped, CRIU has dumped a process that nobody had waited for.
             if processes.is_ending(tree.kernel_pid):
                 raise FreezeFailed(
@@ -301,8 +299,9 @@ def _dump_skeleton(
             hidden.write(listed)
             looks.append(beside.submit(lambda: (hidden.scan(), unforked_areas(tree.kernel_pid))))
 
+        limit = plan.ghost_limit_bytes
         criu_dump.dump_skeleton(
-            settings, tree, criu_options.IMAGES, plan.ghost_limit_bytes, halt_and_look
+            settings, tree, criu_options.IMAGES, limit, halt_and_look, plan.own_sockets
         )
         pages, unforked = looks[0].result()
     hidden_pages.reveal(images, pages)
@@ -386,6 +385,7 @@ def _result(
     memory: Sequence[ProcessMemory | CopiedMemory],
     captured: Capture,
     gpu: GpuProcesses,
+    tcp: tcp_record.Recorded,
 ) -> Frozen:
     return Frozen(
         images=images,
@@ -395,4 +395,5 @@ def _result(
         captured_files=captured.sources,
         gpu=gpu.records(),
         gpu_bytes=gpu.stored_bytes,
+        tcp=tcp,
     )

@@ -19,6 +19,7 @@ from ..errors import ThawFailed
 from ..manifest_records import CapturedFile, Manifest
 from ..store import manifest_checks
 from .criu import images as criu_images
+from .tree import fresh_randomness
 
 #: The suffix of a link that is being written.
 _UNFINISHED = ".gpuckpt-unfinished"
@@ -83,7 +84,7 @@ class Placing:
         return jobs
 
     def finish(self) -> None:
-        """Make links, and set owners, modes and times, when the bytes have been written."""
+        """Make links, set owners, modes and times, and let the kernel know that it is another copy, when the bytes have been written."""
         for record in self._manifest.captured:
             path = self._at(record.path)
             if record.path in self._links:
@@ -93,6 +94,7 @@ class Placing:
                 os.link(self._at(record.target), path)
             else:
                 _finish_private(record, path, owner=self._owners)
+        fresh_randomness.renew(self._inside)
 
     def make_folders(self, folder: Path, mode: int = 0o777) -> None:
         """Make a folder and its missing parents."""

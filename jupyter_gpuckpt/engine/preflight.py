@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -42,10 +42,18 @@ class Plan(msgspec.Struct, frozen=True):
     shared_bytes: int
     private_shm: bool
     ram_needs: RamNeeds = NO_NEEDS
+    #: The names of the kernel's own listening unix sockets.
+    own_sockets: Sequence[str] = ()
 
 
 def plan(
-    tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int
+    tree: Tree,
+    settings: EngineSettings,
+    *,
+    private_shm: bool,
+    own_sockets: Sequence[str] = (),
+    stop: bool,
+    gpu_bytes: int,
 ) -> Plan:
     """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
@@ -92,7 +100,8 @@ def plan(
                 f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
-    return Plan(method, _ghost_limit(members), private, shared, private_shm, needs)
+    ghosts = _ghost_limit(members)
+    return Plan(method, ghosts, private, shared, private_shm, needs, own_sockets)
 
 
 def _refuse_other_versions(tree: Tree) -> None:

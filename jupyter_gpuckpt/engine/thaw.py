@@ -38,6 +38,7 @@ from .placing import Placing
 from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
+from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
 from .tree import affinity, server_files, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
@@ -151,6 +152,7 @@ def thaw(
                 restore.placing,
                 restore.inside,
                 private_shm=manifest.launch.private_shm,
+                own_sockets=manifest.launch.own_sockets,
             )
             cleanup.callback(moved.release)
             connections.enter(images)
@@ -197,9 +199,11 @@ def _without_error(
 
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
-    queued = any(end.unread for kept in manifest.connections for end in kept.ends)
-    read = content.reader(tcp_record.STREAM) if queued else lambda offset, length: b""
-    return RemadeConnections(manifest.connections, read)
+    def read(stream: str) -> Callable[[int, int], bytes]:
+        is_there = any(one.name == stream for one in manifest.streams)
+        return content.reader(stream) if is_there else lambda offset, length: b""
+
+    return RemadeConnections(manifest.connections, read(tcp_record.STREAM), read(unaccepted.STREAM))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from . import processes, tcp_table
-from .tcp_table import Endpoint, Row, TcpState
+from .tcp_table import Row, TcpState
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 #: States of open connections; in other states a connection is being opened, or both sides have ended it.
@@ -36,18 +36,23 @@ class Inner(NamedTuple):
     """A connection of which no program outside the tree has an end.
 
     It has one end only in two cases: the other end was closed by its program, or a listener of the tree has not accepted the
-    connection yet (`waiting`).
+    connection yet (`listener`).
     """
 
     ends: tuple[End, ...]
-    waiting: bool = False
+    listener: End | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the connection has not been accepted yet."""
+        return self.listener is not None
 
     def __str__(self) -> str:
         return str(self.ends[0])
 
 
 class Survey(NamedTuple):
-    """The open connections of a tree. `outer`: those with other programs, and those whose data cannot be read.
+    """The open connections of a tree. `outer`: those with other programs, also those that the tree has not accepted yet.
 
     `unlisted`: sockets that are in none of Linux's lists; some belong to connections that both sides have ended.
     """
@@ -65,22 +70,26 @@ def survey(pids: Collection[int]) -> Survey:
     rows = _rows(pids)
     by_ends = {row.ends: row for row in rows}
     listeners = [
-        row.local.plain for row in rows if row.state == TcpState.LISTEN and row.inode in held
+        End(*held[row.inode], row)
+        for row in rows
+        if row.state == TcpState.LISTEN and row.inode in held
     ]
     inner, outer, seen = list[Inner](), list[End](), set[str]()
     for row in rows:
-        if row.inode not in held or row.inode in seen or row.state not in _OPEN:
+        if row.state not in _OPEN or row.inode in seen:
+            continue
+        other = by_ends.get(row.ends[::-1])
+        if row.inode not in held:
+            client_is_outside = other is None or other.inode not in held
+            if client_is_outside and (listener := _listener_of(row, listeners)) is not None:
+                outer.append(listener._replace(row=row))
             continue
         end = End(*held[row.inode], row)
-        other = by_ends.get(row.ends[::-1])
         if other is not None and other.inode in held and other.inode != row.inode:
             seen.add(other.inode)
             inner.append(Inner((end, End(*held[other.inode], other))))
-        elif other is not None and _is_waiting(row, other, listeners):
-            if is_stuck(other):
-                outer.append(end)
-            else:
-                inner.append(Inner((end,), waiting=True))
+        elif other is not None and (listener := _listener_of(other, listeners)) is not None:
+            inner.append(Inner((end,), listener))
         elif _is_left(row, other):
             inner.append(Inner((end,)))
         elif row.state == TcpState.ESTABLISHED:
@@ -129,18 +138,20 @@ def is_stuck(waiting: Row) -> bool:
     return waiting.unread > (waiting.state == TcpState.CLOSE_WAIT)
 
 
-def _is_waiting(row: Row, other: Row, listeners: Iterable[Endpoint]) -> bool:
-    """Return whether the other end is in the queue of a listener that has not accepted it."""
-    if other.inode != _WITHOUT_PROGRAM:
-        return False
-    if other.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
-        return False
-    wanted = row.remote.plain
-    return any(
-        listener.port == wanted.port
-        and (listener.address.is_unspecified or listener.address == wanted.address)
-        for listener in listeners
-    )
+def _listener_of(row: Row, listeners: Iterable[End]) -> End | None:
+    """Return the listener in whose queue a connection is that no program has accepted; None if it is in none."""
+    if row.inode != _WITHOUT_PROGRAM:
+        return None
+    if row.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
+        return None
+    own = row.local.plain
+    for listener in listeners:
+        place = listener.row.local.plain
+        if place.port == own.port and (
+            place.address.is_unspecified or place.address == own.address
+        ):
+            return listener
+    return None
 
 
 def _is_left(row: Row, other: Row | None) -> bool:

@@ -46,10 +46,10 @@ from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
 
-from . import random_secrets
 from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
+from .fresh_secrets import renew_secrets
 from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
@@ -92,7 +92,7 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
-        self._resumes = Resumes(random_secrets.renew, self._subscribers.expect_again)
+        self._resumes = Resumes(renew_secrets, self._subscribers.expect_again)
         #: Whether `_release` is scheduled.
         self._releasing = False
         self._say, self._iopub._really_send = self._iopub._really_send, self._output

@@ -26,7 +26,7 @@ from ..store import manifest_checks
 from ..store.local import LocalStore
 from . import open_files
 from .resume import obstacles
-from .room import disk_shortage
+from .room import disk_shortage, reservation_shortage
 from .stored_images import FILES, MEMORY, PROCESSES, write_images
 
 #: The exceptions of reading a damaged image or manifest.
@@ -64,10 +64,11 @@ def rehearse(
             ).lost
             found += _incomplete(manifest, images)
             found += _limits(images)
+        shortages = [reservation_shortage(manifest, store, running=True)]
         # The images of a plain dump are still on disk; removing them frees the space for a resume.
         if manifest.method == "skeleton":
-            shortage = disk_shortage(manifest, store, spill_dir)
-            found += [shortage] if shortage else []
+            shortages.append(disk_shortage(manifest, store, spill_dir))
+        found += filter(None, shortages)
     except _UNREADABLE as error:
         found.append(f"The images cannot be read back: {type(error).__name__}: {error}.")
     return found

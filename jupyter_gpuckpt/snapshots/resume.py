@@ -139,7 +139,11 @@ def check(
 ) -> None:
     """Check whether the kernel can be resumed on this machine with these GPUs (None: all). Raises HostIncompatible with all reasons."""
     problems = obstacles(manifest, this_host, digests)
-    of_memory = [room.memory_shortage(manifest, store), _placement(manifest, allowed_gpus).shortage]
+    of_memory = [
+        room.memory_shortage(manifest, store),
+        room.reservation_shortage(manifest, store),
+        _placement(manifest, allowed_gpus).shortage,
+    ]
     of_disk = room.disk_shortage(manifest, store, spill_dir)
     shortages = [text for text in (*of_memory, of_disk) if text]
     if problems or shortages:

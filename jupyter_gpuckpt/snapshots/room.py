@@ -7,12 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..engine.gpu import lane_windows
-from ..engine.memory import page_plan
+from ..engine.memory import page_plan, reservations
 from ..engine.memory.page_plan import PagePlan
 from ..host import processes
+from ..host.overcommit import overcommit
 from ..manifest_records import Manifest
 from ..store.local import LocalStore
-from .stored_images import MEMORY, write_images
+from .stored_images import MEMORY, PROCESSES, write_images
 
 
 def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
@@ -54,6 +55,17 @@ def disk_shortage(manifest: Manifest, store: LocalStore, spill_dir: Path) -> str
         f"{needed >> 20} MB are needed on the disk for what CRIU puts into the kernel's memory,"
         f" {free >> 20} MB are free in {place}."
     )
+
+
+def reservation_shortage(manifest: Manifest, store: LocalStore, *, running: bool = False) -> str:
+    """Return a sentence about the memory that a resume cannot reserve; empty if it can. `running`: the kernel still runs here."""
+    limits = overcommit()
+    if limits.free_bytes is None:
+        return ""
+    with TemporaryDirectory() as directory:
+        images = Path(directory)
+        write_images(manifest, store, images, {*MEMORY, *PROCESSES})
+        return reservations.shortage(images, limits, running=running)
 
 
 def _streams_bytes(manifest: Manifest, *kinds: str) -> int:

@@ -17,15 +17,13 @@ from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
-from ..engine.tcp import record as tcp_record
-from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..file_records import KeptFile, MappedFile
-from ..host import connections, fingerprint, gpu, processes
+from ..host import fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
@@ -39,10 +37,11 @@ from ..manifest_records import (
     Sizes,
     SnapshotInfo,
 )
+from ..plurals import some
 from ..progress import Progress, Stage
 from ..snapshot_order import Making
 from ..store.local import LocalStore
-from . import kept_files, notebooks, open_files
+from . import kept_files, notebooks, open_files, tcp
 from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
 from .rehearsal import rehearse
@@ -52,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
-#: The most names of one kind that a message lists.
+#: The most problems that a message lists.
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
@@ -88,11 +87,16 @@ def save(
     begun = time.monotonic()
     digests, new = digests or FileDigests(), new or Making(uuid.uuid4().hex)
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
-        warnings = (
-            _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
-        )
+        warnings = tcp.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
-        chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
+        chosen = plan(
+            tree,
+            settings,
+            private_shm=spec.private_shm,
+            own_sockets=spec.own_sockets.names,
+            stop=stop,
+            gpu_bytes=gpu_bytes,
+        )
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
@@ -101,7 +105,6 @@ def save(
         if stop:
             open_files.learn(tree, digests.outlines)
         notebook, not_stored = notebooks.read(spec.jupyter)
-        warnings += not_stored
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
@@ -123,13 +126,13 @@ def save(
         images, sources = _images(state)
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
-        sources += _queues(state)
+        sources += tcp.queues(state)
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
-        if notebook is not None:
-            sources += notebook.sources
+        sources += notebook.sources if notebook is not None else []
+        warnings += not_stored
         if stop:
-            warnings += _lost_connections(state, spec, cut=not options.cause.spares_connections)
+            warnings += tcp.lost(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
@@ -173,10 +176,10 @@ def save(
                 {spec.log_path, *_paths(state.captured), *_paths(kept), *_paths(mapped)},
                 digests.outlines,
             ),
-            connections=state.connections,
+            connections=state.tcp.connections,
             uid=ids.uid,
             gid=ids.gid,
-            lost_connections=_unkept(state, spec),
+            lost_connections=tcp.unkept(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
@@ -187,7 +190,10 @@ def save(
                 warnings += _rehearsal_warnings(problems, stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
-                staged.publish()
+                if not state.tcp.unaccepted:
+                    staged.publish()
+        if state.tcp.unaccepted:
+            manifest = tcp.published_with_unaccepted(manifest, state, store, settings, progress)
         complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
@@ -229,50 +235,6 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         for info in complete:
             error.hint = f"{error.hint} The snapshot {info.snapshot_id} is complete.".lstrip()
         raise
-
-
-def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
-    """Return warnings of the connections with other processes that a suspend cuts; a save cuts none."""
-    own = set(spec.own_ports)
-    outer = connections.survey(pids(tree)).outer
-    return _cut(
-        [str(end) for end in outer if not own & {end.row.local.port, end.row.remote.port}], cut=cut
-    )
-
-
-def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
-    """Return warnings of the connections within the tree that a resume of this snapshot will not restore."""
-    lost = _unkept(state, spec)
-    queues = memoryview(state.connections_queues)
-    with RemadeConnections(
-        state.connections, lambda at, length: bytes(queues[at : at + length]), rehearsal=True
-    ) as made:
-        lost += made.lost
-    return _cut(lost, cut=cut)
-
-
-def _unkept(state: Frozen, spec: LaunchSpec) -> list[str]:
-    """Return the names of inner connections that the snapshot lacks, except those on the kernel's own ports, whose peers reconnect."""
-    own = set(spec.own_ports)
-    return [lost.text for lost in state.connections_lost if not own & set(lost.ports)]
-
-
-def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
-    if not found:
-        return []
-    shown = _some(found)
-    if not cut:
-        raise KernelNotCheckpointable(
-            f"The kernel has network connections that a suspend would cut: {shown}.",
-            hint="Suspend it yourself if these connections can be made again, or close them.",
-        )
-    return [f"Network connections were cut: {shown}."]
-
-
-def _queues(state: Frozen) -> list[Source]:
-    if not state.connections_queues:
-        return []
-    return [BytesSource(tcp_record.STREAM, state.connections_queues)]
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
@@ -324,7 +286,7 @@ def _programs(
         return mapped, []
     return mapped, [
         "These programs or libraries were replaced or removed after the kernel had loaded them: "
-        f"{_some(sorted(replaced))}. The kernel and its snapshot keep the versions that it loaded."
+        f"{some(sorted(replaced))}. The kernel and its snapshot keep the versions that it loaded."
     ]
 
 
@@ -343,12 +305,6 @@ def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
             details="\n".join(problems),
         )
     return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
-
-
-def _some(names: Sequence[object]) -> str:
-    """Join the first names with commas."""
-    shown = ", ".join(str(name) for name in names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def _sizes(packed: Packed, stored_bytes: int, state: Frozen) -> Sizes:

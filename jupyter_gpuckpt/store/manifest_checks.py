@@ -31,9 +31,9 @@ from ..snapshot_order import MAX_NUMBER
 from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
-#: The allowed files on the kernel's scratch: the keeper, its secrets, and the library that is preloaded into it.
+#: The allowed files on the kernel's scratch: the keeper, its secrets, the number of the copy, and the libraries that are preloaded.
 _SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
-_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|[a-z-]+\.so)")
+_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|copy|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 #: Folders in which every machine has its own files. Reading some of these files never ends.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
@@ -114,7 +114,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "it contains an invalid process id"
     if not 0 <= manifest.uid <= _MAX_ID or not 0 <= manifest.gid <= _MAX_ID:
         yield "it contains an invalid user or group id"
-    if any("\0" in path for path in (manifest.launch.cwd, *(one.path for one in manifest.mapped))):
+    paths = [manifest.launch.cwd, *manifest.launch.own_sockets.names]
+    paths += [one.path for one in manifest.mapped]
+    if any("\0" in path for path in paths):
         yield "it contains an invalid path"
     streams = {stream.name: stream.length for stream in manifest.streams}
     if len(streams) < len(manifest.streams):
@@ -127,9 +129,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for path in (path for process in manifest.gpu for path in process.staging):
         if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
             yield f"memory of a GPU would be written to {path!r}"
-    if not all(map(_is_connection, manifest.connections)) or streams.get("tcp", 0) < sum(
-        end.unread for connection in manifest.connections for end in connection.ends
-    ):
+    kept = manifest.connections
+    unread = sum(end.unread for connection in kept for end in connection.ends)
+    sent = sum(connection.sent for connection in kept)
+    is_whole = streams.get("tcp", 0) >= unread and streams.get("tcp-unaccepted", 0) >= sent
+    if not is_whole or not all(map(_is_connection, kept)):
         yield "it contains an invalid connection"
     for process in manifest.processes:
         if process.pages not in {"", *streams} and manifest.method == "skeleton":
@@ -160,6 +164,8 @@ def _is_composed(chunk: Chunk) -> bool:
 
 
 def _is_connection(connection: TcpConnection) -> bool:
+    if not 0 <= connection.sent <= _MAX_UNREAD_BYTES * connection.waiting:
+        return False
     return len(connection.ends) in ({1} if connection.waiting else {1, 2}) and all(
         end.family in {socket.AF_INET, socket.AF_INET6}
         and _is_address(end.local)

@@ -1,13 +1,16 @@
-"""The five ports of a kernel: chosen, held until the kernel or the daemon has them, and returned."""
+"""The five ports of a kernel: chosen, held until the kernel or the daemon has them, and returned; or its five unix sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_client.connect import LocalPortCache
 
+from jupyter_gpuckpt.client import socket_folders
+from jupyter_gpuckpt.own_sockets import OwnSockets
 from jupyter_gpuckpt.ports import HeldPorts
 
 if TYPE_CHECKING:
@@ -25,7 +28,9 @@ class KernelPorts:
 
     @property
     def numbers(self) -> list[int]:
-        """Return the ports, without those that are not chosen yet or are no TCP ports."""
+        """Return the ports, without those that are not chosen yet; none with a transport that has no TCP ports."""
+        if self._manager.transport != "tcp":
+            return []
         ports = (getattr(self._manager, name, 0) for name in NAMES)
         return [port for port in ports if isinstance(port, int) and port]
 
@@ -44,6 +49,35 @@ class KernelPorts:
         elif self._manager.transport == "tcp":
             self._held = HeldPorts(self.numbers)
             self._held.hold()
+
+    def choose_sockets(self, kernel_id: str) -> None:
+        """With the transport `ipc`, let the kernel's sockets lie in a folder of their own, unless the user has chosen their address.
+
+        Only then a second kernel from a snapshot can have its sockets at another place.
+        """
+        manager = self._manager
+        by_default = ("kernel-ipc", f"{manager.connection_file.removesuffix('.json')}-ipc")
+        if manager.transport == "ipc" and manager.ip in by_default:
+            manager.ip = str(socket_folders.make(kernel_id) / socket_folders.SOCKETS)
+
+    @property
+    def sockets(self) -> OwnSockets:
+        """Return the names of the unix sockets, and their own folder."""
+        manager = self._manager
+        if manager.transport != "ipc":
+            return OwnSockets()
+        names = [f"{manager.ip}-{getattr(manager, name)}" for name in NAMES]
+        return OwnSockets(names, str(self._folder or ""))
+
+    @property
+    def _folder(self) -> Path | None:
+        manager = self._manager
+        return socket_folders.of({"transport": manager.transport, "ip": manager.ip})
+
+    def remove_sockets(self) -> None:
+        """Remove the sockets' own folder when the kernel has ended."""
+        if folder := self._folder:
+            socket_folders.remove(folder)
 
     def note(self) -> None:
         """Let no other manager of this process choose these ports, until Jupyter returns them with the kernel's end."""

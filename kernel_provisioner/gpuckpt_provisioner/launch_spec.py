@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.daemon_settings import Settings
+    from jupyter_gpuckpt.own_sockets import OwnSockets
 
 OnLostLease = Literal["auto", "continue", "pause"]
 
@@ -35,6 +36,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     on_lost_lease: OnLostLease,
     keep_files: list[str],
     own_ports: list[int],
+    own_sockets: OwnSockets,
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
     """Return the spec of a kernel that `Popen(command, **arguments)` would start; raise OSError where Popen would."""
@@ -59,6 +61,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
         on_lost_lease=on_lost_lease,
         keep_files=list(keep_files),
         own_ports=own_ports,
+        own_sockets=own_sockets,
         jupyter=public,
         secrets=secrets,
     )

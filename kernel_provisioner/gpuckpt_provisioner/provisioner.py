@@ -124,6 +124,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         if not self._launched:
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
+            self._ports.choose_sockets(self.kernel_id)
             choose = bool(self._manager.cache_ports and not self.ports_cached)
             self._ports.hold(choose=choose)
             self.ports_cached = self.ports_cached or choose
@@ -190,6 +191,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             on_lost_lease=cast("OnLostLease", self.on_lost_lease),
             keep_files=self.keep_files,
             own_ports=self._ports.numbers,
+            own_sockets=self._ports.sockets,
             jupyter=jupyter,
         )
         owner.attach(self.kernel_id, self)
@@ -353,6 +355,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             if self.kernel is not None or self._ended is not None:
                 await self._end()
             if not restart:
+                self._ports.remove_sockets()
                 await _in_thread(lambda: self._owner_here().detach(self.kernel_id))
         self.kernel = self._position = None
         self._ports.release()

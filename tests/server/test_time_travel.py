@@ -83,6 +83,30 @@ def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
     assert len(set(numbers)) == len(pages)
 
 
+#: Prints what a stranger must not be able to guess from another copy, then what goes on in each copy as it was.
+SECRETS = """
+import multiprocessing, ssl, tempfile
+from cryptography.hazmat.primitives.asymmetric import ed25519
+key = ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex()
+name, own = next(tempfile._get_candidate_names()), multiprocessing.current_process().authkey.hex()
+print(key, ssl.RAND_bytes(16).hex(), name, own, dice.random())
+"""
+
+
+def test_secrets_are_new_in_every_branch_and_after_every_way_back(server, page):
+    page.run(f"import random; dice = random.Random(1)\n{SECRETS}")
+    snapshot_id = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    found = [branch(server, snapshot_id).run(SECRETS).split() for _ in range(2)]
+    for _ in range(2):
+        found.append(page.run(SECRETS).split())
+        server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
+    *secrets, numbers = zip(*found, strict=True)
+    assert [len(set(drawn)) for drawn in secrets[:2]] == [4, 4]
+    # These belong to a program as long as it runs.
+    assert [len(set(drawn)) for drawn in secrets[2:]] == [4, 4]
+    assert len(set(numbers)) == 1
+
+
 def test_a_branch_tells_where_the_users_own_ports_are_now(server, page):
     listen = """
 import socket, threading

@@ -22,10 +22,12 @@ from jupyter_gpuckpt.engine.recovery import recover
 from jupyter_gpuckpt.engine.tcp import options as tcp_options
 from jupyter_gpuckpt.engine.tcp import record as tcp_record
 from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
+from jupyter_gpuckpt.engine.tcp.unaccepted import Unaccepted
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.errors import KernelNotCheckpointable
+from jupyter_gpuckpt.errors import KernelNotCheckpointable, StoreFull
 from jupyter_gpuckpt.host import connections, privileges
 from jupyter_gpuckpt.manifest_records import Cause
+from jupyter_gpuckpt.snapshots import save
 
 #: What every program here begins with. `step` says something and waits until the test has written a file of that name.
 START = """
@@ -424,16 +426,110 @@ def test_an_end_that_several_have_is_one_open_file(run) -> None:
     assert go_on(program, "look") == ["hello", False]
 
 
-STUCK = (
+#: A server that answers one request at a time, busy with the first; three clients have sent theirs, one has said that it says nothing
+#: more, and one more has only connected.
+BUSY = (
     START
     + """
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listener.getsockname())
-    client.sendall(b"nobody can look at this")
-    step("look", [listener.getsockname()[1]])
-    step("end", client.recv(1).decode())
+    import http.server, threading, urllib.request
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            began.append(True)
+            while self.path == "/slow" and not os.path.exists("look"):
+                time.sleep(0.005)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body[::-1])
+        def log_message(self, *words):
+            pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    port = server.server_address[1]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    answers, began = {}, []
+    def ask(name, data):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/{name}", data)
+        answers[name] = urllib.request.urlopen(request).read() == data[::-1]
+    clients = [threading.Thread(target=ask, args=("slow", b"x"))]
+    clients += [threading.Thread(target=ask, args=(f"waiting-{n}", os.urandom(length))) for n, length in enumerate((10, 30_000, 300_000))]
+    def until_they_wait(count, sent):
+        while True:
+            rows = [line.split() for line in open("/proc/net/tcp")]
+            rows = [row for row in rows if row[1].endswith(f":{port:04X}") and row[9] == "0" and row[3] in ("01", "08")]
+            if (len(rows), sum(not row[4].endswith(":00000000") for row in rows)) == (count, sent):
+                return
+            time.sleep(0.005)
+    clients[0].start()
+    while not began:
+        time.sleep(0.005)
+    for client in clients[1:]:
+        client.start()
+    until_they_wait(3, 3)
+    silent = socket.create_connection(("127.0.0.1", port))
+    ended = socket.create_connection(("127.0.0.1", port))
+    ended.sendall(b"POST /ended HTTP/1.0\\r\\nContent-Length: 3\\r\\n\\r\\nabc")
+    ended.shutdown(socket.SHUT_WR)
+    until_they_wait(5, 4)
+    step("look", port)
+    for client in clients:
+        client.join()
+    silent.sendall(b"POST /silent HTTP/1.0\\r\\nContent-Length: 3\\r\\n\\r\\ndef")
+    def rest(end):
+        with end.makefile("rb") as file:
+            return file.read()[-3:].decode()
+    step("end", [sorted(answers.items()), rest(ended), rest(silent)])
 """
 )
+
+
+def assert_busy_server_answers(program) -> None:
+    answers, ended, silent = go_on(program, "look")
+    assert answers == [["slow", True], *([f"waiting-{n}", True] for n in range(3))]
+    assert [ended, silent] == ["cba", "fed"]
+
+
+def test_what_was_sent_to_a_busy_server_arrives_after_a_resume(run) -> None:
+    program = run(BUSY)
+    program.lines()
+    program.save()
+    for _ in range(2):
+        suspended_and_resumed(program)
+    assert_busy_server_answers(program)
+
+
+def test_a_suspend_that_is_refused_leaves_what_was_sent_to_a_busy_server(run, monkeypatch) -> None:
+    program = run(BUSY)
+    program.lines()
+    monkeypatch.setattr(save, "rehearse", lambda *words: ["Something is missing."])
+    with pytest.raises(KernelNotCheckpointable, match="Something is missing"):
+        program.save(stop=True)
+    assert_busy_server_answers(program)
+
+
+def test_a_commit_that_fails_ends_unaccepted_connections_only(run, monkeypatch) -> None:
+    program = run(BUSY)
+    [port] = map(json.loads, program.lines())
+
+    def full(unaccepted, connections):
+        original(unaccepted, connections)
+        raise StoreFull("There is no room.")
+
+    original = Unaccepted.take
+    monkeypatch.setattr(Unaccepted, "take", full)
+    with pytest.raises(StoreFull):
+        program.save(stop=True)
+    monkeypatch.undo()
+    assert program.store.snapshots() == []
+    # The one that was accepted goes on.
+    found = connections.survey(launch.pids(program.tree))
+    assert [
+        inner.waiting
+        for inner in found.inner
+        if port in inner.ends[0].row.local + inner.ends[0].row.remote
+    ] == [False]
 
 
 URGENT = (
@@ -447,9 +543,8 @@ URGENT = (
 )
 
 
-@pytest.mark.parametrize("code", [STUCK, URGENT], ids=["not accepted", "urgent"])
-def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run, code) -> None:
-    program = run(code)
+def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run) -> None:
+    program = run(URGENT)
     ports = "|".join(map(str, json.loads(program.lines()[0])))
     with pytest.raises(KernelNotCheckpointable, match=f"127.0.0.1:({ports})"):
         program.save(stop=True, cause=Cause.IDLE)

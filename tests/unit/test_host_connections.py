@@ -88,6 +88,21 @@ def test_one_with_another_process_is_outer_and_names_it(listener):
         other.stdin.close()
 
 
+def test_one_that_another_process_opened_is_outer_before_it_is_accepted(listener):
+    address, port, *_ = listener.getsockname()
+    words = [sys.executable, "-c", CONNECTS, address, str(port)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        found = of(listener, [os.getpid()])
+        assert not found.inner
+        assert [(end.pid, end.descriptor) for end in found.outer] == [
+            (os.getpid(), listener.fileno())
+        ]
+        [inner] = of(listener, [os.getpid(), other.pid]).inner
+        assert inner.waiting
+        other.stdin.close()
+
+
 def test_listening_sockets_are_none(listener):
     found = of(listener, [os.getpid()])
     assert not found.inner

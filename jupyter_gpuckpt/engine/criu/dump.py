@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Self
@@ -23,7 +23,7 @@ from ..settings import EngineSettings
 from ..tree import user_namespaces
 from ..tree.strangers import end_strangers
 from ..tree.tree import Tree
-from . import action_script, cache, deleted_files, hidden_pages, log_causes, options
+from . import action_script, cache, deleted_files, hidden_pages, log_causes, options, own_clients
 
 #: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
@@ -38,13 +38,30 @@ def dump_skeleton(
     directory: str,
     ghost_limit: int,
     halt: Callable[[], None],
+    own_sockets: Collection[str] = (),
 ) -> None:
     """Write all images but the private pages into `directory` (a path inside); every task is stopped (state T) on return.
 
     `halt` is called once, at the last moment before CRIU looks at the tasks; it must stop them all (state T), and may raise.
-    Raises FreezeFailed with CRIU's reason, or what `halt` raised. The tasks stay stopped in either case; if CRIU was
-    killed in the middle they are in the state in which it left them.
+    `own_sockets`: the names of the listening unix sockets whose clients connect again by themselves. Raises FreezeFailed with CRIU's
+    reason, or what `halt` raised. The tasks stay stopped in either case; if CRIU was killed in the middle they are in the state in which
+    it left them.
     """
+
+    def attempt(halt: Callable[[], None], more: Sequence[str]) -> None:
+        _dump_skeleton(settings, tree, directory, ghost_limit, halt, more)
+
+    own_clients.dump(tree, tree.inside(directory), own_sockets, halt, attempt)
+
+
+def _dump_skeleton(
+    settings: EngineSettings,
+    tree: Tree,
+    directory: str,
+    ghost_limit: int,
+    halt: Callable[[], None],
+    more: Sequence[str],
+) -> None:
     ours, theirs = socket.socketpair()
     ready, tell = os.pipe()
     with ExitStack() as stack:
@@ -57,6 +74,7 @@ def dump_skeleton(
                 str(theirs.fileno()),
                 "--status-fd",
                 str(tell),
+                *more,
             ]
             hiding = {hidden_pages.VARIABLE: hidden_pages.LIST}
             run = _Run(
@@ -80,10 +98,15 @@ def dump_plain(
     directory: str,
     ghost_limit: int,
     halt: Callable[[], None],
+    own_sockets: Collection[str] = (),
 ) -> None:
     """Write all images, memory included, into `directory` (a path inside); otherwise like `dump_skeleton`."""
-    with _Run(settings, tree, directory, ghost_limit) as run:
-        run.supervise(halt, {})
+
+    def attempt(halt: Callable[[], None], more: Sequence[str]) -> None:
+        with _Run(settings, tree, directory, ghost_limit, more) as run:
+            run.supervise(halt, {})
+
+    own_clients.dump(tree, tree.inside(directory), own_sockets, halt, attempt)
 
 
 class _Run:

@@ -20,6 +20,7 @@ from .images import (
     PE_PRESENT,
     Extent,
     Field,
+    edit_first,
     encode,
     fields,
     inner,
@@ -27,12 +28,14 @@ from .images import (
     numbers,
     replace,
     strict,
+    with_inner,
 )
 
 _VARINT = 0
 #: mm_entry, vma_entry, and statuses of the latter (criu/include/image.h).
 _PROGRAM, _AREAS = 12, 14
 _START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS = range(1, 8)
+_MAP_NORESERVE = 0x4000
 _IS_GUARD = 1 << 16
 #: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
 _IS_OF_FILE = 1 << 6 | 1 << 7
@@ -108,6 +111,22 @@ def _part(area: bytes, start: int, end: int) -> bytes:
     return encode(
         [(number, wire, changed.get(number, value)) for number, wire, value in fields(area)]
     )
+
+
+@strict
+def reserve_nothing(images: Path, nspid: int, is_meant: Callable[[Area], bool]) -> None:
+    """Let CRIU map those memory areas of a process for which `is_meant` says so without a reservation of memory (MAP_NORESERVE)."""
+
+    def change(value: bytes) -> bytes:
+        values = numbers(value)
+        if values[_STATUS] & _IS_GUARD or not is_meant(_area(values)):
+            return value
+        changed = {_MAPPED_AS: values[_MAPPED_AS] | _MAP_NORESERVE}
+        return encode(
+            [(number, wire, changed.get(number, found)) for number, wire, found in fields(value)]
+        )
+
+    edit_first(images / f"mm-{nspid}.img", lambda head: with_inner(head, _AREAS, change))
 
 
 @strict

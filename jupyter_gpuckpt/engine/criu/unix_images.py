@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from .images import Field
 #: file_entry (images/fdinfo.proto).
 _UNIX = 16
 #: unix_sk_entry (images/sk-unix.proto).
-_TYPE, _STATE, _NAME = 3, 4, 11
+_TYPE, _STATE, _ROLE, _PEER, _NAME, _SHUT = 3, 4, 6, 8, 11, 12
+_INODE, _OUTSIDE, _SHUT_BOTH, _VARINT = 2, 1, 3, 0
 #: TCP_ESTABLISHED and TCP_LISTEN of include/net/tcp_states.h: unix sockets use the same numbers.
 _ESTABLISHED, _LISTEN = 1, 10
 #: The name of the CUDA driver's abstract socket: NUL, then `cuda-uvmfd-<inode of the PID namespace>-<pid in it>`.
@@ -71,6 +72,33 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
                 if not path.startswith(private) and ".." not in path.split("/"):
                     found.append(path)
     return found
+
+
+@criu_images.strict
+def close_outer(files: Path) -> None:
+    """Edit files.img so that connections with sockets outside look like ones that the other side has closed.
+
+    What was received and not read stays: CRIU restores such a socket as one end of a pair whose other end it closes.
+    """
+    entries, outside = [], set[int]()
+    for entry in criu_images.messages(files):
+        values = [criu_images.numbers(unix) for unix in criu_images.inner(entry, _UNIX)]
+        found = {unix[_INODE] for unix in values if unix[_ROLE] & _OUTSIDE}
+        outside |= found
+        if not found:
+            entries.append(entry)
+    if outside:
+        criu_images.replace(files, [_closed(entry, outside) for entry in entries])
+
+
+def _closed(entry: bytes, peers: Collection[int]) -> bytes:
+    def change(unix: bytes) -> bytes:
+        if criu_images.numbers(unix)[_PEER] not in peers:
+            return unix
+        kept = [part for part in criu_images.fields(unix) if part[0] not in {_PEER, _SHUT}]
+        return criu_images.encode([*kept, (_PEER, _VARINT, 0), (_SHUT, _VARINT, _SHUT_BOTH)])
+
+    return criu_images.with_inner(entry, _UNIX, change)
 
 
 def names_in_use() -> set[str]:

@@ -14,10 +14,11 @@ from typing import Self
 
 from ...errors import ThawFailed
 from ...host import processes
+from ...host.overcommit import overcommit
 from ...manifest_records import Manifest
 from ...progress import Progress, Stage
 from ..criu import memory_images
-from . import page_plan
+from . import page_plan, reservations
 from .eager_pages import PagesFile
 from .page_plan import PagePlan
 from .stopped_pages import StoppedPages
@@ -63,6 +64,7 @@ class Filling:
         if manifest.method == "skeleton":
             page_plan.align_areas(manifest, images)
             plans = page_plan.plan(manifest, images)
+        reservations.enter(images, overcommit())
         self.shared_bytes = sum(plan.shared_bytes for plan in plans)
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)

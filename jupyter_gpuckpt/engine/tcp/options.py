@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import select
 import socket
 import struct
 import termios
@@ -150,6 +151,18 @@ def count(end: socket.socket, request: int) -> int:
     """Return the bytes in a queue (man 7 tcp: FIONREAD, TIOCOUTQ)."""
     (number,) = struct.unpack("=i", fcntl.ioctl(end, request, bytes(4)))
     return int(number)
+
+
+def unsent(end: socket.socket) -> int:
+    """Return how many sent bytes have not been acknowledged yet."""
+    return count(end, termios.TIOCOUTQ)
+
+
+def is_readable(end: socket.socket) -> bool:
+    """Return whether a read, or the acceptance of a connection, would not wait."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def end_at_once(end: socket.socket) -> None:

@@ -33,13 +33,13 @@ from ..criu import options as criu_options
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import options
+from .unaccepted import Unaccepted
 
 #: The stream of a snapshot that holds the bytes of the queues.
 STREAM = "tcp"
 #: The file, for recovery, with the socket whose option is changed temporarily and the option's former value.
 _JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
-_SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
 #: How long to wait until all bytes have arrived, and the interval of checks. A sender that found no room retries after 0.2 s, 0.4 s, ...
 _PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
@@ -108,7 +108,7 @@ class _HeldEnd:
 
     def unsent(self) -> int:
         """Return how many sent bytes have not been acknowledged yet."""
-        return options.count(self.socket, _SIOCOUTQ)
+        return options.unsent(self.socket)
 
     def take_more(self, length: int, journal: Path) -> None:
         """Make room for `length` more bytes, and offer it to the sender."""
@@ -180,6 +180,8 @@ class Recorded:
         #: The unread bytes of all ends, one after the other.
         self.queues = b""
         self.lost: list[LostConnection] = []
+        #: Connections over which bytes were sent before they were accepted, of a suspend.
+        self.unaccepted = Unaccepted()
         self._held: list[_HeldEnd] = []
         self._max_descriptors = criu_options.max_inherited_descriptors()
         queues = list[bytes]()
@@ -216,7 +218,8 @@ class Recorded:
             self._held.append(ends[-1])
             ends[-1].check()
         try:
-            self._await_all(inner, ends, members, deadline)
+            if not (self._widening and self._is_unaccepted(inner, ends[0], members)):
+                self._await_all(inner, ends, members, deadline)
             for held in ends:
                 held.look()
         finally:
@@ -227,6 +230,17 @@ class Recorded:
         records = [held.record() for held in ends]
         self.connections.append(TcpConnection(name, records, inner.waiting))
         return [held.unread for held in ends]
+
+    def _is_unaccepted(self, inner: Inner, client: _HeldEnd, members: list[int]) -> bool:
+        """Return whether bytes were sent over a connection that is not accepted yet; then note its listener."""
+        listener = inner.listener
+        if listener is None or not _is_stuck(client, members):
+            return False
+        inode = listener.row.inode
+        known = self.unaccepted.has(inode)
+        theirs = None if known else _duplicate(listener.pid, listener.descriptor)
+        self.unaccepted.add(inode, theirs, client.socket)
+        return True
 
     def _ends_kept(self) -> int:
         return sum(len(connection.ends) for connection in self.connections)
@@ -265,8 +279,14 @@ class Recorded:
                     end.take_more(length if tries and self._widening else 0, self._journal)
             time.sleep(_LOOK_SECONDS)
 
+    def take_unaccepted(self) -> bytes:
+        """Return what was sent over `unaccepted` ones. It is the last step before the end of the processes: it cannot be undone."""
+        self.connections, sent = self.unaccepted.take(self.connections)
+        return sent
+
     def close(self) -> None:
         """Close the duplicated descriptors before any task runs on: the program's own close must be the last one of its socket."""
+        self.unaccepted.close()
         for held in self._held:
             held.socket.close()
         self._held.clear()
@@ -302,6 +322,12 @@ def _duplicate(pid: int, descriptor: int) -> socket.socket:
     finally:
         os.close(pidfd)
     return socket.socket(fileno=ours)
+
+
+def _is_stuck(client: _HeldEnd, pids: Collection[int]) -> bool:
+    """Return whether a program has sent bytes to a listener that has not accepted the connection."""
+    _, other = connections.both_ends(client.end, pids)
+    return other is not None and connections.is_stuck(other)
 
 
 def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:

@@ -56,6 +56,7 @@ class RemadeConnections:
         self,
         connections: Sequence[TcpConnection],
         read: Callable[[int, int], bytes],
+        read_sent: Callable[[int, int], bytes] = lambda offset, length: b"",
         *,
         rehearsal: bool = False,
     ) -> None:
@@ -63,18 +64,20 @@ class RemadeConnections:
         self.lost: list[str] = []
         self._rehearsal = rehearsal
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
-        self._waiting: list[tuple[TcpConnection, socket.socket]] = []
+        self._waiting: list[tuple[TcpConnection, socket.socket, bytes]] = []
         self._max_descriptors = criu_options.max_inherited_descriptors()
         if not rehearsal:
             ended_connections.remove({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
-        offset = 0
+        offset = offset_sent = 0
         try:
             for connection in connections:
+                sent = read_sent(offset_sent, connection.sent) if connection.sent else b""
+                offset_sent += connection.sent
                 queues = []
                 for end in connection.ends:
                     queues.append(read(offset, end.unread) if end.unread else b"")
                     offset += end.unread
-                self._make(connection, queues)
+                self._make(connection, queues, sent)
         except BaseException:
             self.close()
             raise
@@ -128,22 +131,24 @@ class RemadeConnections:
             criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
 
     def finish(self, ports: Mapping[int, int]) -> None:
-        """Connect the unaccepted connections to the restored listeners, then `close`; no task of the tree runs yet.
+        """Connect the unaccepted connections to the restored listeners, send what was sent, then `close`; no task of the tree runs yet.
 
         `ports`: old to new ports of listeners.
         """
-        for connection, made in self._waiting:
+        for connection, made, sent in self._waiting:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
             try:
                 _require_here(made.family, target)
                 _connect(made, target)
+                made.settimeout(_SEND_SECONDS)
+                made.sendall(sent)
             except OSError as error:
                 self._lose(connection, error)
         for end, made in self._sockets.values():
             fcntl.fcntl(made, fcntl.F_SETFL, end.flags)
             options.share(end.options, made)
-            if end.sent_all and any(made is waiting for _, waiting in self._waiting):
+            if end.sent_all and any(made is waiting for _, waiting, _ in self._waiting):
                 with suppress(OSError):
                     made.shutdown(socket.SHUT_WR)
         # The program's own close must be the last one of its socket.
@@ -153,7 +158,7 @@ class RemadeConnections:
         logger.warning("connection %s cannot be recreated: %s", connection.name, error)
         self.lost.append(f"{connection.name} ({error.strerror or error})")
 
-    def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
+    def _make(self, connection: TcpConnection, queues: Sequence[bytes], sent: bytes) -> None:
         first = connection.ends[0]
         if len(self._sockets) + len(connection.ends) > self._max_descriptors:
             self._lose(connection, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -161,7 +166,7 @@ class RemadeConnections:
         try:
             if connection.waiting:
                 made = [_bound(first)]
-                self._waiting.append((connection, made[0]))
+                self._waiting.append((connection, made[0], sent))
                 options.apply(first.options, made[0])
             else:
                 made = _filled(connection, queues)

@@ -21,7 +21,15 @@ from ...errors import CheckpointError, KernelLost, PrivilegeMissing, limit_reach
 from ...host import commands, core_files, processes
 from ...manifest_records import LaunchSpec
 from ..settings import EngineSettings
-from . import kept_secrets, lane_library, outside_signals, server_files, ssh_files, user_namespaces
+from . import (
+    fresh_randomness,
+    kept_secrets,
+    lane_library,
+    outside_signals,
+    server_files,
+    ssh_files,
+    user_namespaces,
+)
 from .tree import Tree
 from .user_namespaces import Ids
 
@@ -175,6 +183,7 @@ def launch(
     try:
         root = Path(f"/proc/{namespaces.init_pid}/root")
         outside_signals.install(root)
+        fresh_randomness.install(root)
         if spec.gpu_lane:
             lane_library.install(root)
         kept_secrets.install(root, spec.secrets)

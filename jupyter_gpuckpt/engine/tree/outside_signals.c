@@ -1,4 +1,4 @@
-/* outside-signals.so: loaded into every kernel, so that a SIGTERM or SIGHUP from outside does not end it, and for new secrets (getpid).
+/* outside-signals.so: loaded into every kernel, so that a SIGTERM or SIGHUP from outside does not end it.
  *
  * Stopping a service, a container or a session sends these signals to all its processes at once (systemd: KillMode=control-group,
  * the default). The kernel would be gone before anybody could save it. "From outside" means from a process that cannot be
@@ -19,7 +19,7 @@
 #define VARIABLE "LD_PRELOAD="
 #define RESTORER 0x04000000
 
-enum { NR_RT_SIGACTION = 13, NR_GETPID = 39, NR_KILL = 62, NR_GETTID = 186 };
+enum { NR_RT_SIGACTION = 13, NR_GETPID = 39, NR_KILL = 62 };
 
 /* The system's own layout, not libc's. */
 struct action {
@@ -49,20 +49,6 @@ static void handle(int number, siginfo_t *info, void *context) {
     struct action standard = {0, RESTORER, outside_signals_return, 0};
     call(NR_RT_SIGACTION, number, (long)&standard, 0, sizeof standard.mask);
     call(NR_KILL, call(NR_GETPID, 0, 0, 0, 0), number, 0, 0); /* delivered when this handler returns */
-}
-
-/* OpenSSL makes its random numbers new in a forked process, which it notices by getpid(). Copies of a snapshot have one pid, so they would
- * make equal keys. The agent sees another pid while it draws a number in each of them (kernel_agent/random_secrets.py), which reaches
- * also copies of OpenSSL that are linked into a module without exported symbols. */
-enum { OTHER_PID = 1 << 30 };
-static volatile long thread_with_other_pid;
-
-void gpuckpt_see_other_pid(int wanted) { thread_with_other_pid = wanted ? call(NR_GETTID, 0, 0, 0, 0) : 0; }
-
-int getpid(void) {
-    long pid = call(NR_GETPID, 0, 0, 0, 0);
-    if (thread_with_other_pid && thread_with_other_pid == call(NR_GETTID, 0, 0, 0, 0)) pid |= OTHER_PID;
-    return (int)pid;
 }
 
 static int is_ours(int number) { return number == SIGTERM || number == SIGHUP; }

@@ -12,12 +12,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import ThawFailed
 from ...host.commands import CommandFailed
 from ...manifest_records import SCRATCH
+from ...own_sockets import OwnSockets
 from . import mounts
 
 _COPIES = f"{SCRATCH}/socket-directories"
@@ -43,14 +44,26 @@ def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path])
                 hint=_HINT,
                 details=f"{directory} is not a small directory for temporary files",
             )
-        try:
+        with _failures(directory):
             _mount_over(init_pid, original, number, inside)
-        except (OSError, CommandFailed) as error:
-            raise ThawFailed(
-                f"The kernel could not be given a directory {directory} of its own.",
-                hint=_HINT,
-                details=str(error),
-            ) from error
+
+
+def replace(init_pid: int, own_sockets: OwnSockets) -> None:
+    """Mount the folder in which clients look for the kernel's own sockets over the one in which it sees them. Raises ThawFailed."""
+    with _failures(own_sockets.place):
+        mounts.bind(init_pid, own_sockets.folder, own_sockets.place)
+
+
+@contextmanager
+def _failures(directory: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CommandFailed) as error:
+        raise ThawFailed(
+            f"The kernel could not be given a directory {directory} of its own.",
+            hint=_HINT,
+            details=str(error),
+        ) from error
 
 
 def _mount_over(init_pid: int, directory: Path, number: int, inside: Callable[[str], Path]) -> None:

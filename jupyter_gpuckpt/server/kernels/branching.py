@@ -8,6 +8,7 @@ earlier server left, and then resumed. If that fails, nothing of it remains.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
@@ -18,8 +19,10 @@ from jupyter_core.utils import ensure_async
 from tornado import web
 
 from ... import calls
+from ...client import socket_folders
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...manager_secrets import parted
+from ...own_sockets import moved_address
 from ...ports import HeldPorts, moved_connection
 from ...protocol import BranchRequest, SuspendedKernel
 from ..messages.begun_cells import begun_cells
@@ -157,11 +160,17 @@ class Branching:
         }
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
+        folder = ""
+        if launch.own_sockets.folder:
+            made = await asyncio.to_thread(socket_folders.make, kernel_id)
+            undo.callback(socket_folders.remove, made)
+            folder = str(made)
         saved_connection = launch.jupyter["connection_info"]
+        moved = moved_connection(saved_connection, launch.own_ports, free.ports)
         jupyter, _ = parted(
             {
                 **launch.jupyter,
-                "connection_info": moved_connection(saved_connection, launch.own_ports, free.ports),
+                "connection_info": moved_address(moved, folder),
                 "sessions": [row],
                 "path": path,
                 "root": str(self._kernels.root_dir),
@@ -169,7 +178,7 @@ class Branching:
             }
         )
         request = BranchRequest(
-            self._link.owner_id, snapshot_id, kernel_id, free.ports, path, jupyter
+            self._link.owner_id, snapshot_id, kernel_id, free.ports, path, jupyter, folder
         )
         daemon = self._link.daemon
         kernel = await daemon.send(calls.branch(request))

@@ -1,0 +1,47 @@
+"""New secrets in a resumed kernel, which may be one of several copies: those that Python itself keeps in the process.
+
+OpenSSL in libraries seeds itself anew (`engine/tree/fresh_randomness.c`). Generators for statistics (random, NumPy, torch) go on as
+they were, also those of a branch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+
+def renew_secrets() -> None:
+    """Renew the names of temporary files, the key of multiprocessing, and an OpenSSL that is a part of the Python program itself."""
+    # User code may have replaced what is used here; a kernel that cannot be given new names goes on all the same.
+    with suppress(Exception):
+        _draw(sys.modules.get("ssl"))
+    with suppress(Exception):
+        tempfile: Any = sys.modules.get("tempfile")
+        if tempfile is not None:
+            tempfile._name_sequence = None
+    with suppress(Exception):
+        _renew_key(sys.modules.get("multiprocessing.process"))
+
+
+def _draw(ssl: Any) -> None:
+    """Draw from Python's OpenSSL while this thread has another pid for it, so that it seeds itself anew."""
+    draw = getattr(ctypes.CDLL(None), "gpuckpt_draw", None)
+    if ssl is None or draw is None:  # an older version launched the kernel
+        return
+    draw(1)
+    try:
+        ssl.RAND_bytes(1)
+    finally:
+        draw(0)
+
+
+def _renew_key(process: Any) -> None:
+    """Replace the key by which processes know each other, unless others have it already."""
+    if process is None:
+        return
+    own = process.current_process()
+    if process.parent_process() is None and not process.active_children():
+        own.authkey = os.urandom(len(own.authkey))
