@@ -292,11 +292,6 @@ class Cause(StrEnum):
         return self is not Cause.MANUAL
 
     @property
-    def is_urgent(self) -> bool:
-        """Return whether the machine, the server or the kernel's process may go before a longer save would be complete."""
-        return self in {Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART}
-
-    @property
     def spares_connections(self) -> bool:
         """Return whether a kernel is not suspended for this reason if that would cut its network connections."""
         return self in {Cause.IDLE, Cause.MEMORY}

@@ -41,7 +41,7 @@ from ..manifest_records import (
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import kept_files, notebooks
+from . import kept_files, notebooks, relied_packs
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -93,6 +93,10 @@ def save(
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
         predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
+        known = predecessor.digests if predecessor else ()
+        relied_packs.settle(
+            store, known, options.cause, threads=settings.threads, progress=progress
+        )
         notebook, not_stored = notebooks.read(spec.jupyter)
         warnings += not_stored
     complete: list[SnapshotInfo] = []
@@ -161,7 +165,8 @@ def save(
         with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
-                warnings += _rehearsal_warnings(problems, stop=stop)
+                lost, unread = relied_packs.problems(store, needed.digests, options.cause)
+                warnings += unread + _rehearsal_warnings([*lost, *problems], stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
                 staged.publish()

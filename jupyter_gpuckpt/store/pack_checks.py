@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ObjectCorrupt
 from . import rows
 from .catalog import Catalog
 from .faults import store_errors
@@ -152,12 +151,3 @@ class PackChecks:
         if count:
             logger.error("Pack %s is damaged: %d of its chunks were altered.", name, count)
         return count
-
-    def require_intact(self, found: Found) -> None:
-        """Raise ObjectCorrupt if chunks are lost."""
-        if found.lost:
-            raise ObjectCorrupt(
-                f"{found.lost} of its chunks are in packs that were removed, cut short or changed while it was taken.",
-                hint="Something else writes to the snapshot store, or its disk fails. Try again: what is damaged is stored again.",
-                details=str(self._root),
-            )

@@ -122,7 +122,6 @@ class PackFiles:
             self._known.pop(name, None)
         connection.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names])
 
-
     def forget_others(self, connection: sqlite3.Connection, names: Collection[str]) -> None:
         """Delete the facts of all packs but these."""
         self.forget(connection, [name for name in self._known if name not in names])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -27,25 +28,17 @@ class PackReading(NamedTuple):
     intact: set[bytes]
 
 
-def read_pack(path: Path) -> PackReading | None:
-    """Read a pack; return None if it is gone, or has changed meanwhile. Raises OSError."""
-    reading = pieces(path)
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            found: PackReading | None = end.value
-            return found
+def read_pack(path: Path, between: Callable[[], None]) -> PackReading | None:
+    """Read a pack; return None if it is gone, or has changed meanwhile.
 
-
-def pieces(path: Path) -> Generator[None, None, PackReading | None]:
-    """Read a pack piece by piece, and return as `read_pack` does. Raises OSError."""
+    `between` is called between pieces. Raises OSError, and what `between` raises.
+    """
     try:
         before = Identity.of(path.stat())
         intact: set[bytes] = set()
         for some in _intact(path):
             intact.update(some)
-            yield
+            between()
         after = Identity.of(path.stat())
     except FileNotFoundError:
         return None
@@ -73,10 +66,29 @@ def _intact(path: Path) -> Iterator[list[bytes]]:
             yield some
         return
     for group in _groups(entries):
-        start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
-        records = memoryview(bytearray(end - start))
-        records = records[: packs.read_run(path, start, records)]
-        yield [one.digest for one in group if _is_intact(path, records, start, one)]
+        try:
+            yield _intact_of(path, group)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            yield [digest for one in group for digest in _readable(path, one)]
+
+
+def _readable(path: Path, entry: Entry) -> list[bytes]:
+    """Return what `_intact_of` returns for one chunk; none if the disk cannot read it."""
+    try:
+        return _intact_of(path, [entry])
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return []
+
+
+def _intact_of(path: Path, group: Sequence[Entry]) -> list[bytes]:
+    start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
+    records = memoryview(bytearray(end - start))
+    records = records[: packs.read_run(path, start, records)]
+    return [one.digest for one in group if _is_intact(path, records, start, one)]
 
 
 def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
