@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ..errors import StoreError
+from ..images.composing import Predecessor
 from ..images.workers.threads import share_out
 from ..manifest_records import Cause
 from ..progress import Progress
@@ -20,12 +21,19 @@ _URGENT = frozenset({Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART})
 
 
 def settle(
-    store: LocalStore, digests: Collection[bytes], cause: Cause, *, threads: int, progress: Progress
+    store: LocalStore,
+    predecessor: Predecessor | None,
+    cause: Cause,
+    *,
+    threads: int,
+    progress: Progress,
 ) -> None:
-    """Look at all packs and, if there is time, read the doubtful ones with these chunks. Raises StoreError, OperationCancelled."""
+    """Look at all packs and, if there is time, read the doubtful ones of the predecessor. Raises StoreError, OperationCancelled."""
     checks = store.pack_checks
     checks.look()
-    unread = [] if cause in _URGENT else checks.unread_with(digests)
+    unread: list[str] = []
+    if predecessor is not None and cause not in _URGENT:
+        unread = checks.unread_with(predecessor.digests)
 
     def read(name: str) -> None:
         reading = read_pack(store.path_of(name), progress.check)

@@ -93,9 +93,8 @@ def save(
         ids = user_namespaces.ids_of(tree.init_pid)
         # This may take time, so it comes before the freeze.
         predecessor, earlier_gpu = _predecessor(store, spec.kernel_id)
-        known = predecessor.digests if predecessor else ()
         relied_packs.settle(
-            store, known, options.cause, threads=settings.threads, progress=progress
+            store, predecessor, options.cause, threads=settings.threads, progress=progress
         )
         notebook, not_stored = notebooks.read(spec.jupyter)
         warnings += not_stored

@@ -369,7 +369,8 @@ class LocalStore:
     def space(self) -> StoreUsage:
         """Return the disk use of the snapshots. It counts again if the snapshots have changed, so call it in a thread."""
         with store_errors(self.root):
-            return self._space.of(self.snapshots(), self.stubs.all())
+            usage = self._space.of(self.snapshots(), self.stubs.all())
+            return msgspec.structs.replace(usage, damaged=self.damage.snapshots())
 
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""

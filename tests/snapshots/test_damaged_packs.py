@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.errors import KernelNotCheckpointable
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.progress import Stage
 from tests.snapshots.test_failing_saves import assert_runs_on
-from tests.snapshots.test_rehearsal import at
 
 HOLDER = """
     import hashlib, os, time
