@@ -25,7 +25,7 @@ from ..errors import GpuCkptError
 from ..host import doctor, doctor_remedies, limits, privileges, processes
 from ..plurals import counted
 from ..protocol import Check, HostReport
-from ..store import damage, stores
+from ..store import damage_file, stores
 from . import lifetime
 
 #: The fields of /proc/self/status on which the result of a trial depends.
@@ -114,7 +114,7 @@ def _runtime_directory(settings: Settings) -> Check:
 def _stored_snapshots(settings: Settings) -> Iterator[Check]:
     """Yield a check of what the daemons found when they read the stored snapshots; none if there is no store."""
     roots = stores.all_of(settings.store)
-    damaged = [snapshot_id for root in roots for snapshot_id in damage.noted(root)]
+    damaged = [snapshot_id for root in roots for snapshot_id in damage_file.read(root)]
     if damaged:
         message = f"{counted(len(damaged), 'snapshot')} cannot be resumed, because chunks are damaged or missing: {', '.join(damaged)}."
         yield Check("snapshots", False, message, "jupyter gpuckpt verify")

@@ -348,8 +348,7 @@ class Machine:
     @property
     def opened_store(self) -> LocalStore | None:
         """The store, if it was needed already."""
-        with self._lock:
-            return self._store
+        return self._store
 
     def finder_elsewhere(self) -> Callable[[str], bool]:
         """Return a function that returns whether the store of another daemon has, or may have, a snapshot."""

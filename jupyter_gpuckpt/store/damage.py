@@ -1,23 +1,15 @@
-"""The snapshots of a store that lack chunks, or whose chunks are known to be damaged.
-
-A file in the store's folder names them, because another process cannot open the store to find out (`jupyter gpuckpt doctor`).
-"""
+"""The snapshots of a store that lack chunks, or whose chunks are known to be damaged."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-import msgspec
-
-from .. import decoding
 from ..errors import SnapshotNotFound, StoreError
-from . import manifests, stub_files
+from . import damage_file, manifests, stub_files
 from .catalog import Catalog
 from .faults import store_errors
 from .records import Records
-
-_FILE = "damaged.json"
 
 
 class Damage:
@@ -27,14 +19,9 @@ class Damage:
         self._manifests, self._records, self._catalog = manifests_directory, records, catalog
 
     def note(self) -> list[str]:
-        """Return what `snapshots` returns, and write it to the file. Raises StoreUnavailable, StoreFull."""
+        """Return what `snapshots` returns, and write it to a file for the doctor. Raises StoreUnavailable, StoreFull."""
         found = self.snapshots()
-        path = self._manifests.parent / _FILE
-        with store_errors(self._manifests):
-            if not found:
-                path.unlink(missing_ok=True)
-            elif found != noted(path.parent):
-                manifests.replace_file(path, msgspec.json.encode(found))
+        damage_file.write(self._manifests.parent, found)
         return found
 
     def snapshots(self) -> list[str]:
@@ -75,11 +62,3 @@ class Damage:
         # Chunks in packs that were not read yet may be intact.
         packs = {found.packs[number] for number in set(damaged["pack"].tolist())}
         return not packs <= self._catalog.doubted
-
-
-def noted(root: Path) -> list[str]:
-    """Return the ids in the file of the store in `root`; none if it has no file, or one that cannot be read."""
-    try:
-        return decoding.from_json((root / _FILE).read_bytes(), list[str])
-    except (OSError, msgspec.DecodeError):
-        return []
