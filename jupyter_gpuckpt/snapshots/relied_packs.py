@@ -61,8 +61,8 @@ def problems(
         return [], []
     if cause in _URGENT:
         return [], [
-            f"{len(found.unread)} chunks of the snapshot are in packs that were not read since they were copied or the store's"
-            " catalog was lost, and there was no time to read them. `jupyter gpuckpt verify` reads them."
+            f"{len(found.unread)} chunks of the snapshot are in packs that were copied, cut short or indexed anew and not read since,"
+            " and there was no time to read them. `jupyter gpuckpt verify` does so."
         ]
     try:
         store.check(found.unread)
