@@ -111,7 +111,7 @@ def _runtime_directory(settings: Settings) -> Check:
     return Check("runtime directory", True, f"The daemon listens in {directory}.", required=True)
 
 
-def _stored_snapshots(settings: Settings) -> Iterator[Check]:
+def damage(settings: Settings) -> Iterator[Check]:
     """Yield a check of what the daemons found when they read the stored snapshots; none if there is no store."""
     roots = stores.all_of(settings.store)
     damaged = [snapshot_id for root in roots for snapshot_id in damage_file.read(root)]
@@ -130,7 +130,7 @@ def main() -> int:
     runtime = _runtime_directory(settings)
     if runtime.ok is False and found.engine_available:
         found = HostReport(False, runtime.message, runtime.fix, [])
-    checks = [*found.checks, runtime, *_stored_snapshots(settings)]
+    checks = [*found.checks, runtime, *damage(settings)]
     shown = msgspec.structs.replace(found, checks=checks)
     sys.stdout.write(msgspec.json.encode(shown).decode())
     return 0

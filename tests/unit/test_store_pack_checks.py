@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -26,8 +27,9 @@ from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.pack_files import Identity, Trust
 from jupyter_gpuckpt.store.pack_reading import read_pack
 from tests.manifests import manifest_of
+from tests.parameters import some_slow
 
-LENGTH = 6 << 20
+LENGTH = 3 << 20
 FIRST = random.Random(1).randbytes(LENGTH)
 #: The same with a page in fifty changed, so that chunks are composed.
 SECOND = b"".join(
@@ -132,10 +134,16 @@ def reopened(store: LocalStore) -> LocalStore:
     return LocalStore(store.root)
 
 
-@pytest.mark.parametrize("is_reopened", [False, True], ids=["running", "reopened"])
-@pytest.mark.parametrize("cause", [IN_TIME, LATE], ids=["in time", "late"])
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("damage", DAMAGES)
+#: Each damage, of the packs with the first snapshot and with the changes since, when time is short or not, while the store is open or not.
+CASES = list(product(DAMAGES, (0, 1), (IN_TIME, LATE), (False, True)))
+QUICK = [
+    (damage, at % 2, cause, at % 2 == 0)
+    for at, damage in enumerate(DAMAGES)
+    for cause in (IN_TIME, LATE)
+]
+
+
+@pytest.mark.parametrize(("damage", "number", "cause", "is_reopened"), some_slow(CASES, QUICK))
 def test_what_was_damaged_is_stored_again_although_nothing_changed(
     store, damage, number, cause, is_reopened
 ):
@@ -232,8 +240,10 @@ def test_a_pack_that_was_touched_is_read_once_and_not_distrusted(store):
     assert store.pack_checks.due(1e9) == []
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    some_slow(product(DAMAGES, (0, 1)), [("remove", 0), ("flip", 1), ("replace", 0)]),
+)
 def test_damage_during_a_suspend_is_found_before_the_kernel_is_killed(store, damage, number):
     before = Predecessor(store.manifest("s2").streams)
     relied_packs.settle(store, before, LATE, threads=1, progress=Progress())
