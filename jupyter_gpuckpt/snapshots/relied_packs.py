@@ -6,6 +6,7 @@ stores again what is in packs that were changed, and relies on packs that may be
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 
 from ..errors import StoreError
@@ -18,6 +19,8 @@ from ..store.pack_reading import read_pack
 
 #: The causes of snapshots that may have a deadline: the machine or the server goes, or a restart waits for a while only.
 _URGENT = frozenset({Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART})
+
+_log = logging.getLogger(__name__)
 
 
 def settle(
@@ -36,7 +39,11 @@ def settle(
         unread = checks.unread_with(predecessor.digests)
 
     def read(name: str) -> None:
-        reading = read_pack(store.path_of(name), progress.check)
+        try:
+            reading = read_pack(store.path_of(name), progress.check)
+        except OSError as error:
+            _log.warning("Pack %s cannot be read: %s", name, error)
+            return
         if reading is not None:
             checks.note(name, reading)
 

@@ -23,7 +23,7 @@ from . import rows
 from .catalog import Catalog
 from .faults import store_errors
 from .needs import forget_needing
-from .pack_files import Facts, Trust
+from .pack_files import Facts, Identity, Trust
 from .pack_reading import PackReading
 from .places import digests_in
 
@@ -91,13 +91,20 @@ class PackChecks:
     def find(self, digests: Collection[bytes]) -> Found:
         """Look at the packs with these chunks."""
         with store_errors(self._root):
-            trusts = self._trust()
             found = self._catalog.recent.locate(digests)
-        numbers = found.rows["pack"]
-        trust = np.array([trusts.get(name, Trust.CHANGED) for name in found.packs])[numbers]
+            trusts = [self._trust_in(name) for name in found.packs]
+        trust = np.array(trusts, np.int64)[found.rows["pack"]]
         lost = (trust == Trust.CHANGED) | (found.rows["damaged"] != 0)
         unread = digests_in(found.rows[(trust == Trust.UNREAD) & ~lost])
         return Found(len(digests) - len(found) + int(lost.sum()), unread)
+
+    def _trust_in(self, name: str) -> Trust:
+        """Return how much a pack can be relied on. One that is gone counts as changed, and so does one of another length."""
+        try:
+            identity = Identity.of(self._catalog.path_of(name).stat())
+        except FileNotFoundError:
+            return Trust.CHANGED
+        return self._catalog.files.trust(name, identity)
 
     def _trust(self) -> dict[str, Trust]:
         """Return how much each pack can be relied on; those that are gone or have another length are left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -57,38 +58,43 @@ def forget_cached(path: Path) -> None:
 def _intact(path: Path) -> Iterator[list[bytes]]:
     """Yield the digests of the intact chunks, some at a time."""
     try:
-        entries = sorted(packs.read_index(path), key=lambda entry: entry.offset)
+        with _disk_errors_as_damage():
+            entries = sorted(packs.read_index(path), key=lambda entry: entry.offset)
     except FormatTooNew:
         return  # a rebuilt catalog would not have its chunks either
     except ObjectCorrupt:
         scanned = packs.scan(path)
-        while some := [entry.digest for entry in islice(scanned, _AT_ONCE)]:
-            yield some
+        with suppress(ObjectCorrupt), _disk_errors_as_damage():
+            while some := [entry.digest for entry in islice(scanned, _AT_ONCE)]:
+                yield some
         return
     for group in _groups(entries):
         try:
             yield _intact_of(path, group)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            yield [digest for one in group for digest in _readable(path, one)]
-
-
-def _readable(path: Path, entry: Entry) -> list[bytes]:
-    """Return what `_intact_of` returns for one chunk; none if the disk cannot read it."""
-    try:
-        return _intact_of(path, [entry])
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return []
+        except ObjectCorrupt:
+            for one in group:
+                with suppress(ObjectCorrupt):
+                    yield _intact_of(path, [one])
 
 
 def _intact_of(path: Path, group: Sequence[Entry]) -> list[bytes]:
+    """Return the digests of the intact ones of these chunks. Raises ObjectCorrupt if the disk cannot read all of them."""
     start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
     records = memoryview(bytearray(end - start))
-    records = records[: packs.read_run(path, start, records)]
+    with _disk_errors_as_damage():
+        records = records[: packs.read_run(path, start, records)]
     return [one.digest for one in group if _is_intact(path, records, start, one)]
+
+
+@contextmanager
+def _disk_errors_as_damage() -> Iterator[None]:
+    """Raise ObjectCorrupt in place of the error of a disk that cannot read a block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise ObjectCorrupt(str(error)) from error
 
 
 def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

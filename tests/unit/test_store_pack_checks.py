@@ -329,6 +329,17 @@ def test_a_chunk_that_the_disk_cannot_read_is_damaged(store, monkeypatch):
     assert {one.digest for one in packs.read_index(path)} - found.intact == {chosen.digest}
 
 
+def test_a_pack_whose_index_the_disk_cannot_read_is_read_by_its_records(store, monkeypatch):
+    path = pack_paths(store)[0]
+    every = {one.digest for one in packs.read_index(path)}
+
+    def fail(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(packs, "read_index", fail)
+    assert read_pack(path, lambda: None).intact == every
+
+
 def test_what_changes_while_it_is_read_is_not_noted(store):
     path = pack_paths(store)[0]
     assert read_pack(path, path.touch) is None
