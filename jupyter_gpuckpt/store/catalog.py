@@ -58,7 +58,7 @@ class Catalog:
         self.folder = PackFolder(packs_directory, self.files)
         #: The packs whose chunks count as damaged, because their files were changed from outside and not read since.
         self.doubted: frozenset[str] = frozenset()
-        self._is_rebuilt = False
+        self._is_rebuilt, self._indexed_at = False, 0
         #: The same as `locate`, but quicker for what was looked up last.
         self.recent = RecentPlaces(self)
         self.database = Database(path, self._reconcile)
@@ -252,9 +252,8 @@ class Catalog:
         finally:
             self.database.run(partial(rows.spare, left))
             self.folder.condemned.difference_update(left)
-            gone = set(names).difference(left)
-            self.database.run(lambda connection: self.files.forget(connection, gone))
         try:
+            self.database.run(lambda connection: self.files.forget(connection, names))
             self.purge()
         except sqlite3.OperationalError as error:
             logger.warning("Rows of packs that are gone stay in the catalog for now: %s", error)
@@ -353,8 +352,12 @@ class Catalog:
 
         Return whether chunks may have been found.
         """
-        if self.refresh():
-            return True
+        # The time tells whether a file came or went.
+        time_of_folder = self.folder.path.stat().st_mtime_ns
+        if time_of_folder != self._indexed_at:
+            self._indexed_at = time_of_folder
+            if self.refresh():
+                return True
         if self._is_rebuilt:
             return False
         self._is_rebuilt = True

@@ -9,14 +9,18 @@ from ..errors import SnapshotNotFound, StoreError
 from . import damage_file, manifests, stub_files
 from .catalog import Catalog
 from .faults import store_errors
+from .listing import Listing
 from .records import Records
 
 
 class Damage:
     """The finder of damaged snapshots. `manifests_directory`: the store's folder of manifests."""
 
-    def __init__(self, manifests_directory: Path, records: Records, catalog: Catalog) -> None:
-        self._manifests, self._records, self._catalog = manifests_directory, records, catalog
+    def __init__(
+        self, manifests_directory: Path, listing: Listing, records: Records, catalog: Catalog
+    ) -> None:
+        self._manifests, self._listing = manifests_directory, listing
+        self._records, self._catalog = records, catalog
 
     def note(self) -> list[str]:
         """Return what `snapshots` returns, and write it to a file for the doctor. Raises StoreUnavailable, StoreFull."""
@@ -36,7 +40,8 @@ class Damage:
                     self._records.of(name)
                 except StoreError:  # its manifest cannot be read, which lists report
                     continue
-            return [name for name in self._incomplete() if self._lacks_chunks(name)]
+            found = [name for name in self._incomplete() if self._is_listed(name)]
+            return [name for name in found if self._lacks_chunks(name)]
 
     def _incomplete(self) -> list[str]:
         def read(connection: sqlite3.Connection) -> list[str]:
@@ -44,6 +49,10 @@ class Damage:
             return sorted(name for (name,) in rows)
 
         return self._catalog.database.run(read)
+
+    def _is_listed(self, snapshot_id: str) -> bool:
+        listed = self._listing.find(snapshot_id)
+        return listed is not None and not listed.annotations.deleted
 
     def _lacks_chunks(self, snapshot_id: str) -> bool:
         path = manifests.path_of(self._manifests, snapshot_id)

@@ -103,7 +103,7 @@ class LocalStore:
         )
         #: The checks of packs that something else may have changed, and the snapshots that lack chunks.
         self.pack_checks = PackChecks(root, self._catalog)
-        self.damage = Damage(self._manifests, self._records, self._catalog)
+        self.damage = Damage(self._manifests, self._listing, self._records, self._catalog)
         self._space = Space(root, self._manifests, self._catalog, self._records)
         self._end = weakref.finalize(self, end_store, upkeep, self._catalog, store_lock)
 

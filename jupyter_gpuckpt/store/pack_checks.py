@@ -13,7 +13,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Collection
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,15 +67,11 @@ class PackChecks:
         def doubt(connection: sqlite3.Connection) -> None:
             # Their chunks may soon be stored elsewhere.
             forget_needing(connection, names - self._catalog.doubted)
-            self._set_doubted(connection, names)
+            self._catalog.moves += 1
+            rows.doubt(connection, names)
 
         self._catalog.database.run(doubt)
-
-    def _set_doubted(self, connection: sqlite3.Connection, names: AbstractSet[str]) -> None:
-        if names != self._catalog.doubted:
-            self._catalog.moves += 1
-            self._catalog.doubted = frozenset(names)
-            rows.doubt(connection, names)
+        self._catalog.doubted = frozenset(names)
 
     def unread_with(self, digests: Collection[bytes]) -> list[str]:
         """Return the names of the packs with these chunks that were changed, or may be copies."""
@@ -139,22 +134,25 @@ class PackChecks:
             count, before = sum(is_ for _, is_ in damaged), catalog.files.find(name)
 
             def mark(some: list[tuple[bytes, bool]], connection: sqlite3.Connection) -> None:
+                catalog.moves += 1
                 rows.mark(connection, name, some)
+
+            def end(connection: sqlite3.Connection) -> bool:
+                # A rebuilt database does not know what was marked before.
+                if catalog.database.remakes != remakes:
+                    return False
                 if count:
-                    catalog.moves += 1
                     # The damaged ones may soon be stored elsewhere.
                     forget_needing(connection, [name])
-
-            def end(connection: sqlite3.Connection) -> None:
-                # A rebuilt database does not know what was marked before.
-                if catalog.database.remakes == remakes:
-                    facts = Facts(reading.identity, time.time(), count)
-                    catalog.files.note(connection, name, facts)
-                    self._set_doubted(connection, catalog.doubted - {name})
+                catalog.moves += 1
+                catalog.files.note(connection, name, Facts(reading.identity, time.time(), count))
+                rows.doubt(connection, catalog.doubted - {name})
+                return True
 
             if count or before is None or before.damaged:
                 catalog.database.change(damaged, mark)
-            catalog.database.run(end)
+            if catalog.database.run(end):
+                catalog.doubted -= {name}
         if count:
             logger.error("Pack %s is damaged: %d of its chunks were altered.", name, count)
         return count
