@@ -85,7 +85,7 @@ class Scrubbing:
         if due:
             await self._read_all(store, due)
         await self._tell(store)
-        if self._told and self._pauses.is_over:
+        if self._told and self._pauses.is_over and not self._is_busy():
             await self._repair(store)
 
     async def _read_all(self, store: LocalStore, names: list[str]) -> None:

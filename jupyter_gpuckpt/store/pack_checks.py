@@ -3,8 +3,8 @@
 Covers: the look at all packs before an operation relies on the catalog, the look at those of a snapshot before its kernel is killed,
 what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrubbing.py).
 
-A look at a pack takes 4 us. Chunks of packs that are gone, shorter or changed are not known to it any more, so the next save that has
-them stores them again. A pack that may be a copy is believed, but a suspend that has the time reads it first.
+A look at a pack takes 4 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
+has their bytes stores them again. A pack that may be a copy is relied on, but a suspend that has the time reads it first.
 """
 
 from __future__ import annotations
@@ -114,14 +114,17 @@ class PackChecks:
         """Return the packs that should be read: those that are not the files that were read last, then those read long ago."""
         with store_errors(self._root):
             trusts, now = self._trust(), time.time()
-        first = sorted((n for n, trust in trusts.items() if trust < Trust.SAME), key=trusts.get)  # type: ignore[arg-type]
+        other = [name for name, trust in trusts.items() if trust < Trust.SAME]
         checked = {
             name: facts.checked_at
             for name, trust in trusts.items()
             if trust is Trust.SAME and (facts := self._catalog.files.find(name)) is not None
         }
         old = [name for name, at in checked.items() if not 0 <= now - at < every_seconds]
-        return [*first, *sorted(old, key=lambda name: checked[name])]
+        return [
+            *sorted(other, key=lambda name: trusts[name]),
+            *sorted(old, key=lambda name: checked[name]),
+        ]
 
     def note(self, name: str, reading: PackReading) -> int:
         """Record that a pack was read, and which of its chunks are damaged; return their number."""

@@ -134,10 +134,9 @@ class PackFile:
         os.fsync(self._descriptor)
         self._path = self._path.rename(self._final)
         sync_directory(self._path.parent)
-        # Renaming changes the time of the last change of status.
-        identity = Identity.of(os.fstat(self._descriptor))
         self.close()
-        return identity
+        # Renaming changes the times of a file, and on network file systems so does closing it.
+        return Identity.of(self._path.stat())
 
     def discard(self) -> None:
         """Delete the file, sealed or not."""

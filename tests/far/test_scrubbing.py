@@ -83,6 +83,31 @@ def test_damage_is_found_told_and_repaired_from_a_remote(near, monkeypatch, dama
     near(test)
 
 
+def test_a_repair_that_fails_is_tried_again_later(near, monkeypatch):  # noqa: F811
+    async def test(m):
+        scrub, attempts = scrub_of(m), []
+        flip_silently(pack_paths(m.store)[0])
+
+        def fail(*arguments):
+            attempts.append(arguments)
+            raise StoreUnavailable("It does not answer.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(scrubbing.far_copies, "repair", fail)
+            await scrub.look()
+            await scrub.look()
+        assert len(attempts) == 1
+        assert damage_file.read(m.store.root) == ["s1"]
+        again = scrub_of(m)  # as by the next daemon
+        await again.look()
+        m.store.verify("s1")
+        assert damage_file.read(m.store.root) == []
+        await scrub.close()
+        await again.close()
+
+    near(test)
+
+
 def test_without_a_remote_the_next_save_repairs(near, monkeypatch):  # noqa: F811
     async def test(m):
         m.save(4, upload=False)
