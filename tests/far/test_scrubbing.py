@@ -95,7 +95,6 @@ def test_a_repair_that_fails_is_tried_again_later(near, monkeypatch):  # noqa: F
         with monkeypatch.context() as patched:
             patched.setattr(scrubbing.far_copies, "repair", fail)
             await scrub.look()
-            await scrub.look()
         assert len(attempts) == 1
         assert damage_file.read(m.store.root) == ["s1"]
         again = scrub_of(m)  # as by the next daemon
