@@ -97,7 +97,8 @@ class Scrubbing:
                     _log.warning("pack %s cannot be read: %s", name, found.error)
                 elif found.identity is not None:
                     reading = PackReading(found.identity, set(found.intact))
-                    await asyncio.to_thread(store.pack_checks.note, name, reading)
+                    if await asyncio.to_thread(store.pack_checks.note, name, reading):
+                        await self._tell(store)
         finally:
             await asyncio.to_thread(reader.close)
 
