@@ -10,6 +10,7 @@ has their bytes stores them again. A pack that may be a copy is relied on, but a
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Collection
@@ -55,8 +56,7 @@ class PackChecks:
             # One may have been removed by a collection meanwhile.
             if other and catalog.names(other) and catalog.refresh():
                 found = catalog.folder.found()
-            trust = catalog.files.trust
-            self._doubt({n for n, one in found.items() if trust(n, one) is Trust.CHANGED})
+            self._doubt({n for n, one in found.items() if self._judged(n, one) is Trust.CHANGED})
 
     def _doubt(self, names: set[str]) -> None:
         if names == self._catalog.doubted:
@@ -99,13 +99,21 @@ class PackChecks:
             identity = Identity.of(self._catalog.path_of(name).stat())
         except FileNotFoundError:
             return Trust.CHANGED
-        return self._catalog.files.trust(name, identity)
+        return self._judged(name, identity)
+
+    def _judged(self, name: str, identity: Identity) -> Trust:
+        """Return how much a pack whose file has this identity can be relied on."""
+        trust = self._catalog.files.trust(name, identity)
+        # A change of the mode is a change of status, too.
+        if trust is Trust.TOUCHED and not os.access(self._catalog.path_of(name), os.R_OK):
+            return Trust.CHANGED
+        return trust
 
     def _trust(self) -> dict[str, Trust]:
         """Return how much each pack can be relied on; those that are gone or have another length are left out."""
-        lengths, files = self._catalog.lengths(), self._catalog.files
+        lengths = self._catalog.lengths()
         return {
-            name: files.trust(name, identity)
+            name: self._judged(name, identity)
             for name, identity in self._catalog.folder.found().items()
             if lengths.get(name) == identity.length
         }

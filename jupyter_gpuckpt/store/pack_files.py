@@ -26,7 +26,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Trust(IntEnum):
     """How much a pack can be relied on without reading it, the least first."""
 
-    #: Its time of modification differs: something has written to it, or replaced it.
+    #: Its time of modification differs: something has written to it, or replaced it. Or it may not be read any more.
     CHANGED = 0
     #: It is another file of the same length and time, such as a copy, or nothing is known of it.
     UNREAD = 1

@@ -260,6 +260,28 @@ def test_damage_during_a_suspend_is_found_before_the_kernel_is_killed(store, dam
     store.verify("s3")
 
 
+def test_a_pack_that_may_not_be_read_any_more_is_stored_again(store, monkeypatch):
+    path = pack_paths(store)[0]
+    path.chmod(0)
+    access = os.access
+
+    def refuse(asked, mode):  # root may read everything
+        return access(asked, mode) and bool(asked.stat().st_mode & 0o400)
+
+    def refuse_open(path, *arguments):
+        assert path.stat().st_mode & 0o400, "it was opened"
+        return read_run(path, *arguments)
+
+    read_run = packs.read_run
+    monkeypatch.setattr(os, "access", refuse)
+    monkeypatch.setattr(packs, "read_run", refuse_open)
+    new_bytes, _ = save(store, "s3", SECOND, LATE)
+    assert new_bytes > LENGTH // 2
+    store.verify("s3")
+    path.chmod(0o600)
+    assert save(store, "s4", SECOND, LATE) == (0, [])
+
+
 def test_no_other_operation_relies_on_a_pack_that_is_gone(store, tmp_path):
     digests = manifests.references(store.manifest("s2"))
     with LocalStore(tmp_path / "other") as other:
