@@ -240,6 +240,8 @@ class StoreUsage(msgspec.Struct, frozen=True):
     #: The growth, oldest first, at most sixty points.
     growth: list[Growth] = []
     given_back: GivenBack = GivenBack()
+    #: The ids of the snapshots that are known to lack chunks, or to have damaged ones.
+    damaged: list[str] = []
 
 
 class Change(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,17 @@ def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: Snaps
     manifest = store.manifest(info.snapshot_id)
     found = find(data_dir, opened, info)
     late_modules.fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
+
+
+def repair(
+    data_dir: Path, store: LocalStore, info: SnapshotInfo, remote: str, stop: threading.Event
+) -> None:
+    """Fetch the chunks of a snapshot that are missing here or damaged. Raises what `fetch` raises, and OperationCancelled at `stop`."""
+    from . import late_modules  # noqa: PLC0415 - late: see there
+
+    opened = remote_keys.opened(data_dir, Remotes(data_dir).get(remote), Retries(stop=stop))
+    found = find(data_dir, opened, info)
+    late_modules.fetch.repair(opened.bucket, opened.keyring.seal, found, store)
 
 
 @contextmanager

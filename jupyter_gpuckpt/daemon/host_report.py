@@ -23,7 +23,9 @@ from ..daemon_settings import Settings
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
 from ..host import doctor, doctor_remedies, limits, privileges, processes
+from ..plurals import counted
 from ..protocol import Check, HostReport
+from ..store import damage_file, stores
 from . import lifetime
 
 #: The fields of /proc/self/status on which the result of a trial depends.
@@ -109,6 +111,17 @@ def _runtime_directory(settings: Settings) -> Check:
     return Check("runtime directory", True, f"The daemon listens in {directory}.", required=True)
 
 
+def damage(settings: Settings) -> Iterator[Check]:
+    """Yield a check of what the daemons found when they read the stored snapshots; none if there is no store."""
+    roots = stores.all_of(settings.store)
+    damaged = [snapshot_id for root in roots for snapshot_id in damage_file.read(root)]
+    if damaged:
+        message = f"{counted(len(damaged), 'snapshot')} cannot be resumed, because chunks are damaged or missing: {', '.join(damaged)}."
+        yield Check("snapshots", False, message, "jupyter gpuckpt verify")
+    elif roots:
+        yield Check("snapshots", True, "No damage is known.")
+
+
 def main() -> int:
     """Print the report for the settings in the only argument."""
     settings = daemon_settings.from_json(sys.argv[1])
@@ -117,7 +130,8 @@ def main() -> int:
     runtime = _runtime_directory(settings)
     if runtime.ok is False and found.engine_available:
         found = HostReport(False, runtime.message, runtime.fix, [])
-    shown = msgspec.structs.replace(found, checks=[*found.checks, runtime])
+    checks = [*found.checks, runtime, *damage(settings)]
+    shown = msgspec.structs.replace(found, checks=checks)
     sys.stdout.write(msgspec.json.encode(shown).decode())
     return 0
 

@@ -356,6 +356,11 @@ class Machine:
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
 
+    @property
+    def opened_store(self) -> LocalStore | None:
+        """The store, if it was needed already."""
+        return self._store
+
     def finder_elsewhere(self) -> Callable[[str], bool]:
         """Return a function that returns whether the store of another daemon has, or may have, a snapshot."""
         return stores.finder_elsewhere(self._settings.store, self.store)

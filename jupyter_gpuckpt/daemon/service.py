@@ -39,6 +39,7 @@ from .reclaim.reaction import Reaction
 from .reclaim.watch import Watch
 from .records import Records
 from .removal import Removal
+from .scrubbing import Scrubbing
 from .snapshot_lists import SnapshotLists
 from .streams import Streams
 from .transfers import Transfers
@@ -138,6 +139,9 @@ class Daemon:
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
             self.listed_checks.check,
+        )
+        self.scrubbing = Scrubbing(
+            settings.data, self.machine, self.uploads, lambda: self.needs_quiet
         )
         self.watch = Watch(settings)
         self.reaction = Reaction(
@@ -252,6 +256,7 @@ class Daemon:
         self.near_copy.start()
         self.far_collecting.start()
         self.listed_checks.start()
+        self.scrubbing.start()
         server.add_socket(listen())
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
@@ -276,6 +281,7 @@ class Daemon:
         await self.near_copy.close()
         await self.far_collecting.close()
         await self.listed_checks.close()
+        await self.scrubbing.close()
         await self.lease_renewal.close()
         self.leases.close()
         await self.uploads.close()

@@ -41,7 +41,7 @@ from ..plurals import some
 from ..progress import Progress, Stage
 from ..snapshot_order import Making
 from ..store.local import LocalStore
-from . import kept_files, notebooks, open_files, tcp
+from . import kept_files, notebooks, open_files, relied_packs, tcp
 from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
 from .rehearsal import rehearse
@@ -102,6 +102,9 @@ def save(
         # This may take time, so it comes before the freeze.
         earlier = EarlierSnapshots(store, spec.kernel_id)
         predecessor, earlier_gpu = earlier.predecessor()
+        relied_packs.settle(
+            store, predecessor, options.cause, threads=settings.threads, progress=progress
+        )
         if stop:
             open_files.learn(tree, digests.outlines)
         notebook, not_stored = notebooks.read(spec.jupyter)
@@ -187,7 +190,8 @@ def save(
         with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
-                warnings += _rehearsal_warnings(problems, stop=stop)
+                lost, unread = relied_packs.problems(store, needed.digests, options.cause)
+                warnings += unread + _rehearsal_warnings([*lost, *problems], stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
                 if not state.tcp.unaccepted:

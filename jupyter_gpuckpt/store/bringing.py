@@ -70,6 +70,7 @@ def bring(store: LocalStore, root: Path, snapshot_id: str) -> bool:
         except SnapshotNotFound:
             return False  # it was deleted just now
         digests = manifests.references(manifest)
+        store.pack_checks.look()
         with store.holding(digests):
             _link(store, root, digests)
             store.publish(manifest)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,8 +25,10 @@ from . import packs, rows
 from .codecs import DIGEST_BYTES
 from .contents import Contents, numbers_in
 from .database import Database, batches, broken, unsealed
-from .indexing import contents_of, index_packs
+from .indexing import contents_of
 from .needs import Newest, forget_needing, newer_needs
+from .pack_files import Facts, Identity, PackFiles
+from .pack_folder import PackFolder
 from .packs import Entry
 from .places import LOCATE, PlaceRows, Places, rows_of
 from .recent_places import RecentPlaces
@@ -34,22 +37,28 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-_KNOWN = "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND pack NOT IN temp.gone AND"
+_KNOWN = (
+    "SELECT group_concat(hex(digest) || stored_length) FROM chunks "
+    "WHERE NOT damaged AND pack NOT IN temp.gone AND pack NOT IN temp.doubted AND"
+)
 
 
 class Catalog:
     """The index over all packs of a store; thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
 
     def __init__(self, path: Path, packs_directory: Path) -> None:
-        self._packs = packs_directory
-        #: Packs whose files are being removed; an opening or rebuild ignores them.
-        self._condemned: set[str] = set()
         #: Packs whose registration failed, with their lengths. Some of their chunks may be known, so they are removed by sweeps.
         self._half_registered: dict[str, int] = {}
         # Only one thread may purge at a time, because numbers of packs are reused.
         self._purging = threading.Lock()
         #: The number of times that known chunks changed their place.
         self.moves = 0
+        #: What is known of the files of packs, and their folder.
+        self.files = PackFiles()
+        self.folder = PackFolder(packs_directory, self.files)
+        #: The packs whose chunks count as damaged, because their files were changed from outside and not read since.
+        self.doubted: frozenset[str] = frozenset()
+        self._is_rebuilt, self._indexed_at = False, 0
         #: The same as `locate`, but quicker for what was looked up last.
         self.recent = RecentPlaces(self)
         self.database = Database(path, self._reconcile)
@@ -109,16 +118,20 @@ class Catalog:
 
         return self.database.run(find)
 
-    def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
-        """Register a sealed pack. Known chunks keep their place, unless they are damaged there."""
+    def add_pack(
+        self, name: str, length: int, entries: Iterable[Entry], identity: Identity | None = None
+    ) -> None:
+        """Register a sealed pack. Known chunks keep their place, unless they are damaged there. `identity`: that of a file just written."""
         entries = list(entries)
-        if self.database.run(partial(rows.begin, name, Contents.of(entries))):
-            try:
+        is_new = self.database.run(partial(rows.begin, name, Contents.of(entries)))
+        try:
+            if is_new:
                 self.insert(name, entries)
-                self.finish(name, length)
-            except BaseException:
+            self.finish(name, length, identity=identity)
+        except BaseException:
+            if is_new:
                 self._half_registered[name] = length
-                raise
+            raise
 
     def link(self, path: Path) -> None:
         """Add a sealed pack of another store to this one by a hard link."""
@@ -171,14 +184,21 @@ class Catalog:
 
         self.database.change(sorted(entries), insert)
 
-    def finish(self, name: str, length: int, old: Iterable[str] = ()) -> None:
-        """Complete the registration of a pack whose chunks are all entered. `old`: the packs from which chunks were moved."""
+    def finish(
+        self, name: str, length: int, old: Iterable[str] = (), identity: Identity | None = None
+    ) -> None:
+        """Complete the registration of a pack whose chunks are all entered.
+
+        `old`: the packs from which chunks were moved. `identity`: that of its file, if this process has written it.
+        """
         ended = [(one,) for one in (name, *old)]
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE packs SET length = ? WHERE name = ?", (length, name))
             # Moves of other packs may still be in progress.
             connection.executemany("DELETE FROM moving WHERE name = ?", ended)
+            if identity is not None:
+                self.files.note(connection, name, Facts(identity, time.time()))
 
         self.database.run(finish)
 
@@ -210,7 +230,7 @@ class Catalog:
             self.moves += 1
             # The mark is only in memory, because the disk may be full: after a crash here no pack is removed.
             rows.drop(connection, name)
-            self._condemned.add(name)
+            self.folder.condemned.add(name)
             return True
 
         return self.database.run(condemn)
@@ -228,15 +248,16 @@ class Catalog:
                     freed += length
                 left.pop()
             # Rows are deleted after files, because on a full disk SQLite needs the room that the files free.
-            packs.sync_directory(self._packs)
+            packs.sync_directory(self.folder.path)
         finally:
             self.database.run(partial(rows.spare, left))
-            self._condemned.difference_update(left)
+            self.folder.condemned.difference_update(left)
         try:
+            self.database.run(lambda connection: self.files.forget(connection, names))
             self.purge()
         except sqlite3.OperationalError as error:
             logger.warning("Rows of packs that are gone stay in the catalog for now: %s", error)
-        self._condemned.difference_update(names)
+        self.folder.condemned.difference_update(names)
         return freed
 
     def purge(self, stop: threading.Event | None = None) -> None:
@@ -271,7 +292,7 @@ class Catalog:
 
     def path_of(self, pack: str) -> Path:
         """Return the file of a pack."""
-        return self._packs / (pack + packs.SUFFIX)
+        return self.folder.path_of(pack)
 
     def contents(self, name: str) -> Contents | None:
         """Return the contents of a pack, read from the pack if the catalog lacks them; None if the pack is not known."""
@@ -314,8 +335,11 @@ class Catalog:
         def mark(connection: sqlite3.Connection) -> None:
             self.moves += 1
             # The chunk may soon be stored elsewhere.
-            forget_needing(connection, rows.holders(connection, [digest]))
-            connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
+            holders = rows.holders(connection, [digest])
+            forget_needing(connection, holders)
+            query = "UPDATE chunks SET damaged = 1 WHERE digest = ? AND NOT damaged"
+            if connection.execute(query, (digest,)).rowcount:
+                self.files.note_damage(connection, holders)
 
         try:
             self.database.run(mark)
@@ -323,32 +347,43 @@ class Catalog:
             # An error of a full or read-only disk must not replace the damage that the caller reports.
             logger.warning("The damage of chunk %s could not be recorded: %s", digest.hex(), error)
 
+    def index_again(self) -> bool:
+        """Index packs that were removed, changed or put back; if there are none, all packs, but only once.
+
+        Return whether chunks may have been found.
+        """
+        # The time tells whether a file came or went.
+        time_of_folder = self.folder.path.stat().st_mtime_ns
+        if time_of_folder != self._indexed_at:
+            self._indexed_at = time_of_folder
+            if self.refresh():
+                return True
+        if self._is_rebuilt:
+            return False
+        self._is_rebuilt = True
+        self.rebuild()
+        return True
+
     def rebuild(self) -> None:
         """Delete the catalog and index all packs again."""
         self.database.remake()
 
+    def refresh(self) -> bool:
+        """Index packs that were removed, changed or put back; return whether there were any."""
+
+        def refresh(connection: sqlite3.Connection) -> bool:
+            is_changed = self.folder.refresh(connection)
+            self.moves += is_changed
+            return is_changed
+
+        return self.database.run(refresh)
+
     def _reconcile(self, connection: sqlite3.Connection) -> None:
         """Update the catalog to match the folder of packs."""
         self.moves += 1
-        found = {
-            path.stem: path.stat().st_size
-            for path in self._packs.glob("*" + packs.SUFFIX)
-            if not path.name.startswith(packs.TEMPORARY) and path.stem not in self._condemned
-        }
-        known: dict[str, int] = dict(connection.execute("SELECT name, length FROM packs"))
-        begun = {name for name, length in known.items() if not length and name in found}
-        gone = [n for n, length in known.items() if found.get(n) != length and n not in begun]
-        moving = [name for (name,) in connection.execute("SELECT name FROM moving")]
-        if gone or begun or moving:
-            forget_needing(connection, {*gone, *begun, *moving})
-            connection.execute("DELETE FROM moving")
-        for name in gone:
-            rows.drop(connection, name)
-            # Renaming the row frees the name for a file with other contents.
-            connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
-        connection.commit()
-        new = sorted(found.keys() - (known.keys() - begun - set(gone)))
-        index_packs(connection, {name: self.path_of(name) for name in new})
+        self.files.load(connection)
+        self.folder.reconcile(connection)
+        rows.doubt(connection, self.doubted)
 
 
 def _until(stop: threading.Event | None, items: Iterable[_Item]) -> Iterator[_Item]:

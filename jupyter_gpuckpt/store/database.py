@@ -33,8 +33,9 @@ _Item = TypeVar("_Item")
 #: The version of the schema. Version 1 had no tables `contents` and `snapshots`, which are filled on demand.
 _SCHEMA_VERSION = 2
 _READABLE = frozenset({0, 1, _SCHEMA_VERSION})
-# A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another pack. `gone`: removed packs whose
-# rows are still to be deleted; a new process computes this table again.
+# A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another pack. `files`: see `pack_files.py`.
+# `gone`: removed packs whose rows are still to be deleted. `doubted`: packs that were changed from outside and not read since. A new
+# process computes these two again.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks (
@@ -46,7 +47,9 @@ CREATE TABLE IF NOT EXISTS snapshots (
     number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, identity TEXT NOT NULL, info BLOB NOT NULL, needs BLOB
 );
 CREATE TABLE IF NOT EXISTS moving (name TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, facts BLOB NOT NULL);
 CREATE TEMP TABLE IF NOT EXISTS gone (pack INTEGER PRIMARY KEY);
+CREATE TEMP TABLE IF NOT EXISTS doubted (pack INTEGER PRIMARY KEY);
 """
 #: The number of parameters in a statement; the oldest supported SQLite allows 999.
 BATCH = 500

@@ -11,7 +11,6 @@ lock                          restricts the store to one process (lock.py)
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
 import weakref
@@ -30,10 +29,12 @@ from . import annotation_files, faults, folders, leftovers, manifests, packs, st
 from .catalog import Catalog
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .collect import Collector
+from .damage import Damage
 from .faults import store_errors
 from .leases import Leases
 from .listing import Listed, Listing
 from .lock import StoreLock
+from .pack_checks import PackChecks
 from .packs import Entry
 from .places import Location, Places, unique
 from .records import FreshPlaces, Records
@@ -41,7 +42,7 @@ from .repack import Repacking
 from .space import Space
 from .staging import Needed, Staged, Staging, exists
 from .stubs import Stubs
-from .upkeep import Upkeep
+from .upkeep import Upkeep, end_store
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
 
@@ -73,7 +74,6 @@ class LocalStore:
         self._lock = threading.RLock()
         # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
-        self._rebuilt = False
         with store_errors(root):
             folders.prepare(root, self._packs)
             store_lock = StoreLock(root / "lock")
@@ -102,8 +102,11 @@ class LocalStore:
             lock=self._lock,
             pack_bytes=pack_bytes,
         )
+        #: The checks of packs that something else may have changed, and the snapshots that lack chunks.
+        self.pack_checks = PackChecks(root, self._catalog)
+        self.damage = Damage(self._manifests, self._listing, self._records, self._catalog)
         self._space = Space(root, self._manifests, self._catalog, self._records)
-        self._end = weakref.finalize(self, _close, upkeep, self._catalog, store_lock)
+        self._end = weakref.finalize(self, end_store, upkeep, self._catalog, store_lock)
 
     def close(self) -> None:
         """Release the directory; may be called again. The store cannot be used afterwards."""
@@ -116,7 +119,8 @@ class LocalStore:
         self.close()
 
     def writer(self) -> PackWriter:
-        """Return a writer for one operation, to be used as a context manager."""
+        """Return a writer for one operation, to be used as a context manager. It relies on no pack that was changed from outside."""
+        self.pack_checks.look()
         return PackWriter(
             self.root,
             self._packs,
@@ -131,10 +135,7 @@ class LocalStore:
         """Return the places of all `digests`. Raises ObjectCorrupt if one is not in the store."""
         with store_errors(self.root):
             found = self._catalog.recent.locate(digests, keep=True)
-            if len(found) < len(unique(digests)) and not self._rebuilt:
-                # A pack or rows are missing; all packs are indexed again, once.
-                self._rebuilt = True
-                self._catalog.rebuild()
+            while len(found) < len(unique(digests)) and self._catalog.index_again():
                 found = self._catalog.locate(digests)
         if len(found) < len(unique(digests)):
             raise packs.missing_chunk(self.root, *set(digests).difference(found.digests))
@@ -369,14 +370,19 @@ class LocalStore:
     def space(self) -> StoreUsage:
         """Return the disk use of the snapshots. It counts again if the snapshots have changed, so call it in a thread."""
         with store_errors(self.root):
-            return self._space.of(self.snapshots(), self.stubs.all())
+            usage = self._space.of(self.snapshots(), self.stubs.all())
+            return msgspec.structs.replace(usage, damaged=self.damage.snapshots())
 
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
         digests = manifests.references(self.manifest(snapshot_id))
         with self.holding(digests):
-            for place in self.locate(digests):
-                self.load(place.digest)
+            self.check(digests)
+
+    def check(self, digests: Collection[bytes]) -> None:
+        """Read and check these chunks. Raises ObjectCorrupt for the first that is damaged or missing."""
+        for place in self.locate(digests):
+            self.load(place.digest)
 
     def free_bytes(self) -> int:
         """Return the number of bytes that can still be written to the store's disk."""
@@ -388,13 +394,3 @@ class LocalStore:
 
     def _tell(self, info: SnapshotInfo, change: SnapshotChangeKind) -> None:
         self.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, change))
-
-
-def _close(upkeep: Upkeep, catalog: Catalog, lock: StoreLock) -> None:
-    upkeep.stop()
-    try:
-        catalog.close()
-    except sqlite3.Error as error:
-        logger.warning("The catalog was not closed cleanly; the next opening checks it: %s", error)
-    finally:
-        lock.release()

@@ -29,6 +29,7 @@ from ..errors import FormatTooNew, ObjectCorrupt
 from ..manifest_records import FORMAT_VERSION
 from ..pwrite import pwrite_all
 from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
+from .pack_files import Identity
 
 SUFFIX = ".pack"
 #: The prefix of packs that are being written; a file with it that exists when a store opens is incomplete.
@@ -126,16 +127,16 @@ class PackFile:
                 pwrite_all(self._descriptor, b"".join(pieces)[written:], start + written)
             _write_back(self._descriptor, start, end - start)
 
-    def seal(self) -> int:
-        """Write the index, sync the file, rename it to its final name; return its length. Raises OSError."""
+    def seal(self) -> Identity:
+        """Write the index, sync the file, rename it to its final name; return its identity. Raises OSError."""
         entries = sorted(self.entries, key=lambda entry: entry.offset)
         pwrite_all(self._descriptor, file_end(entries, self._end), self._end)
         os.fsync(self._descriptor)
-        length = os.fstat(self._descriptor).st_size
         self._path = self._path.rename(self._final)
         sync_directory(self._path.parent)
         self.close()
-        return length
+        # Renaming changes the times of a file, and on network file systems so does closing it.
+        return Identity.of(self._path.stat())
 
     def discard(self) -> None:
         """Delete the file, sealed or not."""

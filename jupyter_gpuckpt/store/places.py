@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from .codecs import DIGEST_BYTES
 from .packs import Entry
 
-#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's checksum of the fields before it.
+#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's checksum of the fields before it, `damaged` whether it is
+#: known to be damaged, or in a pack that was changed from outside.
 PLACE = np.dtype(
     [
         ("offset", "<u8"),
@@ -33,7 +34,8 @@ PLACE = np.dtype(
 #: The beginning of a query that returns one text with the places of all requested chunks, in hexadecimal digits.
 LOCATE = (
     "SELECT group_concat(printf('%016x', offset) || hex(digest) || "
-    "printf('%08x%08x%02x%016x%08x%02x', stored_length, raw_length, codec, pack, checksum, damaged), '') "
+    "printf('%08x%08x%02x%016x%08x%02x', stored_length, raw_length, codec, pack, checksum, "
+    "damaged OR pack IN temp.doubted), '') "
     "FROM chunks WHERE pack NOT IN temp.gone AND"
 )
 # PLACE as that query writes it.

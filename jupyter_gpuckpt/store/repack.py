@@ -94,7 +94,7 @@ class Repacking:
             copied = [name for name, entries in group.items() if self._copy(name, entries, pack)]
             if not copied:
                 return 0
-            length = pack.seal()
+            identity = pack.seal()
             # A snapshot that was published meanwhile may need chunks that were not copied.
             old = {
                 name: group[name]
@@ -116,10 +116,10 @@ class Repacking:
                 self._release(lease)
         # If the following fails, the lease remains: all packs stay until the next opening, which ends the move.
         self._move(pack, old)
-        self._catalog.finish(pack.name, length, old)
+        self._catalog.finish(pack.name, identity.length, old, identity)
         self._release(lease)
-        logger.info("Rewrote %d packs as one of %d bytes.", len(old), length)
-        return length
+        logger.info("Rewrote %d packs as one of %d bytes.", len(old), identity.length)
+        return identity.length
 
     def _move(self, pack: PackFile, old: dict[str, list[Entry]]) -> None:
         place = {entry.digest: at for at, entry in enumerate(pack.entries)}

@@ -24,7 +24,7 @@ _INSERT = (
     "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
     "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec, "
-    "checksum = excluded.checksum WHERE damaged OR ? OR chunks.pack IN temp.gone"
+    "checksum = excluded.checksum WHERE damaged OR ? OR chunks.pack IN temp.gone OR chunks.pack IN temp.doubted"
 )
 
 #: The lowest digest of a part, and the one after its highest.
@@ -151,7 +151,7 @@ def put_contents(connection: sqlite3.Connection, pack: int, contents: Contents) 
 
 
 def insert(connection: sqlite3.Connection, placed: Iterable[Placed], *, replace: bool) -> None:
-    """Enter chunks; known ones keep their place unless they are damaged or gone there, or `replace` is set."""
+    """Enter chunks; known ones keep their place unless they are damaged, doubted or gone there, or `replace` is set."""
     rows = ((e.offset, e.digest, *e[2:], pack) for e, pack in placed)
     connection.executemany(_INSERT, ((*row, checksum_of(*row), replace) for row in rows))
 
@@ -181,6 +181,29 @@ def spare(dropped: Iterable[str], connection: sqlite3.Connection) -> None:
         "DELETE FROM temp.gone WHERE pack = (SELECT id FROM packs WHERE name = ?)",
         [(name,) for name in dropped],
     )
+
+
+def lose(connection: sqlite3.Connection, name: str) -> None:
+    """Mark a pack as gone, and free its name for a file with other contents."""
+    drop(connection, name)
+    connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
+
+
+def doubt(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Make these the packs whose chunks count as damaged for now."""
+    connection.execute("DELETE FROM temp.doubted")
+    connection.executemany(
+        "INSERT INTO temp.doubted SELECT id FROM packs WHERE name = ?", [(name,) for name in names]
+    )
+
+
+def mark(connection: sqlite3.Connection, name: str, damaged: Iterable[tuple[bytes, bool]]) -> None:
+    """Record for chunks, by their digests, whether the copies in this pack are damaged."""
+    query = (
+        "UPDATE chunks SET damaged = ? WHERE digest = ? AND damaged != ? "
+        "AND pack = (SELECT id FROM packs WHERE name = ?)"
+    )
+    connection.executemany(query, [(is_, digest, is_, name) for digest, is_ in damaged])
 
 
 def first_gone(connection: sqlite3.Connection) -> int | None:
@@ -228,6 +251,7 @@ def _delete_packs(packs: list[int], connection: sqlite3.Connection) -> None:
     for query in (
         "DELETE FROM packs WHERE id = ? AND id IN temp.gone",
         "DELETE FROM contents WHERE pack = ? AND pack IN temp.gone",
+        "DELETE FROM temp.doubted WHERE pack = ?",
         "DELETE FROM temp.gone WHERE pack = ?",
     ):
         connection.executemany(query, [(pack,) for pack in packs])

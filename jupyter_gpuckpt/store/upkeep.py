@@ -7,10 +7,12 @@ gone are deleted.
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 
 from ..errors import StoreError
 from .catalog import Catalog
+from .lock import StoreLock
 from .records import Records
 
 logger = logging.getLogger(__name__)
@@ -43,3 +45,14 @@ class Upkeep:
             # Snapshots without a record are read on demand.
             level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
             logger.log(level, "Not all snapshots are recorded: %s", error)
+
+
+def end_store(upkeep: Upkeep, catalog: Catalog, lock: StoreLock) -> None:
+    """Stop the background work of a store, close its catalog and release its directory."""
+    upkeep.stop()
+    try:
+        catalog.close()
+    except sqlite3.Error as error:
+        logger.warning("The catalog was not closed cleanly; the next opening checks it: %s", error)
+    finally:
+        lock.release()

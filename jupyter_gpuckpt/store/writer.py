@@ -201,9 +201,9 @@ class PackWriter:
                 # Chunks are leased before others, including a rebuild, can see them: a sweep must not remove them.
                 self._lease.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root, pack.length):
-                length = pack.seal()
+                identity = pack.seal()
             with store_errors(self._root):
-                self._catalog.add_pack(pack.name, length, pack.entries)
+                self._catalog.add_pack(pack.name, identity.length, pack.entries, identity)
         except BaseException as error:
             self._error = self._error or error
             with store_errors(self._root):

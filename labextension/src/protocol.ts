@@ -268,6 +268,8 @@ export interface IStore {
   growth: { time: number; stored_bytes: number }[];
   /** Older servers do not send it. */
   given_back?: IGivenBack;
+  /** The ids of the snapshots with damaged or missing content. Older servers do not send it. */
+  damaged?: string[];
   /** Older servers do not send it. */
   retention?: IExpiry;
 }

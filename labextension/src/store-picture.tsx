@@ -41,6 +41,7 @@ export function StorePicture(
         )}
       </p>
       <Quota store={store} trans={trans} />
+      <Damage store={store} trans={trans} />
       <CommandButton
         commands={commands}
         id={cleanUpCommandId}
@@ -85,6 +86,20 @@ function Quota({ store, trans }: IProps) {
       {text ? <p>{text}</p> : null}
     </>
   );
+}
+
+/** Warn of snapshots that cannot be resumed. */
+function Damage({ store, trans }: IProps) {
+  const count = store.damaged?.length ?? 0;
+  return count ? (
+    <p role="alert">
+      {trans._n(
+        '%1 snapshot is damaged and cannot be resumed. `jupyter gpuckpt verify` names it.',
+        '%1 snapshots are damaged and cannot be resumed. `jupyter gpuckpt verify` names them.',
+        count
+      )}
+    </p>
+  ) : null;
 }
 
 function GivenBack({ store, trans }: IProps) {

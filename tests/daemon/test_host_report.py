@@ -16,9 +16,11 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.daemon import host_report
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.host import doctor_remedies, privileges
 from jupyter_gpuckpt.snapshots import trial
+from jupyter_gpuckpt.store import damage_file
 from tests.conftest import processes_naming, wait_for
 from tests.filters import NO_SUCH_CALL, refuse
 
@@ -157,6 +159,26 @@ def test_where_nobody_may_make_user_namespaces_the_switch_is_named(report):
     assert "namespace" in found["reason"]
     assert "user.max_user_namespaces is 0" in found["reason"]
     assert "sudo sysctl -w user.max_user_namespaces=" in found["hint"]
+
+
+def test_the_doctor_names_damaged_snapshots(short_dir):
+    settings = Settings(data_dir=str(short_dir / "data"))
+    assert list(host_report.damage(settings)) == []
+    (settings.store / "packs").mkdir(parents=True)
+    [sound] = host_report.damage(settings)
+    assert (sound.name, sound.ok) == ("snapshots", True)
+    second = settings.store.with_name(f"{settings.store.name}-2")
+    second.mkdir()
+    damage_file.write(settings.store, ["s1"])
+    damage_file.write(second, ["s2", "s3"])
+    [found] = host_report.damage(settings)
+    assert (found.ok, found.required, found.fix) == (False, False, "jupyter gpuckpt verify")
+    assert "3 snapshots cannot be resumed" in found.message
+    assert "s1, s2, s3" in found.message
+    damage_file.write(settings.store, [])
+    second.joinpath("damaged.json").write_bytes(b"{")
+    [sound] = host_report.damage(settings)
+    assert sound.ok
 
 
 def test_the_signal_that_ends_the_program_kills_none_of_its_threads():

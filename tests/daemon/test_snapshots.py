@@ -22,7 +22,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.manifest_records import SnapshotInfo
+from jupyter_gpuckpt.manifest_records import Cause, SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind, SaveRequest
 from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.states import KernelState
@@ -234,8 +234,23 @@ def test_a_damaged_snapshot_is_named_when_it_is_verified(client, kernel, save, s
     found = client.send(calls.verify(snapshot_id))
     assert not found.ok
     assert path.name in found.problems[0]
+    assert client.send(calls.store()).damaged == [snapshot_id]
     with pytest.raises(ObjectCorrupt), client.export(snapshot_id) as (length, pieces):
         assert len(b"".join(pieces)) == length
+
+
+@pytest.mark.parametrize("cause", [Cause.MANUAL, Cause.SHUTDOWN])
+def test_a_kernel_whose_packs_are_gone_is_suspended_and_comes_back(
+    client, kernel, save, settings, counts, eventually, cause
+):
+    first = save(kernel)
+    for path in (settings.store / "packs").glob("*.pack"):
+        path.unlink()
+    save(kernel, "suspend", cause=cause)
+    assert client.send(calls.store()).damaged == [first]
+    count = counts(kernel.kernel_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
+    eventually(lambda: counts(kernel.kernel_id) > count)
 
 
 def test_a_large_snapshot_goes_to_another_store(

@@ -23,7 +23,7 @@ def sealed(folder: Path) -> tuple[Path, list[Entry]]:
     entries = [pack.reserve(digest_of(chunk), len(chunk), len(chunk), RAW) for chunk in CHUNKS]
     pack.write(entries, CHUNKS)
     pack.entries += entries
-    assert pack.seal() == (folder / "one.pack").stat().st_size
+    assert pack.seal().length == (folder / "one.pack").stat().st_size
     return folder / "one.pack", entries
 
 

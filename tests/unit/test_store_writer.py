@@ -130,7 +130,7 @@ def test_what_another_was_told_of_stays_when_the_registration_fails(store, monke
     finish = Catalog.finish
     told = {}
 
-    def fail(self, name, length, old=()):
+    def fail(self, name, length, old=(), identity=None):
         told.update(other.known([digest_of(chunk) for chunk in CHUNKS]))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

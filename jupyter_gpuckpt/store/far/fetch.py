@@ -48,29 +48,7 @@ def fetch(
     manifest = store.manifest(far.snapshot_id) if is_stub else far.manifest()
     digests = manifests.references(manifest)
     with store.writer() as writer:
-        known = writer.known(digests)
-        refs = [] if known.keys() >= digests else far.packs
-        missing = 1 - len(known) / max(1, len(digests))
-        with (
-            checkers(int(missing * sum(ref.length for ref in refs))) as checking,
-            _Fetching(bucket, writer, checking, progress) as fetching,
-        ):
-            # If all of the packs fit on the disk, chunks are read while other packs are opened.
-            begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
-            packs = open_packs(bucket, seal, refs, fetching.reading)
-            wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
-            for pack in packs:
-                fetching.add(_runs(pack, wanted), begin=begins_early)
-            if wanted:
-                raise invalid(
-                    snapshot.manifest, f"{len(wanted)} of its chunks are in none of its packs"
-                )
-            if not begins_early and fetching.total > store.free_bytes():
-                raise StoreFull(
-                    f"The snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
-                    hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
-                )
-            fetching.run()
+        _fetch_missing(bucket, seal, snapshot, far, digests, store, writer, progress, checkers)
         writer.finish()
         if is_stub:
             store.locate(digests)
@@ -83,6 +61,53 @@ def fetch(
     with suppress(StoreError):  # without a time of use it would be the first to become a stub again
         store.stubs.note_use(far.snapshot_id)
     return manifest.info
+
+
+def repair(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, store: LocalStore) -> None:
+    """Fetch the chunks of a snapshot in the local store that are missing there or damaged. Raises as `fetch` does."""
+    far = far_manifest(bucket, seal, snapshot)
+    digests = manifests.references(store.manifest(far.snapshot_id))
+    with store.writer() as writer:
+        _fetch_missing(bucket, seal, snapshot, far, digests, store, writer)
+        writer.finish()
+        store.damage.snapshots()  # the record protects what was fetched
+
+
+def _fetch_missing(
+    bucket: Bucket,
+    seal: Seal,
+    snapshot: FarSnapshot,
+    far: FarManifest,
+    digests: set[bytes],
+    store: LocalStore,
+    writer: PackWriter,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    checkers: Callable[[int], Checkers] = lambda stored_bytes: CheckingThreads(),
+) -> None:
+    """Fetch those of the chunks that the store lacks. Raises as `fetch` does."""
+    known = writer.known(digests)
+    refs = [] if known.keys() >= digests else far.packs
+    missing = 1 - len(known) / max(1, len(digests))
+    with (
+        checkers(int(missing * sum(ref.length for ref in refs))) as checking,
+        _Fetching(bucket, writer, checking, progress) as fetching,
+    ):
+        # If all of the packs fit on the disk, chunks are read while other packs are opened.
+        begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
+        packs = open_packs(bucket, seal, refs, fetching.reading)
+        wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
+        for pack in packs:
+            fetching.add(_runs(pack, wanted), begin=begins_early)
+        if wanted:
+            raise invalid(
+                snapshot.manifest, f"{len(wanted)} of its chunks are in none of its packs"
+            )
+        if not begins_early and fetching.total > store.free_bytes():
+            raise StoreFull(
+                f"The snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
+                hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
+            )
+        fetching.run()
 
 
 def require_wanted(store: LocalStore, snapshot_id: str) -> None:

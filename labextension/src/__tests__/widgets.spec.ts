@@ -345,6 +345,7 @@ describe('the panel', () => {
         { time: 2000, stored_bytes: 1e9 }
       ],
       given_back: { memory_byte_seconds: 9e12, gpu_seconds: 7200 },
+      damaged: ['s1', 's2'],
       retention: { max_bytes: 4e9 }
     });
     make();
@@ -353,6 +354,7 @@ describe('the panel', () => {
     expect(legend[0].textContent).toBe('big.ipynb900 MB (90%)');
     expect(legend[5].textContent).toContain('Others');
     expect(widget.node.textContent).toContain('Deduplication: 8 GB → 4 GB');
+    expect(widget.node.textContent).toContain('2 snapshots are damaged');
     expect(widget.node.textContent).toContain('Compression: 4 GB → 1 GB');
     expect(widget.node.querySelector('polyline')).not.toBeNull();
     const quota = widget.node.querySelector('meter');

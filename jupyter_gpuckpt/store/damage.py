@@ -1,0 +1,73 @@
+"""The snapshots of a store that lack chunks, or whose chunks are known to be damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from ..errors import SnapshotNotFound, StoreError
+from . import damage_file, manifests, stub_files
+from .catalog import Catalog
+from .faults import store_errors
+from .listing import Listing
+from .records import Records
+
+
+class Damage:
+    """The finder of damaged snapshots. `manifests_directory`: the store's folder of manifests."""
+
+    def __init__(
+        self, manifests_directory: Path, listing: Listing, records: Records, catalog: Catalog
+    ) -> None:
+        self._manifests, self._listing = manifests_directory, listing
+        self._records, self._catalog = records, catalog
+
+    def note(self) -> list[str]:
+        """Return what `snapshots` returns, and write it to a file for the doctor. Raises StoreUnavailable, StoreFull."""
+        found = self.snapshots()
+        damage_file.write(self._manifests.parent, found)
+        return found
+
+    def snapshots(self) -> list[str]:
+        """Return the ids of the damaged snapshots, as far as damage is known; stubs count only if what they keep is damaged.
+
+        It is quick if there are none. Raises StoreUnavailable.
+        """
+        with store_errors(self._manifests):
+            # A snapshot whose chunks were looked at again gets its record again.
+            for name in self._incomplete():
+                try:
+                    self._records.of(name)
+                except StoreError:  # its manifest cannot be read, which lists report
+                    continue
+            found = [name for name in self._incomplete() if self._is_listed(name)]
+            return [name for name in found if self._lacks_chunks(name)]
+
+    def _incomplete(self) -> list[str]:
+        def read(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT name FROM snapshots WHERE needs IS NULL")
+            return sorted(name for (name,) in rows)
+
+        return self._catalog.database.run(read)
+
+    def _is_listed(self, snapshot_id: str) -> bool:
+        listed = self._listing.find(snapshot_id)
+        return listed is not None and not listed.annotations.deleted
+
+    def _lacks_chunks(self, snapshot_id: str) -> bool:
+        path = manifests.path_of(self._manifests, snapshot_id)
+        try:
+            references = manifests.read(path, manifests.References)
+        except SnapshotNotFound:  # it was deleted meanwhile
+            return False
+        except StoreError:
+            return True
+        stub = stub_files.read(path.with_suffix(stub_files.SUFFIX))
+        digests = references.digests(stub.keeps if stub else None)
+        found = self._catalog.locate(digests)
+        if len(found) < len(digests):
+            return True
+        damaged = found.rows[found.rows["damaged"] != 0]
+        # Chunks in packs that were not read yet may be intact.
+        packs = {found.packs[number] for number in set(damaged["pack"].tolist())}
+        return not packs <= self._catalog.doubted

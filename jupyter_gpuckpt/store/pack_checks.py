@@ -1,0 +1,169 @@
+"""Checks of packs that something else may have changed, cut short or removed since this package wrote them.
+
+Covers: the look at all packs before an operation relies on the catalog, the look at those of a snapshot before its kernel is killed,
+what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrubbing.py).
+
+A look at a pack takes 4 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
+has their bytes stores them again. A pack that may be a copy is relied on, but a suspend that has the time reads it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from . import rows
+from .catalog import Catalog
+from .faults import store_errors
+from .needs import forget_needing
+from .pack_files import Facts, Identity, Trust
+from .pack_reading import PackReading
+from .places import digests_in
+
+logger = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a look at the packs of some chunks found.
+
+    `lost`: how many chunks are missing, damaged, or in packs that were changed; `unread`: the digests of chunks in packs that may
+    be copies.
+    """
+
+    lost: int
+    unread: list[bytes]
+
+
+class PackChecks:
+    """The checks of the packs of one store. Thread-safe. Methods raise StoreUnavailable and StoreFull."""
+
+    def __init__(self, root: Path, catalog: Catalog) -> None:
+        self._root, self._catalog = root, catalog
+
+    def look(self) -> None:
+        """Compare all packs with what is known of them; from now on no operation relies on those that are gone or were changed."""
+        with store_errors(self._root):
+            catalog = self._catalog
+            lengths, found = catalog.lengths(), catalog.folder.found()
+            other = [n for n, size in lengths.items() if n not in found or found[n].length != size]
+            # One may have been removed by a collection meanwhile.
+            if other and catalog.names(other) and catalog.refresh():
+                found = catalog.folder.found()
+            self._doubt({n for n, one in found.items() if self._judged(n, one) is Trust.CHANGED})
+
+    def _doubt(self, names: set[str]) -> None:
+        if names == self._catalog.doubted:
+            return
+        if new := names - self._catalog.doubted:
+            logger.warning("Packs were changed by another program: %s", ", ".join(sorted(new)))
+
+        def doubt(connection: sqlite3.Connection) -> None:
+            # Their chunks may soon be stored elsewhere.
+            forget_needing(connection, names - self._catalog.doubted)
+            self._catalog.moves += 1
+            rows.doubt(connection, names)
+
+        self._catalog.database.run(doubt)
+        self._catalog.doubted = frozenset(names)
+
+    def unread_with(self, digests: Collection[bytes]) -> list[str]:
+        """Return the names of the packs with these chunks that were changed, or may be copies."""
+        with store_errors(self._root):
+            unread = {n for n, trust in self._trust().items() if trust <= Trust.UNREAD}
+            if not unread:
+                return []
+            found = self._catalog.recent.locate(digests)
+            packs = {found.packs[number] for number in np.unique(found.rows["pack"]).tolist()}
+            return sorted(unread & packs)
+
+    def find(self, digests: Collection[bytes]) -> Found:
+        """Look at the packs with these chunks."""
+        with store_errors(self._root):
+            found = self._catalog.recent.locate(digests)
+            trusts = [self._trust_in(name) for name in found.packs]
+        trust = np.array(trusts, np.int64)[found.rows["pack"]]
+        lost = (trust == Trust.CHANGED) | (found.rows["damaged"] != 0)
+        unread = digests_in(found.rows[(trust == Trust.UNREAD) & ~lost])
+        return Found(len(digests) - len(found) + int(lost.sum()), unread)
+
+    def _trust_in(self, name: str) -> Trust:
+        """Return how much a pack can be relied on. One that is gone counts as changed, and so does one of another length."""
+        try:
+            identity = Identity.of(self._catalog.path_of(name).stat())
+        except FileNotFoundError:
+            return Trust.CHANGED
+        return self._judged(name, identity)
+
+    def _judged(self, name: str, identity: Identity) -> Trust:
+        """Return how much a pack whose file has this identity can be relied on."""
+        trust = self._catalog.files.trust(name, identity)
+        # A change of the mode is a change of status, too.
+        if trust is Trust.TOUCHED and not os.access(self._catalog.path_of(name), os.R_OK):
+            return Trust.CHANGED
+        return trust
+
+    def _trust(self) -> dict[str, Trust]:
+        """Return how much each pack can be relied on; those that are gone or have another length are left out."""
+        lengths = self._catalog.lengths()
+        return {
+            name: self._judged(name, identity)
+            for name, identity in self._catalog.folder.found().items()
+            if lengths.get(name) == identity.length
+        }
+
+    def due(self, every_seconds: float) -> list[str]:
+        """Return the packs that should be read: those that are not the files that were read last, then those read long ago."""
+        with store_errors(self._root):
+            trusts, now = self._trust(), time.time()
+        other = [name for name, trust in trusts.items() if trust < Trust.SAME]
+        checked = {
+            name: facts.checked_at
+            for name, trust in trusts.items()
+            if trust is Trust.SAME and (facts := self._catalog.files.find(name)) is not None
+        }
+        old = [name for name, at in checked.items() if not 0 <= now - at < every_seconds]
+        return [
+            *sorted(other, key=lambda name: trusts[name]),
+            *sorted(old, key=lambda name: checked[name]),
+        ]
+
+    def note(self, name: str, reading: PackReading) -> int:
+        """Record that a pack was read, and which of its chunks are damaged; return their number."""
+        catalog = self._catalog
+        with store_errors(self._root):
+            remakes, contents = catalog.database.remakes, catalog.contents(name)
+            if contents is None:
+                return 0
+            damaged = [(one, one not in reading.intact) for one in contents.each_digest()]
+            count, before = sum(is_ for _, is_ in damaged), catalog.files.find(name)
+
+            def mark(some: list[tuple[bytes, bool]], connection: sqlite3.Connection) -> None:
+                catalog.moves += 1
+                rows.mark(connection, name, some)
+
+            def end(connection: sqlite3.Connection) -> bool:
+                # A rebuilt database does not know what was marked before.
+                if catalog.database.remakes != remakes:
+                    return False
+                if count:
+                    # The damaged ones may soon be stored elsewhere.
+                    forget_needing(connection, [name])
+                catalog.moves += 1
+                catalog.files.note(connection, name, Facts(reading.identity, time.time(), count))
+                rows.doubt(connection, catalog.doubted - {name})
+                return True
+
+            if count or before is None or before.damaged:
+                catalog.database.change(damaged, mark)
+            if catalog.database.run(end):
+                catalog.doubted -= {name}
+        if count:
+            logger.error("Pack %s is damaged: %d of its chunks were altered.", name, count)
+        return count
