@@ -59,7 +59,7 @@ class GatedConnection(_Base):
     #: The page's comms; assigned when it connects.
     _comms: PageComms
     _protocol: str | None = None
-    #: Whether the page was told that the kernel is idle because it has no process.
+    #: Whether the page was told, in the kernel's name, that the kernel is idle.
     _told_idle = False
     #: Messages for a page that disconnected while its requests were held: this server's own, and the kernel's replies.
     _unsent: list[tuple[Any, ...]] | None = None
@@ -78,7 +78,7 @@ class GatedConnection(_Base):
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
-        """Connect as the base does; a page gets the status idle if no kernel runs.
+        """Connect as the base does; a page gets the kernel's status if the kernel itself cannot say it.
 
         A page that connects again takes over its held requests, and gets the messages it missed and the kernel's `input_request`
         that it has not answered.
@@ -116,7 +116,7 @@ class GatedConnection(_Base):
         served.output.join(self)
         for message in unsent:
             self._send(*message)
-        self._send_idle()
+        self._send_status()
         answers = any(request.kind == "input_reply" for request in self._held)
         # The page may have lost the question, or its answer may be lost.
         if question and not answers and served.output.question(self.client_session) is question:
@@ -203,10 +203,8 @@ class GatedConnection(_Base):
         served = self._served
         if served is None:
             return
-        if self._told_idle and served.gate_is_open:
-            self._told_idle = False
-            if served.output.runs_cell:
-                self._send("iopub", "status", {"execution_state": "busy"}, None)
+        if self._told_idle and served.output.runs_cell:
+            self._send_status()
         if not self._held:
             return
         waiting, self._held = self._held, []
@@ -237,6 +235,8 @@ class GatedConnection(_Base):
             else:
                 # A widget sends its next value only when the last one was handled.
                 self._send_done(request)
+        if waiting:
+            self._send_status()
 
     def drop_held(self) -> None:
         """Drop the requests held for a kernel that is gone (`served_kernel.Connection`)."""
@@ -269,7 +269,7 @@ class GatedConnection(_Base):
         if messages is None:
             return False
         self._send_done(request, messages)
-        self._send_idle()
+        self._send_status()
         return True
 
     def _answer(self, served: ServedKernel, request: Request) -> bool:
@@ -284,8 +284,8 @@ class GatedConnection(_Base):
             self._reply(request, *_EMPTY_REPLIES[kind])
         else:
             return False
-        # JupyterLab takes no status from a reply to these requests and would show "Unknown".
-        self._send_idle()
+        # JupyterLab takes no status from a reply to these requests and would show "Unknown"; older versions show the reply's "idle".
+        self._send_status()
         return True
 
     def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
@@ -302,11 +302,17 @@ class GatedConnection(_Base):
             self._send("iopub", kind, content, parent, buffers)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _send_idle(self) -> None:
+    def _send_status(self) -> None:
+        """Tell the page that a cell runs, or that none does if the kernel cannot say that itself."""
         served = self._served
-        if served is not None and served.absent:
-            self._told_idle = True
-            self._send("iopub", "status", {"execution_state": "idle"}, None)
+        if served is None:
+            return
+        is_busy = served.output.runs_cell
+        starts = getattr(self.kernel_manager, "execution_state", "") == "starting"
+        if is_busy or served.absent or not (served.gate_is_open or starts):
+            self._told_idle = not is_busy
+            state = "busy" if is_busy else "idle"
+            self._send("iopub", "status", {"execution_state": state}, None)
 
     def _send(
         self,
