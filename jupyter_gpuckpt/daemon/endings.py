@@ -12,8 +12,8 @@ import time
 
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import Verb
+from . import stopped_trees
 from .kernels import Kernels, ManagedKernel
-from .machine import Machine
 from .verbs import Verbs
 
 _log = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 class Endings:
     """The timers of kernels that were shut down."""
 
-    def __init__(self, kernels: Kernels, verbs: Verbs, machine: Machine) -> None:
-        self._kernels, self._verbs, self._machine = kernels, verbs, machine
+    def __init__(self, kernels: Kernels, verbs: Verbs) -> None:
+        self._kernels, self._verbs = kernels, verbs
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
@@ -37,7 +37,7 @@ class Endings:
         await self._kernels.update(kernel, ends_at=time.time() + after_seconds)
         try:
             if first and kernel.record.tree:
-                await asyncio.to_thread(self._machine.stop_tree, kernel.record.tree)
+                await asyncio.to_thread(stopped_trees.stop, kernel.record.tree)
         except BaseException:
             await self._kernels.update(kernel, ends_at=0.0)
             raise
@@ -53,7 +53,7 @@ class Endings:
         # The record is changed first: a daemon that takes over in between lets the processes run on.
         await self._kernels.update(kernel, ends_at=0.0)
         if kernel.record.tree:
-            await asyncio.to_thread(self._machine.continue_tree, kernel.record.tree)
+            await asyncio.to_thread(stopped_trees.go_on, kernel.record.tree)
         return kernel
 
     def expect_all(self) -> None:

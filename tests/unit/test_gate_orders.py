@@ -331,7 +331,7 @@ def orders(*chains):
 
 
 def is_possible(order):
-    """A kernel without a process does not reply."""
+    """Return whether the kernel has a process when it replies."""
     if "suspend_fails" in order:
         return True
     return not order.index("suspend_ends") < order.index("reply") < order.index("resume")

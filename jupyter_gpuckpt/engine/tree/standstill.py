@@ -81,15 +81,26 @@ class Standstill:
         self.user_stopped: set[int] = set()
         #: time.monotonic() when it began.
         self.began = 0.0
+        #: Whether the tree goes on standing still after `end`.
+        self._lasts = False
 
     @classmethod
-    def found(cls, tree: Tree) -> Standstill | None:
-        """Return the standstill that a killed process had begun and not ended; None if there is none."""
+    def of(cls, tree: Tree, *, lasts: bool) -> Standstill:
+        """Return a new standstill; with `lasts` that in which the tree is already, and in which it stays."""
+        return (cls.found(tree, lasts=True) if lasts else None) or cls(tree)
+
+    @classmethod
+    def found(cls, tree: Tree, *, lasts: bool = False) -> Standstill | None:
+        """Return the standstill that another process, or an earlier step, had begun and not ended; None if there is none.
+
+        `lasts`: `end` does nothing, so that the tree goes on standing still.
+        """
         try:
             journal = decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
         except (OSError, msgspec.DecodeError):
             return None
         standstill = cls(tree)
+        standstill._lasts = lasts
         standstill.user_stopped, standstill._records = journal.user_stopped, journal.records
         standstill._stopped = [pid for pid in pids(tree) if pid not in journal.user_stopped]
         return standstill
@@ -105,6 +116,7 @@ class Standstill:
         Parents are stopped first, so that no shell sees a stopped child, and no process creates a child that is missed. Raises
         FreezeFailed when a process cannot be stopped; `end()` then lets the others run on.
         """
+        self._records = []
         self._look()
         waiting = [self._tree.keeper_pid]
         while waiting:
@@ -151,6 +163,8 @@ class Standstill:
 
         The order matters: a shell that runs before its child would see the child stopped, report that, and no longer wait for it.
         """
+        if self._lasts:
+            return
         for pid in reversed(self._stopped):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

@@ -41,6 +41,12 @@ class Provisioner(Protocol):
     def incarnation(self) -> str:
         """Return an id that distinguishes this start of the kernel from earlier ones."""
 
+    def set_aside(self) -> None:
+        """Forget the kernel's process, which the daemon keeps for an undo of the restart that follows."""
+
+    def come_back(self, kernel: Kernel) -> None:
+        """Take over the process that was set aside."""
+
     def release(self) -> None:
         """Release the kernel to the daemon and a later server."""
 
@@ -139,6 +145,10 @@ class ServedKernel:
         self.suspends_at: float | None = None
         #: The snapshot with its state before its last restart; empty if there is none.
         self.before_restart = ""
+        #: Whether the process before its last restart is kept, so that it can run on.
+        self.is_former_kept = False
+        #: Why its last restart cannot be undone; empty if it can, or if nothing was lost.
+        self.restart_lost = ""
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -296,6 +306,15 @@ class ServedKernel:
         self._saved_changes, self.peer_access_is_off = 0, False
         self.drop_held()
         self._start_reconnecting(came_back=False)
+
+    def come_back(self, kernel: Kernel, *, has_agent: bool, comms: SavedComms) -> None:
+        """Serve the process that was set aside before the last restart, in place of the one since."""
+        self.drop_held()
+        self.output.forget()
+        self.provisioner.come_back(kernel)
+        self.has_agent, self.answers, self.comms = has_agent, True, comms
+        self.output.changes += 1  # it is not what the last snapshot has
+        self._notify()
 
     def renew_routing_ids(self) -> None:
         """Connect the sockets of all pages to the kernel under new routing ids."""
