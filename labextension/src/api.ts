@@ -22,6 +22,7 @@ import type {
   IRetention,
   IShutDown,
   ISnapshot,
+  ISnapshotList,
   IStore,
   IStoredNotebook,
   IVerification,
@@ -172,6 +173,11 @@ export class GpuCkptApi {
     return (await this._get<{ kernels: IShutDown[] }>('shut_down')).kernels;
   }
 
+  /** Let the process run on that a kernel had before its last restart, in place of the new one. */
+  undoRestart(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/undo_restart`, {});
+  }
+
   /** Undo a kernel's shutdown. */
   undoShutdown(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/undo_shutdown`, {});
@@ -205,10 +211,18 @@ export class GpuCkptApi {
 
   /** Return the user's snapshots, newest first. */
   async snapshots(): Promise<ISnapshot[]> {
-    const { snapshots } = await this._get<{ snapshots: ISnapshot[] }>(
-      'snapshots'
-    );
-    return snapshots.map(asSnapshot);
+    return (await this.snapshotList()).snapshots;
+  }
+
+  /** Return the snapshots, newest first, and for how many seconds the deletion of one can be undone. */
+  async snapshotList(): Promise<ISnapshotList> {
+    const { snapshots, undo_delete_seconds } = await this._get<
+      Omit<ISnapshotList, 'undo_delete_seconds'> & Partial<ISnapshotList>
+    >('snapshots');
+    return {
+      snapshots: snapshots.map(asSnapshot),
+      undo_delete_seconds: undo_delete_seconds ?? null
+    };
   }
 
   /** Change a snapshot's title, note or pin. */

@@ -49,7 +49,10 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
         "inspect_reply",
         {"status": "ok", "found": False, "data": {}, "metadata": {}},
     ),
+    "is_complete_request": ("is_complete_reply", {"status": "unknown"}),
 }
+#: The answer to other requests that pages and extensions send by themselves.
+_SUSPENDED = "The kernel is suspended. Resume it, or run a cell, then try again."
 
 
 class GatedConnection(_Base):
@@ -223,15 +226,9 @@ class GatedConnection(_Base):
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer each held request with an error (`served_kernel.Connection`); drop messages that have no reply."""
         waiting, self._held = self._held, []
-        text = f"{error.message} {error.hint}".strip()
-        failure = {"ename": "KernelNotResumed", "evalue": text, "traceback": [text]}
         for request in waiting:
-            if request.kind == "execute_request":
-                self._send("iopub", "error", failure, {"header": request.header})
             if request.kind.endswith("_request"):
-                reply = {"status": "error", "execution_count": 0, **failure}
-                kind = request.kind.replace("_request", "_reply")
-                self._reply(request, kind, reply)
+                self._refuse(request, "KernelNotResumed", f"{error.message} {error.hint}".strip())
             else:
                 # A widget sends its next value only when the last one was handled.
                 self._send_done(request)
@@ -282,6 +279,9 @@ class GatedConnection(_Base):
             self._reply(request, "comm_info_reply", listed)
         elif kind in _EMPTY_REPLIES and served.absent:
             self._reply(request, *_EMPTY_REPLIES[kind])
+        elif served.is_left_alone and kind.endswith("_request") and kind not in _WAKING:
+            # Nothing would answer for as long as nobody resumes it.
+            self._refuse(request, "KernelSuspended", _SUSPENDED)
         else:
             return False
         # JupyterLab takes no status from a reply to these requests and would show "Unknown"; older versions show the reply's "idle".
@@ -293,6 +293,15 @@ class GatedConnection(_Base):
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
         self._send(request.channel, kind, content, parent)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _refuse(self, request: Request, name: str, text: str) -> None:
+        failure = {"ename": name, "evalue": text, "traceback": [text]}
+        if request.kind == "execute_request":
+            self._send("iopub", "error", failure, {"header": request.header})
+        # The last three fields are those of the reply to a `debug_request`.
+        answer = {"type": "response", "success": False, "message": text}
+        reply = {"status": "error", "execution_count": 0, **failure, **answer}
+        self._reply(request, request.kind.replace("_request", "_reply"), reply)
 
     def _send_done(self, request: Request, messages: Sequence[IopubMessage] = ()) -> None:
         """Publish the messages by which a kernel ends the handling of a message without a reply."""

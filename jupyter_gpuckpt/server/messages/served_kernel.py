@@ -179,6 +179,12 @@ class ServedKernel:
         return self.state in ABSENT
 
     @property
+    def is_left_alone(self) -> bool:
+        """Return whether the kernel has no process, and nothing is about to give it one."""
+        waits = self._holds or self.is_wanted or self.is_rolling_back
+        return not waits and self.state in {KernelState.SUSPENDED, KernelState.LOST}
+
+    @property
     def gate_is_open(self) -> bool:
         """Return whether requests are sent to the kernel."""
         if self._holds or self._reconnecting or self.is_rolling_back:

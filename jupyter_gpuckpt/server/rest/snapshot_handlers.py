@@ -52,14 +52,16 @@ class SnapshotsHandler(GpuCkptHandler):
     )
     async def get(self) -> None:
         """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those whose deletion can be undone."""
-        found = await self.parts.link.daemon.send(
+        daemon = self.parts.link.daemon
+        found = await daemon.send(
             calls.snapshots(
                 self.get_query_argument("kernel_id", "") or None,
                 path=self.get_query_argument("path", ""),
                 deleted=self.get_query_argument("deleted", "") not in {"", "0"},
             )
         )
-        self.reply(SnapshotsView(snapshots=list(map(snapshot_view, found))))
+        undo_seconds = (await daemon.send(calls.handshake())).undo_delete_seconds
+        self.reply(SnapshotsView(list(map(snapshot_view, found)), undo_seconds))
 
 
 class SnapshotHandler(GpuCkptHandler):
