@@ -46,8 +46,9 @@ _NEWS_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 class _Former(NamedTuple):
     """What this server knows of a kernel's process that was set aside."""
 
-    has_agent: bool
-    comms: SavedComms
+    has_agent: bool = False
+    comms: SavedComms = SavedComms()
+    peer_access_is_off: bool = False
 
 
 class Restarts(KernelListener):
@@ -122,8 +123,9 @@ class Restarts(KernelListener):
             kernel = await self._link.daemon.send(calls.undo_restart(kernel_id))
             self._former.pop(kernel_id, None)
             served.is_former_kept = False
-            known = former or _Former(has_agent=False, comms=SavedComms())
+            known = former or _Former()
             served.come_back(kernel, has_agent=known.has_agent, comms=known.comms)
+            served.peer_access_is_off = known.peer_access_is_off
             await wait_until_connected(manager, served, self._reconnect_timeout)
             if known.has_agent:
                 await agent.flush(manager)
@@ -142,7 +144,8 @@ class Restarts(KernelListener):
 
     async def _set_aside(self, served: ServedKernel) -> _Former:
         kernel_id, daemon = served.kernel_id, self._link.daemon
-        if (await daemon.send(calls.kernel(kernel_id))).gpu_bytes and not served.is_parked:
+        is_parked = served.state is KernelState.PARKED
+        if not is_parked and (await daemon.send(calls.kernel(kernel_id))).gpu_bytes:
             # The new process needs room on the GPU.
             async with asyncio.timeout(_PARK_SECONDS):
                 parking = await self._operations.park(kernel_id)
@@ -163,7 +166,7 @@ class Restarts(KernelListener):
             in_cell=served.output.is_in_cell,
         )
         await daemon.send(calls.set_aside(kernel_id, SetAsideRequest(request, self._keep_seconds)))
-        return _Former(served.has_agent, comms)
+        return _Former(served.has_agent, comms, served.peer_access_is_off)
 
     async def _asked(
         self, served: ServedKernel
