@@ -26,6 +26,7 @@ from ..place import Place
 from ..progress import Progress
 from ..protocol import SaveRequest
 from ..states import KernelState, Verb
+from ..store.faults import store_errors
 from . import stopped_trees
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
@@ -36,7 +37,7 @@ from .whole_files import write_file
 _log = logging.getLogger(__name__)
 
 #: The interval at which the memory is checked while a process is kept that could not be saved.
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 #: The memory below which such a process is ended.
 _SHORT_BYTES = 256 << 20
 
@@ -99,7 +100,10 @@ class FormerProcesses:
             kernel.doomed = False
             self._forget(kernel_id)
             raise
-        await self._kernels.set_aside(kernel, tree)
+        try:
+            await self._kernels.set_aside(kernel, tree)
+        except Exception:  # the process is kept in any case
+            _log.exception("the record of kernel %s may be left", kernel_id)
         _log.info("the process of kernel %s is set aside for a restart", kernel_id)
         self._keep(former)
 
@@ -235,7 +239,9 @@ class FormerProcesses:
     async def _until_over(self, former: _Former) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + former.record.keep_seconds
-        while loop.time() < deadline and not former.progress.cancelled.is_set():
+        while loop.time() < deadline and self._machine.alive(former.tree):
+            if former.progress.cancelled.is_set():
+                return
             uses = await asyncio.to_thread(memory_uses)
             if any(use.free_bytes < min(_SHORT_BYTES, use.total_bytes / 4) for use in uses):
                 _log.warning("memory is short")
@@ -265,8 +271,9 @@ class FormerProcesses:
         encoded = msgspec.json.encode(former)
 
         def write() -> None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_file(path, encoded)
+            with store_errors(path.parent):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_file(path, encoded)
 
         await asyncio.to_thread(write)
 

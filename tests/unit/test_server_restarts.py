@@ -50,6 +50,7 @@ class World:
         assert (call.method, call.path) == ("PUT", ASIDE)
         assert call.body.save.cause == "restart"
         self._do("set aside")
+        return None
 
     async def park(self, kernel_id):
         return kernel_id
