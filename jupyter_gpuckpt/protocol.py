@@ -54,7 +54,7 @@ def installed_version() -> str:
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """GET /handshake: the daemon's identity. `place` is compared with the client's own. `undo_delete_seconds`: as in its settings."""
+    """GET /handshake: the daemon's identity. `place` is compared with the client's own."""
 
     protocol: int
     version: str
@@ -65,7 +65,6 @@ class Handshake(msgspec.Struct, frozen=True):
     reason: str = ""
     hint: str = ""
     data_dir: str = ""
-    undo_delete_seconds: float = 0.0
 
 
 class OwnerKind(StrEnum):

@@ -240,6 +240,8 @@ class StoreUsage(msgspec.Struct, frozen=True):
     #: The growth, oldest first, at most sixty points.
     growth: list[Growth] = []
     given_back: GivenBack = GivenBack()
+    #: For how long the deletion of a snapshot can be undone; 0: it cannot.
+    undo_delete_seconds: float = 0.0
 
 
 class Change(StrEnum):

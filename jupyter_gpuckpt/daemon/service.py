@@ -231,7 +231,6 @@ class Daemon:
             engine_available=report.engine_available,
             reason=report.reason,
             hint=report.hint,
-            undo_delete_seconds=self.settings.undo_delete_seconds,
         )
 
     async def serve(

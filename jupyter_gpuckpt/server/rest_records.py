@@ -251,9 +251,6 @@ class SnapshotsView(View, frozen=True):
     """Snapshots, newest first."""
 
     snapshots: list[SnapshotView]
-    undo_delete_seconds: Annotated[
-        float, Meta(description="For how long the deletion of one can be undone; 0: it cannot.")
-    ] = 0.0
 
 
 class RemotesView(View, frozen=True):

@@ -22,7 +22,6 @@ import type {
   IRetention,
   IShutDown,
   ISnapshot,
-  ISnapshotList,
   IStore,
   IStoredNotebook,
   IVerification,
@@ -211,18 +210,10 @@ export class GpuCkptApi {
 
   /** Return the user's snapshots, newest first. */
   async snapshots(): Promise<ISnapshot[]> {
-    return (await this.snapshotList()).snapshots;
-  }
-
-  /** Return the snapshots, newest first, and for how many seconds the deletion of one can be undone. */
-  async snapshotList(): Promise<ISnapshotList> {
-    const { snapshots, undo_delete_seconds } = await this._get<
-      Omit<ISnapshotList, 'undo_delete_seconds'> & Partial<ISnapshotList>
-    >('snapshots');
-    return {
-      snapshots: snapshots.map(asSnapshot),
-      undo_delete_seconds: undo_delete_seconds ?? null
-    };
+    const { snapshots } = await this._get<{ snapshots: ISnapshot[] }>(
+      'snapshots'
+    );
+    return snapshots.map(asSnapshot);
   }
 
   /** Change a snapshot's title, note or pin. */

@@ -139,13 +139,6 @@ export interface IKernel {
   parent_snapshot_id: string | null;
 }
 
-/** The answer to a request for the snapshots. */
-export interface ISnapshotList {
-  snapshots: ISnapshot[];
-  /** For how long the deletion of one can be undone; 0: it cannot; null: an older server does not say. */
-  undo_delete_seconds: number | null;
-}
-
 /** The reason for taking a snapshot. */
 export type Cause =
   | 'manual'
@@ -279,6 +272,8 @@ export interface IStore {
   growth: { time: number; stored_bytes: number }[];
   /** Older servers do not send it. */
   given_back?: IGivenBack;
+  /** For how many seconds the deletion of a snapshot can be undone; 0: it cannot. Older servers do not send it. */
+  undo_delete_seconds?: number;
   /** Older servers do not send it. */
   retention?: IExpiry;
 }

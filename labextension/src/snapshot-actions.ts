@@ -305,7 +305,7 @@ export class SnapshotActions {
     }
     await this._snapshots.delete(snapshot.snapshot_id);
     const done = trans.__('Deleted the snapshot %1', name);
-    const seconds = this._snapshots.undoDeleteSeconds;
+    const seconds = this._snapshots.store?.undo_delete_seconds;
     Notification.emit(copies ? `${done}. ${copies}` : done, 'info', {
       autoClose: seconds ? seconds * 1000 : SHOW_UNDO,
       actions:
@@ -321,9 +321,9 @@ export class SnapshotActions {
   }
 
   private _undoText(): string {
-    const seconds = this._snapshots.undoDeleteSeconds;
+    const seconds = this._snapshots.store?.undo_delete_seconds;
     switch (seconds) {
-      case null:
+      case undefined:
         return this._trans.__('You can undo this for a while.');
       case 0:
         return this._trans.__('This cannot be undone.');

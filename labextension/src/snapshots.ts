@@ -31,10 +31,6 @@ export class Snapshots implements ISnapshots, IDisposable {
     return this._list;
   }
 
-  get undoDeleteSeconds(): number | null {
-    return this._undoDeleteSeconds;
-  }
-
   get store(): IStore | null {
     return this._store;
   }
@@ -103,9 +99,7 @@ export class Snapshots implements ISnapshots, IDisposable {
 
   private async _ask(): Promise<void> {
     try {
-      const found = await this.api.snapshotList();
-      this._list = found.snapshots;
-      this._undoDeleteSeconds = found.undo_delete_seconds;
+      this._list = await this.api.snapshots();
       this._problem = null;
       this._changed.emit();
       // An older server has snapshots, but no route for the size of its store.
@@ -157,7 +151,6 @@ export class Snapshots implements ISnapshots, IDisposable {
     this._changed.emit();
   }
 
-  private _undoDeleteSeconds: number | null = null;
   private _list: ISnapshot[] | null = null;
   private _store: IStore | null = null;
   private _problem: GpuCkptError | null = null;

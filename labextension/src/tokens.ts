@@ -86,9 +86,6 @@ export interface ISnapshots {
   /** The snapshots, newest first; null before the first answer of the server. */
   readonly list: readonly ISnapshot[] | null;
 
-  /** For how many seconds the deletion of a snapshot can be undone; 0: it cannot; null: not known. */
-  readonly undoDeleteSeconds: number | null;
-
   /** The disk use of the store; null while it is not known. */
   readonly store: IStore | null;
 

@@ -52,16 +52,14 @@ class SnapshotsHandler(GpuCkptHandler):
     )
     async def get(self) -> None:
         """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those whose deletion can be undone."""
-        daemon = self.parts.link.daemon
-        found = await daemon.send(
+        found = await self.parts.link.daemon.send(
             calls.snapshots(
                 self.get_query_argument("kernel_id", "") or None,
                 path=self.get_query_argument("path", ""),
                 deleted=self.get_query_argument("deleted", "") not in {"", "0"},
             )
         )
-        undo_seconds = (await daemon.send(calls.handshake())).undo_delete_seconds
-        self.reply(SnapshotsView(list(map(snapshot_view, found)), undo_seconds))
+        self.reply(SnapshotsView(snapshots=list(map(snapshot_view, found))))
 
 
 class SnapshotHandler(GpuCkptHandler):

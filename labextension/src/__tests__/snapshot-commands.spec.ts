@@ -403,10 +403,8 @@ describe('snapshot commands', () => {
       anUpload({ remote: 'home' })
     ];
     server
-      .on('GET snapshots', {
-        snapshots: [aSnapshot({ uploads })],
-        undo_delete_seconds: 60
-      })
+      .on('GET snapshots', { snapshots: [aSnapshot({ uploads })] })
+      .on('GET store', { undo_delete_seconds: 60 })
       .on('DELETE snapshots/s', { status: 204, body: '' });
     await snapshots.refresh();
     const done = run('delete', register({ confirmDelete: true }));
@@ -428,10 +426,8 @@ describe('snapshot commands', () => {
     'delete, and say for how long that can be undone (%s)',
     async (seconds, text, buttons) => {
       server
-        .on('GET snapshots', {
-          snapshots: [aSnapshot()],
-          undo_delete_seconds: seconds
-        })
+        .on('GET snapshots', { snapshots: [aSnapshot()] })
+        .on('GET store', { undo_delete_seconds: seconds })
         .on('DELETE snapshots/s', { status: 204, body: '' });
       await snapshots.refresh();
       const done = run('delete', register({ confirmDelete: true }));
