@@ -101,7 +101,7 @@ function textOf(
     case 'running':
       return kernel.restart_save_seconds > 0
         ? trans.__(
-            'Do you want to restart the kernel of %1? Its variables are saved in a snapshot meanwhile, from which you can restore them. They are lost only if saving fails.',
+            'Do you want to restart the kernel of %1? Its variables are saved in a snapshot first, for which its old process is kept while the new one starts. They are lost only if saving fails.',
             name
           )
         : null;

@@ -109,23 +109,31 @@ export class Undo {
     }
   }
 
-  /** Let the process from before a restart run on; once it was saved, restore its snapshot. */
+  /** Let the process from before a restart run on; once it is saved, restore its snapshot. */
   private async _undoRestart(kernelId: string): Promise<void> {
     const kernel = await this._api.kernel(kernelId);
-    if (kernel.former_kept) {
+    let saved = await this._before(kernel);
+    if (!saved) {
       try {
         await this._api.undoRestart(kernelId);
-        return;
       } catch (error) {
-        const saved = await this._before(await this._api.kernel(kernelId));
+        // It may have been saved just now.
+        saved = await this._before(await this._api.kernel(kernelId));
         if (!saved) {
           throw error;
         }
       }
     }
-    const saved = await this._before(await this._api.kernel(kernelId));
     if (saved) {
       await this._restore(saved, kernelId);
+    } else {
+      Notification.success(
+        this._trans.__(
+          'Restored %1 to its state before the restart',
+          nameOfPath(kernel.path || kernel.kernel_name, this._trans)
+        ),
+        { autoClose: SHOW_UNDO }
+      );
     }
   }
 

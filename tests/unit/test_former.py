@@ -52,7 +52,7 @@ def test_it_is_kept_until_its_time_is_over_or_memory_is_short(
         assert kept.any_kept
         async with asyncio.timeout(60):
             await machine.killed.wait()
-            while kept.any_kept:
+            while kept.any_kept:  # noqa: ASYNC110 - it is a matter of one turn
                 await asyncio.sleep(0)
 
     asyncio.run(run())

@@ -134,9 +134,8 @@ describe('undo', () => {
     server.on('POST kernels/k/undo_restart', aKernel());
     happened('restart');
     await pressUndo('Restarted the kernel of');
-    while (!server.requests.includes('POST kernels/k/undo_restart')) {
-      await new Promise(resolve => setTimeout(resolve, 5));
-    }
+    await told('to its state before the restart');
+    expect(server.requests).toContain('POST kernels/k/undo_restart');
     expect(server.requests).not.toContain('POST kernels/k/roll_back');
   });
 
