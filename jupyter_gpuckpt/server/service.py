@@ -184,7 +184,6 @@ class Service:
             operations,
             listeners,
             keep_seconds=traits.undo_restart_within,
-            reconnect_timeout=traits.reconnect_timeout,
             log=log,
         )
         listeners.add(restarts)

@@ -357,14 +357,32 @@ def test_an_undo_during_the_save_loses_no_variables(server, page):
 
 def test_a_cell_that_runs_during_a_restart_goes_on_after_its_undo(server, page):
     page.run(UNSAVEABLE)
-    page.execute(
+    cell = page.execute(
         "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\nx = 'done'"
     )
     restart(server, page)
     assert page.run("print('x' in dir())") == "False\n"
     assert undone(server, page).status_code == 200
+    statuses = [m["content"]["execution_state"] for m in page.received if m["msg_type"] == "status"]
+    assert statuses[-1] == "busy"
     (server.root / "go").touch()
+    page.reply(cell)
     assert page.run("print(x)") == "done\n"
+
+
+def test_a_restart_is_not_undone_while_the_new_process_runs_a_cell(server, page):
+    page.run(UNSAVEABLE + "x = 'before'")
+    restart(server, page)
+    cell = page.execute(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)"
+    )
+    page.wait_for(lambda m: m["parent_header"].get("msg_id") == cell)
+    answer = undone(server, page)
+    assert (answer.status_code, answer.json()["code"]) == (409, "kernel_state_conflict")
+    (server.root / "go").touch()
+    page.reply(cell)
+    assert undone(server, page).status_code == 200
+    assert page.run("print(x)") == "before\n"
 
 
 def undone(server, page):

@@ -33,7 +33,7 @@ class World:
             before_restart="",
             restart_lost="",
             is_former_kept=False,
-            output=SimpleNamespace(is_in_cell=False),
+            output=SimpleNamespace(is_in_cell=False, description=dict),
             provisioner=SimpleNamespace(set_aside=lambda: self._do("forget")),
             hold=lambda: lambda: None,
         )
@@ -80,7 +80,6 @@ def restarted(monkeypatch):
             world,
             KernelListener(),
             keep_seconds=keep_seconds,
-            reconnect_timeout=1,
             log=logging.getLogger("test"),
         )
         return asyncio.run(policy.before_restart("k"))

@@ -119,7 +119,7 @@ class GatedConnection(_Base):
         served.output.join(self)
         for message in unsent:
             self._send(*message)
-        self._send_status()
+        self.show_status()
         answers = any(request.kind == "input_reply" for request in self._held)
         # The page may have lost the question, or its answer may be lost.
         if question and not answers and served.output.question(self.client_session) is question:
@@ -207,7 +207,7 @@ class GatedConnection(_Base):
         if served is None:
             return
         if self._told_idle and served.output.runs_cell:
-            self._send_status()
+            self.show_status()
         if not self._held:
             return
         waiting, self._held = self._held, []
@@ -233,7 +233,7 @@ class GatedConnection(_Base):
                 # A widget sends its next value only when the last one was handled.
                 self._send_done(request)
         if waiting:
-            self._send_status()
+            self.show_status()
 
     def drop_held(self) -> None:
         """Drop the requests held for a kernel that is gone (`served_kernel.Connection`)."""
@@ -266,7 +266,7 @@ class GatedConnection(_Base):
         if messages is None:
             return False
         self._send_done(request, messages)
-        self._send_status()
+        self.show_status()
         return True
 
     def _answer(self, served: ServedKernel, request: Request) -> bool:
@@ -285,7 +285,7 @@ class GatedConnection(_Base):
         else:
             return False
         # JupyterLab takes no status from a reply to these requests and would show "Unknown"; older versions show the reply's "idle".
-        self._send_status()
+        self.show_status()
         return True
 
     def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
@@ -311,7 +311,7 @@ class GatedConnection(_Base):
             self._send("iopub", kind, content, parent, buffers)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _send_status(self) -> None:
+    def show_status(self) -> None:
         """Tell the page that a cell runs, or that none does if the kernel cannot say that itself."""
         served = self._served
         if served is None:

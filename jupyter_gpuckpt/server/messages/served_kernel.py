@@ -69,6 +69,9 @@ class Connection(Protocol):
     def on_gate(self) -> None:
         """Handle a change of gate or state: send held requests if the gate is open."""
 
+    def show_status(self) -> None:
+        """Tell the page whether a cell runs, if the kernel does not say that itself."""
+
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer held requests with the reason why the kernel cannot be resumed."""
 
@@ -313,14 +316,22 @@ class ServedKernel:
         self.drop_held()
         self._start_reconnecting(came_back=False)
 
-    def come_back(self, kernel: Kernel, *, has_agent: bool, comms: SavedComms) -> None:
-        """Serve the process that was set aside before the last restart, in place of the one since."""
+    def come_back(
+        self, kernel: Kernel, described: dict[str, Any], *, has_agent: bool, comms: SavedComms
+    ) -> None:
+        """Serve the process that was set aside before the last restart, in place of the one since.
+
+        `described`: its output then (`KernelOutput.description`).
+        """
         self.drop_held()
         self.output.forget()
         self.provisioner.come_back(kernel)
         self.has_agent, self.answers, self.comms = has_agent, True, comms
         self.output.changes += 1  # it is not what the last snapshot has
-        self._notify()
+        self.output.follow(described)
+        self._start_reconnecting(came_back=True)
+        for connection in self.connections:
+            connection.show_status()
 
     def renew_routing_ids(self) -> None:
         """Connect the sockets of all pages to the kernel under new routing ids."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import calls
-from ...errors import GpuCkptError, KernelNotFound
+from ...errors import GpuCkptError, KernelNotFound, KernelStateConflict
 from ...manifest_records import Cause, Variables
 from ...protocol import SaveRequest
 from ...restart_records import SetAsideRequest
@@ -23,7 +23,6 @@ from ..kernels import agent
 from ..kernels.kernel_listener import KernelListener
 from ..kernels.sessions import manager_of
 from ..messages.comms import SavedComms
-from ..messages.probe import wait_until_connected
 
 if TYPE_CHECKING:
     import logging
@@ -46,9 +45,11 @@ _NEWS_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 class _Former(NamedTuple):
     """What this server knows of a kernel's process that was set aside."""
 
-    has_agent: bool = False
-    comms: SavedComms = SavedComms()
-    peer_access_is_off: bool = False
+    has_agent: bool
+    comms: SavedComms
+    peer_access_is_off: bool
+    #: `KernelOutput.description`.
+    output: dict[str, Any]
 
 
 class Restarts(KernelListener):
@@ -65,13 +66,11 @@ class Restarts(KernelListener):
         listener: KernelListener,
         *,
         keep_seconds: float,
-        reconnect_timeout: float,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels = link, kernels
         self._operations, self._listener = operations, listener
-        self._keep_seconds, self._reconnect_timeout = keep_seconds, reconnect_timeout
-        self._log = log
+        self._keep_seconds, self._log = keep_seconds, log
         self._former: dict[str, _Former] = {}
 
     async def before_restart(self, kernel_id: str) -> bool:
@@ -116,6 +115,16 @@ class Restarts(KernelListener):
         If it was saved meanwhile, `before_restart` names the snapshot when the error comes.
         """
         served, former = self._operations.served(kernel_id), self._former.get(kernel_id)
+        if former is None:
+            raise KernelNotFound(
+                f"There is no restart of kernel {kernel_id} that can be undone with its former process.",
+                hint="Restore the snapshot that was taken at the restart, if there is one.",
+            )
+        if served.output.runs_cell:
+            raise KernelStateConflict(
+                "A cell is running.",
+                hint="Wait until it ends or interrupt it, then undo the restart.",
+            )
         manager = manager_of(self._kernels, kernel_id)
         open_gate = served.hold()
         manager.stop_restarter()
@@ -123,12 +132,10 @@ class Restarts(KernelListener):
             kernel = await self._link.daemon.send(calls.undo_restart(kernel_id))
             self._former.pop(kernel_id, None)
             served.is_former_kept = False
-            known = former or _Former()
-            served.come_back(kernel, has_agent=known.has_agent, comms=known.comms)
-            served.peer_access_is_off = known.peer_access_is_off
-            await wait_until_connected(manager, served, self._reconnect_timeout)
-            if known.has_agent:
-                await agent.flush(manager)
+            served.peer_access_is_off = former.peer_access_is_off
+            served.come_back(kernel, former.output, has_agent=former.has_agent, comms=former.comms)
+            while served.is_reconnecting:
+                await served.change()
         except KernelNotFound:
             await self._news(served)
             raise
@@ -155,6 +162,8 @@ class Restarts(KernelListener):
         comms = served.comms.without_states()
         if served.has_agent:
             found, variables = await self._asked(served)
+            if found is not None:
+                await agent.call_on_save(manager, found)
             comms = await agent.prepare(manager, answers=found is not None) or comms
         name, jupyter = await self._operations.described(kernel_id)
         request = SaveRequest(
@@ -166,7 +175,9 @@ class Restarts(KernelListener):
             in_cell=served.output.is_in_cell,
         )
         await daemon.send(calls.set_aside(kernel_id, SetAsideRequest(request, self._keep_seconds)))
-        return _Former(served.has_agent, comms, served.peer_access_is_off)
+        return _Former(
+            served.has_agent, comms, served.peer_access_is_off, served.output.description()
+        )
 
     async def _asked(
         self, served: ServedKernel
