@@ -204,6 +204,7 @@ class Kernels:
     def set_aside(self, kernel: ManagedKernel, tree: Tree) -> Awaitable[None]:
         """Remove a kernel and its record, and publish that it is gone; its process stays, and is no longer watched."""
         self._watch.remove(tree)
+        self.end_period(kernel)
         self._drop(kernel)
         written = self._writer.submit(self._records.forget, kernel.kernel_id)
         return asyncio.wrap_future(written)
