@@ -41,6 +41,7 @@ from .protocol import (
     SuspendedKernel,
 )
 from .reclaim_records import NoticeRequest, NoticesReport
+from .restart_records import SetAsideRequest
 from .snapshot_records import (
     AnnotateRequest,
     Changes,
@@ -146,6 +147,18 @@ def end(kernel_id: str, after_seconds: float) -> Call[Kernel]:
 def undo_end(kernel_id: str) -> Call[Kernel]:
     """Undo `end`: let the kernel run on."""
     return Call(Kernel, "DELETE", _path("kernels", kernel_id, "end"))
+
+
+def set_aside(kernel_id: str, request: SetAsideRequest) -> Call[None]:
+    """Keep a kernel's process, stopped, until it is saved, and forget the kernel, so that a new one can be launched on its ports."""
+    path = _path("kernels", kernel_id, "former")
+    return Call(type(None), "PUT", path, request, seconds=KILL_SECONDS)
+
+
+def undo_restart(kernel_id: str) -> Call[Kernel]:
+    """Let the process that was set aside run on in place of the kernel of its id, which is killed."""
+    path = _path("kernels", kernel_id, "former")
+    return Call(Kernel, "DELETE", path, seconds=KILL_SECONDS)
 
 
 def signal(kernel_id: str, signum: int) -> Call[None]:

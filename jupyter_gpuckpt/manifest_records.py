@@ -294,6 +294,8 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     parked: bool = False
     #: Whether the agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
     peer_access_off: bool = False
+    #: Whether the tree stands still already; it does so also after a failure.
+    stands_still: bool = False
     #: As in `SnapshotInfo`.
     cell: int = 0
     in_cell: bool = False

@@ -242,6 +242,8 @@ class StoreUsage(msgspec.Struct, frozen=True):
     given_back: GivenBack = GivenBack()
     #: The ids of the snapshots that are known to lack chunks, or to have damaged ones.
     damaged: list[str] = []
+    #: For how long the deletion of a snapshot can be undone; 0: it cannot.
+    undo_delete_seconds: float = 0.0
 
 
 class Change(StrEnum):

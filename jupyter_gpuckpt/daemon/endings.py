@@ -13,8 +13,8 @@ from collections.abc import Awaitable
 from ..deadlines import Deadline, after
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import Verb
+from . import stopped_trees
 from .kernels import Kernels, ManagedKernel
-from .machine import Machine
 from .repeating import until
 from .verbs import Verbs
 
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Endings:
     """The timers of kernels that were shut down."""
 
-    def __init__(self, kernels: Kernels, verbs: Verbs, machine: Machine) -> None:
-        self._kernels, self._verbs, self._machine = kernels, verbs, machine
+    def __init__(self, kernels: Kernels, verbs: Verbs) -> None:
+        self._kernels, self._verbs = kernels, verbs
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
@@ -42,7 +42,7 @@ class Endings:
         await self._note(kernel, after(after_seconds))
         try:
             if first and kernel.record.tree:
-                await asyncio.to_thread(self._machine.stop_tree, kernel.record.tree)
+                await asyncio.to_thread(stopped_trees.stop, kernel.record.tree)
         except BaseException:
             await self._note(kernel, Deadline())
             raise
@@ -58,7 +58,7 @@ class Endings:
         # The record is changed first: a daemon that takes over in between lets the processes run on.
         await self._note(kernel, Deadline())
         if kernel.record.tree:
-            await asyncio.to_thread(self._machine.continue_tree, kernel.record.tree)
+            await asyncio.to_thread(stopped_trees.go_on, kernel.record.tree)
         return kernel
 
     def expect_all(self) -> None:

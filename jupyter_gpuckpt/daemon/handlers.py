@@ -21,6 +21,7 @@ from ..protocol import (
     State,
 )
 from ..reclaim_records import NoticeRequest
+from ..restart_records import SetAsideRequest
 from . import far_handlers, snapshot_handlers, taken_over
 from .base_handler import BaseHandler
 from .streams import Stream
@@ -199,6 +200,20 @@ class EndHandler(BaseHandler):
         self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
+class FormerHandler(BaseHandler):
+    """Handler for the process that a kernel had before its restart."""
+
+    async def put(self, kernel_id: str) -> None:
+        """Set a kernel's process aside for a restart."""
+        request = self.record(SetAsideRequest)
+        await self.daemon.former.set_aside(kernel_id, request.save, request.keep_seconds)
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+    async def delete(self, kernel_id: str) -> None:
+        """Undo a restart: let the former process run on."""
+        self.reply((await self.daemon.former.undo(kernel_id)).public())
+
+
 class ChangedHandler(BaseHandler):
     """Handler for what servers see of changes of kernels."""
 
@@ -323,6 +338,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/gpu_room": GpuRoomHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
+    "/kernels/{kernel_id}/former": FormerHandler,
     "/kernels/{kernel_id}/changed": ChangedHandler,
     "/kernels/{kernel_id}/taken_over": TakenOverHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ import msgspec
 from .. import manager_secrets
 from ..deadlines import since_boot
 from ..engine.tree.tree import Tree
-from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
+from ..errors import ErrorRecord, FreezeFailed, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..manifest_records import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, GPU_AWAY, KernelState, may_follow
+from . import stopped_trees
 from .lost_notebooks import LostNotebooks
 from .machine import Machine
 from .operations import RunningOperation
@@ -33,6 +33,7 @@ from .records import KernelRecord, Records
 from .recovered import lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
+from .tree_watch import TreeWatch
 from .usage import Usage
 
 _log = logging.getLogger(__name__)
@@ -136,8 +137,7 @@ class Kernels:
     def __init__(self, records: Records, machine: Machine, streams: Streams) -> None:
         self._records, self._machine, self._streams = records, machine, streams
         self._kernels: dict[str, ManagedKernel] = {}
-        self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch = TreeWatch[ManagedKernel](machine, self._ended)
         self.lost_notebooks = LostNotebooks(records.state_dir)
         # With one thread, records are written in the order of their changes.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
@@ -194,7 +194,7 @@ class Kernels:
         written = self._written(kernel)
         self.announce(kernel)
         if kernel.record.tree:
-            self._watch(kernel, kernel.record.tree)
+            self._watch.add(kernel, kernel.record.tree)
         return written
 
     def forget(self, kernel: ManagedKernel) -> None:
@@ -202,6 +202,24 @@ class Kernels:
         self.end_period(kernel)
         if self._drop(kernel):
             self._writer.submit(self._records.forget, kernel.kernel_id)
+
+    def set_aside(self, kernel: ManagedKernel, tree: Tree) -> Awaitable[None]:
+        """Remove a kernel and its record, and publish that it is gone; its process stays, and is no longer watched."""
+        self._watch.remove(tree)
+        self.end_period(kernel)
+        self._drop(kernel)
+        written = self._writer.submit(self._records.forget, kernel.kernel_id)
+        return asyncio.wrap_future(written)
+
+    async def replace(self, fresh: ManagedKernel | None, record: KernelRecord) -> None:
+        """Manage the process of `record` from now on, and no longer that of `fresh`, a kernel of the same id."""
+        if fresh is not None:
+            if fresh.record.tree:
+                self._watch.remove(fresh.record.tree)
+            fresh.ports.release()
+        kernel = self.add(record)
+        kernel.launched.set()
+        await self.update(kernel)
 
     def _drop(self, kernel: ManagedKernel) -> bool:
         kernel.ports.release()
@@ -301,8 +319,7 @@ class Kernels:
 
     async def close(self) -> None:
         """Stop watching processes and finish writing records."""
-        for pidfd in list(self._watched):
-            self._unwatch(pidfd)
+        self._watch.close()
         for kernel in self._kernels.values():
             kernel.ports.release()
         await asyncio.to_thread(self._writer.shutdown)
@@ -320,7 +337,11 @@ class Kernels:
         elif tree and alive and was in _CUT_OFF:
             self._machine.recover(tree)
         elif tree and alive and not record.ends_at:
-            self._machine.continue_tree(tree)  # its user may just have undone the shutdown
+            # Its user may just have undone the shutdown, or its restart may not have been complete.
+            try:
+                stopped_trees.go_on(tree, record.spec.own_ports)
+            except FreezeFailed as error:
+                _log.error("kernel %s stands still: %s %s", record.kernel_id, error, error.hint)
         elif tree is None:
             self._machine.kill_strays(exit_path)
         if was is KernelState.RESUMING:
@@ -360,40 +381,12 @@ class Kernels:
         future.add_done_callback(_log_failure)
         return future
 
-    def _watch(self, kernel: ManagedKernel, tree: Tree) -> None:
-        """Watch the init of a tree: a pidfd becomes readable when its process ends (man pidfd_open)."""
-        if tree in (watched for _, watched in self._watched.values()):
-            return
-        try:
-            pidfd = self._machine.watch(tree)
-        except OSError:  # no file can be opened, for which no operation must fail
-            asyncio.get_running_loop().call_later(1.0, self._watch, kernel, tree)
-            return
-        if pidfd is None:
-            self._spawn(self._ended(kernel, tree))
-        else:
-            self._watched[pidfd] = (kernel, tree)
-            asyncio.get_running_loop().add_reader(pidfd, self._on_readable, pidfd)
-
-    def _on_readable(self, pidfd: int) -> None:
-        self._spawn(self._ended(*self._unwatch(pidfd)))
-
-    def _unwatch(self, pidfd: int) -> tuple[ManagedKernel, Tree]:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-        return self._watched.pop(pidfd)
-
     async def _ended(self, kernel: ManagedKernel, tree: Tree) -> None:
         # During an operation the end of init may be intended: a suspend leaves no tree.
         while kernel.in_flight:
             await kernel.in_flight.until_ended()
         if kernel.record.tree is tree and not kernel.doomed:
             await self.reap_if_ended(kernel)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _log_failure(written: asyncio.Future[None]) -> None:

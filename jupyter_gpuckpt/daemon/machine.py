@@ -20,11 +20,9 @@ from ..engine.gpu.placement import Placement
 from ..engine.settings import EngineSettings, kept_dir
 from ..engine.tree import former_scratch, kept_secrets, server_files
 from ..engine.tree import launch as trees
-from ..engine.tree.standstill import Standstill
 from ..engine.tree.tree import Tree
 from ..errors import (
     ConfigurationError,
-    FreezeFailed,
     HostError,
     PrivilegeMissing,
     SnapshotNotFound,
@@ -155,11 +153,11 @@ class Machine:
         """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
         former_scratch.mount_over(tree)
 
-    def recover(self, tree: Tree) -> None:
-        """Let a tree run on after a freeze that the daemon's death interrupted."""
+    def recover(self, tree: Tree, *, stands_still: bool = False) -> None:
+        """Let a tree run on, or stand still as before, after a freeze that the daemon's death interrupted."""
         from . import late_modules  # noqa: PLC0415 - late: see there
 
-        late_modules.recovery.recover(tree)
+        late_modules.recovery.recover(tree, stands_still=stands_still)
 
     def remove_links_of_resume(self, record: KernelRecord) -> None:
         """Remove the links that an interrupted resume left beside the user's files."""
@@ -168,21 +166,6 @@ class Machine:
             possible.add(record.parent_snapshot_id)
         for snapshot_id in possible:
             placing.remove_links(self.store.manifest(snapshot_id))
-
-    def stop_tree(self, tree: Tree) -> None:
-        """Stop all processes of a tree until `continue_tree`, which another daemon may call. Raises FreezeFailed."""
-        standstill = Standstill(tree)
-        try:
-            standstill.begin()
-        except BaseException:
-            standstill.end()
-            raise
-
-    def continue_tree(self, tree: Tree) -> None:
-        """Let a stopped tree run on; do nothing if it is not stopped."""
-        if (standstill := Standstill.found(tree)) is not None:
-            with suppress(FreezeFailed):  # it ends later by itself
-                standstill.end()
 
     def clear(self) -> None:
         """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""

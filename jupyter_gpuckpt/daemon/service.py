@@ -23,6 +23,7 @@ from . import late_imports, lifetime, taken_over
 from .endings import Endings
 from .far_collecting import FarCollecting
 from .far_sessions import FarSessions
+from .former import FormerProcesses
 from .inventory import Inventory
 from .kernels import Kernels
 from .lease_renewal import LeaseRenewal
@@ -88,7 +89,10 @@ class Daemon:
             self.leases,
             self.removal.after,
         )
-        self.endings = Endings(self.kernels, self.verbs, self.machine)
+        self.endings = Endings(self.kernels, self.verbs)
+        self.former = FormerProcesses(
+            records.state_dir / "former", place, self.kernels, self.verbs, self.machine
+        )
         on_lost = LostLeases(settings.data, self.kernels, self.verbs).note
         self.uploads = Uploads(
             self.machine,
@@ -173,7 +177,7 @@ class Daemon:
     @property
     def needed(self) -> bool:
         """Return whether a kernel or an operation would be lost if the daemon exited. Suspended kernels are on disk."""
-        return self.kernels.any_alive or self.operations.any_running
+        return self.kernels.any_alive or self.operations.any_running or self.former.any_kept
 
     @property
     def needs_quiet(self) -> bool:
@@ -245,11 +249,12 @@ class Daemon:
         found = await asyncio.to_thread(self.records.mine)
         if found:
             await asyncio.to_thread(late_imports.load)
-        await self.kernels.recover(found)
+        await self.kernels.recover(await self.former.recover(found))
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()
         self.endings.expect_all()
+        self.former.start()
         self.removal.expect_all()
         await self.uploads.start()
         self.lease_renewal.start()
@@ -273,6 +278,7 @@ class Daemon:
         await self.watch.close()
         await self.reaction.close()
         await server.close_all_connections()
+        await self.former.close()
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()

@@ -225,7 +225,10 @@ class StoreHandler(BaseHandler):
         machine, kernels = self.daemon.machine, self.daemon.kernels
         usage = await asyncio.to_thread(lambda: machine.store.space())  # noqa: PLW0108 - opening the store blocks
         total = machine.given_back.total(kernel.record for kernel in kernels)
-        self.reply(msgspec.structs.replace(usage, given_back=total))
+        undo_seconds = self.daemon.settings.undo_delete_seconds
+        self.reply(
+            msgspec.structs.replace(usage, given_back=total, undo_delete_seconds=undo_seconds)
+        )
 
 
 class UploadsHandler(BaseHandler):

@@ -41,6 +41,7 @@ from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
 from .memory.watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
+from .tcp import listeners
 from .tcp import record as tcp_record
 from .tree import affinity, landlock, user_namespaces
 from .tree.context_switches import counted_once_stopped, that_has_run
@@ -140,7 +141,7 @@ def frozen(
             until=Until.ENDED if stop else Until.GIVEN_BACK,
         )
 
-        standstill = Standstill(tree)
+        standstill = Standstill.of(tree, lasts=options.stands_still)
         rollback.callback(standstill.end)
         # No thread may run between Checkpoint and Restore: the memory that it shares with the GPU is not mapped meanwhile.
         rollback.callback(gpu.hold)
@@ -276,6 +277,7 @@ def _dump(
             standstill.repair()
             unlink_strays(tree)
             raise
+    listeners.correct_images(tree, images)
     return images, unforked, gone.names
 
 

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 _CRIU_SECONDS = 15.0
 
 
-def recover(tree: Tree) -> None:
-    """Let `tree` run on as before the freeze, wherever that was interrupted.
+def recover(tree: Tree, *, stands_still: bool = False) -> None:
+    """Let `tree` run on as before the freeze, wherever that was interrupted. `stands_still`: it stood still before, and still does.
 
     This may be called repeatedly, and without such a freeze. Errors are logged; the next save retries the GPU's part.
     """
@@ -36,9 +36,10 @@ def recover(tree: Tree) -> None:
     unlink_strays(tree)
     tcp_record.recover(tree)
     gpu = GpuProcesses(tree, Progress())
-    standstill = Standstill.found(tree)
+    standstill = Standstill.found(tree, lasts=stands_still)
     if standstill is not None:
-        logger.warning("letting the processes of tree %d run on", tree.init_pid)
+        if not stands_still:
+            logger.warning("letting the processes of tree %d run on", tree.init_pid)
         standstill.repair()
         gpu.hold_taken()
         try:

@@ -103,6 +103,17 @@ def survey(pids: Collection[int]) -> Survey:
     return Survey(inner, outer, unlisted)
 
 
+def listeners(pids: Collection[int]) -> list[End]:
+    """Return the listening sockets of these processes, each once; all processes must be in one network namespace."""
+    held = _held(pids)
+    rows = _rows(pids) if held else []
+    return [
+        End(*held[row.inode], row)
+        for row in rows
+        if row.state == TcpState.LISTEN and row.inode in held
+    ]
+
+
 def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
     """Return the current rows of a connection's two ends; None for an end that is gone."""
     found = {row.ends: row for row in _rows(pids)}

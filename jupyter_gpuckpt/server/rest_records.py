@@ -126,11 +126,21 @@ class KernelView(View, frozen=True, kw_only=True):
     ] = True
     restart_save_seconds: Annotated[
         float,
-        Meta(description="The most seconds that a restart waits for a snapshot of it; 0: none."),
+        Meta(
+            description="How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone."
+        ),
     ] = 0.0
     before_restart: Annotated[
         str | None,
         Meta(description="The snapshot with its state before its last restart; null: none."),
+    ] = None
+    former_kept: Annotated[
+        bool,
+        Meta(description="Whether its process before its last restart is kept: `undo_restart`."),
+    ] = False
+    restart_lost: Annotated[
+        str | None,
+        Meta(description="Why its last restart cannot be undone; null if it can."),
     ] = None
     suspends_at: Annotated[
         float | None,

@@ -42,7 +42,7 @@ from .policies.idle import IdleSuspends, IdleSuspension
 from .policies.memory_room import MemoryRoom
 from .policies.parking import IdleParking
 from .policies.reclaim import Reclaim
-from .policies.restart_snapshots import RestartSnapshots
+from .policies.restarts import Restarts
 from .policies.server_stop import ServerStop
 from .policies.shut_downs import ShutDowns
 from .policies.user_requests import UserRequests
@@ -195,9 +195,15 @@ class Service:
             )
         if memory_room is not None:
             listeners.add(memory_room)
-        if traits.undo_restart_within:
-            within = traits.undo_restart_within
-            listeners.add(RestartSnapshots(link, operations, within_seconds=within, log=log))
+        restarts = Restarts(
+            link,
+            kernels,
+            operations,
+            listeners,
+            keep_seconds=traits.undo_restart_within,
+            log=log,
+        )
+        listeners.add(restarts)
         # It must be the last, because it closes what the others use.
         within_seconds = traits.stop_timeout or None
         listeners.add(
@@ -214,6 +220,7 @@ class Service:
             notebooks,
             Moves(link, operations, gpu_room.resume),
             shut_downs,
+            restarts,
             idle,
         )
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log

@@ -93,10 +93,11 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     undo_restart_within = Float(
-        10.0,
+        60.0,
         min=0.0,
-        help="""The most seconds that the restart of a kernel waits for a snapshot of its state, so that the restart can be undone;
-        the snapshot of the last restart is removed. 0: no snapshot is taken.""",
+        help="""A restarted kernel's old process is kept, stopped, and saved while the new one runs; then it ends, and the snapshot of the
+        restart before is removed. This is how many seconds it is kept if it cannot be saved; it ends earlier if memory is short.
+        0: it is not kept, and a restart cannot be undone.""",
     ).tag(config=True)
 
     idle_notice = Float(

@@ -361,6 +361,15 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._ports.release()
         await super().cleanup(restart=restart)
 
+    def set_aside(self) -> None:
+        """Forget the kernel's process, which the daemon keeps, so that the next launch starts another one."""
+        self.kernel = self._ended = self._position = None
+
+    def come_back(self, kernel: Kernel) -> None:
+        """Take over a process that was set aside, in place of the one since."""
+        self._ended = None
+        self._began(kernel)
+
     def release(self) -> None:
         """Hand the kernel over, in whatever state it is, to the daemon and a later server."""
         if self._owner is not None:

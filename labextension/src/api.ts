@@ -179,6 +179,11 @@ export class GpuCkptApi {
     return (await this._get<{ kernels: IShutDown[] }>('shut_down')).kernels;
   }
 
+  /** Let the process run on that a kernel had before its last restart, in place of the new one. */
+  undoRestart(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/undo_restart`, {});
+  }
+
   /** Undo a kernel's shutdown. */
   undoShutdown(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/undo_shutdown`, {});

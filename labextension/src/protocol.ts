@@ -119,10 +119,14 @@ export interface IKernel {
   suspends_at: number | null;
   /** Whether a cell that is sent to it resumes it. */
   cells_resume: boolean;
-  /** The most seconds that a restart waits for a snapshot of it; 0: none is taken. */
+  /** How long its process is kept at a restart if it cannot be saved, in seconds; 0: a restart cannot be undone. */
   restart_save_seconds: number;
   /** The snapshot with its state before its last restart. */
   before_restart: string | null;
+  /** Whether its process before its last restart is kept and can run on. */
+  former_kept: boolean;
+  /** Why its last restart cannot be undone; null: it can, or nothing was lost. */
+  restart_lost: string | null;
   /** Whether it was suspended in the middle of a cell. */
   cell_paused: boolean;
   /** That another machine has taken its session over, until the user has chosen where its notebook is saved. */
@@ -270,6 +274,8 @@ export interface IStore {
   given_back?: IGivenBack;
   /** The ids of the snapshots with damaged or missing content. Older servers do not send it. */
   damaged?: string[];
+  /** For how many seconds the deletion of a snapshot can be undone; 0: it cannot. Older servers do not send it. */
+  undo_delete_seconds?: number;
   /** Older servers do not send it. */
   retention?: IExpiry;
 }
@@ -382,6 +388,8 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   cells_resume: true,
   restart_save_seconds: 0,
   before_restart: null,
+  former_kept: false,
+  restart_lost: null,
   cell_paused: false,
   taken_over: null,
   changed_at: null,

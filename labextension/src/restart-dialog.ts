@@ -1,4 +1,4 @@
-// The question before a restart. JupyterLab's own says that all variables will be lost, which is not so where they are saved first.
+// The question before a restart. JupyterLab's own says that all variables will be lost, which is not so where they are saved.
 
 import type {
   JupyterFrontEnd,
@@ -26,7 +26,7 @@ const SETTING = [
 
 export const restarts: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:restarts',
-  description: 'Says before a restart that the variables are saved first.',
+  description: 'Says before a restart that the variables are saved.',
   autoStart: true,
   requires: [IKernelStates],
   optional: [ISessionContextDialogs, ISettingRegistry, ITranslator],
@@ -101,9 +101,8 @@ function textOf(
     case 'running':
       return kernel.restart_save_seconds > 0
         ? trans.__(
-            'Do you want to restart the kernel of %1? Its variables are saved in a snapshot first, from which you can restore them. They are lost only if saving fails or takes longer than %2 s.',
-            name,
-            kernel.restart_save_seconds
+            'Do you want to restart the kernel of %1? Its variables are saved in a snapshot first, for which its old process is kept while the new one starts. They are lost only if saving fails.',
+            name
           )
         : null;
     case 'suspended':

@@ -296,9 +296,7 @@ export class SnapshotActions {
     if (this._settings.choices.confirmDelete) {
       const { button } = await showDialog({
         title: trans.__('Delete the snapshot %1?', name),
-        body: [trans.__('You can undo this for 30 seconds.'), copies]
-          .join(' ')
-          .trim(),
+        body: [this._undoText(), copies].join(' ').trim(),
         buttons: [
           Dialog.cancelButton(),
           Dialog.warnButton({ label: trans.__('Delete') })
@@ -310,15 +308,35 @@ export class SnapshotActions {
     }
     await this._snapshots.delete(snapshot.snapshot_id);
     const done = trans.__('Deleted the snapshot %1', name);
+    const seconds = this._snapshots.store?.undo_delete_seconds;
     Notification.emit(copies ? `${done}. ${copies}` : done, 'info', {
-      autoClose: SHOW_UNDO,
-      actions: [
-        {
-          label: trans.__('Undo'),
-          callback: () => void this._undelete(snapshot)
-        }
-      ]
+      autoClose: seconds ? seconds * 1000 : SHOW_UNDO,
+      actions:
+        seconds === 0
+          ? []
+          : [
+              {
+                label: trans.__('Undo'),
+                callback: () => void this._undelete(snapshot)
+              }
+            ]
     });
+  }
+
+  private _undoText(): string {
+    const seconds = this._snapshots.store?.undo_delete_seconds;
+    switch (seconds) {
+      case undefined:
+        return this._trans.__('You can undo this for a while.');
+      case 0:
+        return this._trans.__('This cannot be undone.');
+      default:
+        return this._trans._n(
+          'You can undo this for %1 second.',
+          'You can undo this for %1 seconds.',
+          seconds
+        );
+    }
   }
 
   private async _undelete(snapshot: ISnapshot): Promise<void> {

@@ -9,12 +9,9 @@ import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
 import { SHOW_UNDO, tellFailure } from './notices';
 import type { Operations } from './operations';
-import type { ISnapshot } from './protocol';
-import { isEndEvent, isKernelAction } from './server-events';
+import type { IKernel, ISnapshot } from './protocol';
+import { isKernelAction } from './server-events';
 import { snapshotTitle } from './snapshot-texts';
-
-/** A save that failed at most this many milliseconds before the end of a restart is taken for the save of the restart. */
-const SAME_RESTART = 15000;
 
 export class Undo {
   constructor(
@@ -28,11 +25,7 @@ export class Undo {
   /** Offer to undo the shutdowns and restarts that the user of this page requests. */
   follow(stream: Event.Stream): void {
     stream.connect((_, event) => {
-      if (isEndEvent(event) && event.kind === 'save') {
-        if (event.state !== 'succeeded') {
-          this._failed.set(event.kernel_id, Date.now());
-        }
-      } else if (
+      if (
         isKernelAction(event) &&
         event.status === 'success' &&
         event.kernel_id &&
@@ -84,7 +77,7 @@ export class Undo {
     this._offer(
       trans.__('Shut down the kernel of %1', name),
       // The server's clock may differ from the page's.
-      left > 0 ? Math.min(left, SHOW_UNDO) : SHOW_UNDO,
+      left > 0 ? left : SHOW_UNDO,
       async () => {
         await this._api.undoShutdown(kernelId);
         this._reconnect(kept.path, kernelId);
@@ -94,27 +87,64 @@ export class Undo {
 
   private async _offerRestart(kernelId: string): Promise<void> {
     const trans = this._trans;
-    const { before_restart } = await this._api.kernel(kernelId);
-    const saved =
-      before_restart !== null &&
-      (await this._newest(
-        kernelId,
-        ({ snapshot_id }) => snapshot_id === before_restart
-      ));
-    const failed = this._failed.get(kernelId) ?? 0;
-    if (saved) {
-      const name = nameOfPath(saved.name, trans);
+    const kernel = await this._api.kernel(kernelId);
+    const saved = await this._before(kernel);
+    const name = nameOfPath(
+      saved?.name || kernel.path || kernel.kernel_name,
+      trans
+    );
+    if (kernel.former_kept || saved) {
       this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
-        this._restore(saved, kernelId)
+        this._undoRestart(kernelId)
       );
-    } else if (Date.now() - failed < SAME_RESTART) {
+    } else if (kernel.restart_lost !== null) {
       Notification.warning(
         trans.__(
-          'The kernel was restarted without a snapshot, so this cannot be undone: saving it failed or took too long.'
+          'The variables of %1 could not be kept at the restart, so this cannot be undone: %2',
+          name,
+          kernel.restart_lost
         ),
         { autoClose: SHOW_UNDO }
       );
     }
+  }
+
+  /** Let the process from before a restart run on; once it is saved, restore its snapshot. */
+  private async _undoRestart(kernelId: string): Promise<void> {
+    const kernel = await this._api.kernel(kernelId);
+    let saved = await this._before(kernel);
+    if (!saved) {
+      try {
+        await this._api.undoRestart(kernelId);
+      } catch (error) {
+        // It may have been saved just now.
+        saved = await this._before(await this._api.kernel(kernelId));
+        if (!saved) {
+          throw error;
+        }
+      }
+    }
+    if (saved) {
+      await this._restore(saved, kernelId);
+    } else {
+      Notification.success(
+        this._trans.__(
+          'Restored %1 to its state before the restart',
+          nameOfPath(kernel.path || kernel.kernel_name, this._trans)
+        ),
+        { autoClose: SHOW_UNDO }
+      );
+    }
+  }
+
+  private async _before(kernel: IKernel): Promise<ISnapshot | undefined> {
+    const { before_restart, kernel_id } = kernel;
+    return before_restart === null
+      ? undefined
+      : this._newest(
+          kernel_id,
+          ({ snapshot_id }) => snapshot_id === before_restart
+        );
   }
 
   private async _newest(
@@ -160,7 +190,4 @@ export class Undo {
       actions: [{ label: trans.__('Undo'), callback: () => void callback() }]
     });
   }
-
-  /** The time of the last failed save, by kernel. */
-  private readonly _failed = new Map<string, number>();
 }

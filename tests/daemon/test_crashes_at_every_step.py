@@ -122,6 +122,10 @@ class Dying:
         """Make operations wait at every place where the daemon could die."""
         self._hold.touch()
 
+    def hold_no_more(self):
+        """Let operations pass all later places."""
+        self._hold.unlink()
+
     def held(self):
         """Return the place at which an operation waits; empty if none waits."""
         path = self._hold.with_name("hold.held")

@@ -123,6 +123,57 @@ def ended(message, request):
     return same and message["content"].get("execution_state") == "idle"
 
 
+def shown(page):
+    """Return the status that a page shows, as JupyterLab determines it: not from replies to requests that pages send by themselves."""
+    statuses = [
+        m["content"]["execution_state"]
+        for m in list(page.received)
+        if m["msg_type"] == "status" and m["parent_header"].get("msg_type") != "kernel_info_request"
+    ]
+    return statuses[-1] if statuses else None
+
+
+def test_a_page_that_connects_again_while_its_kernel_is_being_suspended_shows_busy(server):
+    page = server.open("notebook.ipynb")
+    page.run(NOISE + "; data = noise(60_000_000)")
+    request = page.execute(COUNTING)
+    wait_for_lines(page, request, 20)
+    page.close()
+    suspend = server.begin("suspend", page.kernel_id)
+    wait_for(lambda: server.kernel(page.kernel_id)["state"] != "running")
+    again = server.page(page.kernel_id, client_id=page.client_id)
+    wait_for(lambda: shown(again) == "busy")
+    assert server.finish(suspend)["state"] == "succeeded"
+    server.bring_back(page.kernel_id)
+    wait_for_lines(again, request, 20)
+    assert shown(again) == "busy"
+    (server.root / "stop").touch()
+    again.reply(request)
+    both = lines(page, request) + lines(again, request)
+    assert is_counting_from_0(both)
+
+
+def test_after_a_restart_of_the_server_a_resumed_cell_is_shown_busy_until_it_ends(server):
+    page = server.open("notebook.ipynb")
+    request = page.execute(COUNTING)
+    wait_for_lines(page, request, 20)
+    server.do("suspend", page.kernel_id)
+    server.stop()
+    server.start()
+    again = server.page(page.kernel_id, client_id=page.client_id)
+    another = server.page(page.kernel_id)
+    pages = (again, another)
+    for one in pages:
+        wait_for(lambda one=one: shown(one) == "busy")
+    server.bring_back(page.kernel_id)
+    for one in pages:
+        wait_for_lines(one, request, 20)
+        assert shown(one) == "busy"
+    (server.root / "stop").touch()
+    again.reply(request)
+    another.wait_for(lambda m: ended(m, request))
+
+
 def test_a_connection_that_is_soon_closed_takes_no_output_from_the_page(server):
     """JupyterLab 4.2 opens such a connection before the notebook's own when a page is loaded; here the cell ends meanwhile."""
     before = server.open("notebook.ipynb")

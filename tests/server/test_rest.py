@@ -231,6 +231,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     for method, path in (
         ("POST", f"{kernel}/park"),
         ("POST", f"{kernel}/move"),
+        ("POST", f"{kernel}/undo_restart"),
         ("POST", f"{kernel}/undo_shutdown"),
         ("POST", "snapshots/import"),
         ("POST", f"{kernel}/roll_back"),

@@ -152,6 +152,7 @@ def test_what_is_no_export_is_refused_and_a_page_that_goes_leaves_nothing(make_s
     env = {"JUPYTER_GPUCKPT_DATA_DIR": str(tmp_path / "data")}
     server = make_server("--GpuCkptDaemon.undo_delete_for=0", env=env).start()
     page = server.open()
+    assert server.get("api/gpuckpt/store")["undo_delete_seconds"] == 0
     page.run("import os; data = os.urandom(20_000_000)")
     snapshot_id = save(server, page)
     content = server.request("GET", f"api/gpuckpt/snapshots/{snapshot_id}/export").content
@@ -193,4 +194,5 @@ def test_the_store_is_shown_by_notebook(shared_server):
     assert store["raw_bytes"] > store["unique_bytes"] > store["stored_bytes"]
     assert len(store["growth"]) == store["snapshots"] >= 2
     # The defaults of `c.GpuCkptDaemon`.
+    assert store["undo_delete_seconds"] == 60
     assert (store["retention"]["keep_last"], store["retention"]["keep_suspends"]) == (3, 10)

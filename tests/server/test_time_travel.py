@@ -11,6 +11,7 @@ from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
 from jupyter_gpuckpt.remote_records import RemoteVerb
 from tests.conftest import wait_for
 from tests.far.installations import add_remote, ask
+from tests.programs import NOISE
 
 NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
@@ -306,34 +307,115 @@ def test_what_changed_since_a_snapshot_is_named(server, page):
     assert (changes["files"][0]["length_then"], changes["files"][0]["length_now"]) == (6, 9)
 
 
+def restart(server, page):
+    """Restart a kernel that has changed, and return what is shown of it right after that."""
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    return server.kernel(page.kernel_id)
+
+
+def snapshot_before(server, page):
+    """Return the snapshot from before the last restart, which is made in the background."""
+    return wait_for(lambda: server.kernel(page.kernel_id)["before_restart"])
+
+
 def test_a_restart_can_be_undone(server, page, tmp_path):
     data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
     add_remote(data_dir, "share", f"file://{tmp_path / 'share'}", automatic=False)
     page.run("x = 'before'")
-    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    restart(server, page)
     assert page.run("print('x' in dir())") == "False\n"
+    first = snapshot_before(server, page)
     [kept] = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
-    assert kept["cause"] == "restart"
+    assert (kept["cause"], kept["snapshot_id"]) == ("restart", first)
     page.run("x = 'after'")
-    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    restart(server, page)
     listing = f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}"
+    snapshot_id = snapshot_before(server, page)
     # that of the last restart goes in the background
     wait_for(lambda: len(server.get(listing)["snapshots"]) == 1)
     # No user has deleted the other one, so no remote is told.
     assert UserDeletions(remote_keys.state_dir(data_dir, "share")).all() == {}
     ask(RemoteVerb.REMOVE, data_dir, "share")
-    snapshots = server.get(listing)["snapshots"]
+    assert [one["snapshot_id"] for one in server.get(listing)["snapshots"]] == [snapshot_id]
     assert page.run("print('x' in dir())") == "False\n"
-    snapshot_id = snapshots[0]["snapshot_id"]
-    assert server.get(f"api/gpuckpt/kernels/{page.kernel_id}")["before_restart"] == snapshot_id
     server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
     assert page.run("print(x)") == "after\n"
 
 
+#: A process that cannot be saved, so that it is kept until the restart is undone.
+UNSAVEABLE = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+shared = libc.shmget(0, 4096, 0o1600)
+libc.shmat(shared, None, 0), libc.shmctl(shared, 0, None)
+"""
+
+
+def test_a_restart_is_undone_with_the_process_that_was_kept(server, page):
+    """The page's websocket is the same all the time, and the process on which it works, too, in the end."""
+    page.run(UNSAVEABLE + "x = [1]; y = id(x)")
+    assert restart(server, page)["former_kept"] is True
+    assert page.run("print('x' in dir())") == "False\n"
+    path = f"api/gpuckpt/kernels/{page.kernel_id}/undo_restart"
+    assert server.request("POST", path).json()["former_kept"] is False
+    assert page.run("x.append(2); print(x, id(x) == y)") == "[1, 2] True\n"
+    assert server.page(page.kernel_id).run("print(x)") == "[1, 2]\n"
+    status, error = server.refused("POST", f"kernels/{page.kernel_id}/undo_restart")
+    assert (status, error["code"]) == (404, "kernel_not_found")
+    # It is a kernel as any other: it can be restarted again, and undone again.
+    assert restart(server, page)["former_kept"] is True
+    server.request("POST", path)
+    assert page.run("print(x)") == "[1, 2]\n"
+
+
+def test_an_undo_during_the_save_loses_no_variables(server, page):
+    """Whether the process is still there, or just saved: one of both ways leads back."""
+    page.run(NOISE + "; data = noise(100_000_000); x = len(data)")
+    restart(server, page)
+    if undone(server, page).status_code == 404:
+        snapshot_id = server.kernel(page.kernel_id)["before_restart"]
+        server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
+    assert page.run("print(x, len(data))") == "100000000 100000000\n"
+
+
+def test_a_cell_that_runs_during_a_restart_goes_on_after_its_undo(server, page):
+    page.run(UNSAVEABLE)
+    cell = page.execute(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\nx = 'done'"
+    )
+    restart(server, page)
+    assert page.run("print('x' in dir())") == "False\n"
+    assert undone(server, page).status_code == 200
+    statuses = [m["content"]["execution_state"] for m in page.received if m["msg_type"] == "status"]
+    assert statuses[-1] == "busy"
+    (server.root / "go").touch()
+    page.reply(cell)
+    assert page.run("print(x)") == "done\n"
+
+
+def test_a_restart_is_not_undone_while_the_new_process_runs_a_cell(server, page):
+    page.run(UNSAVEABLE + "x = 'before'")
+    restart(server, page)
+    cell = page.execute(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)"
+    )
+    page.wait_for(lambda m: m["parent_header"].get("msg_id") == cell)
+    answer = undone(server, page)
+    assert (answer.status_code, answer.json()["code"]) == (409, "kernel_state_conflict")
+    (server.root / "go").touch()
+    page.reply(cell)
+    assert undone(server, page).status_code == 200
+    assert page.run("print(x)") == "before\n"
+
+
+def undone(server, page):
+    return server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/undo_restart", ok=False)
+
+
 def test_a_restart_of_an_unchanged_kernel_can_be_undone(server, page):
     def before_restart():
-        server.request("POST", f"api/kernels/{page.kernel_id}/restart")
-        return server.get(f"api/gpuckpt/kernels/{page.kernel_id}")["before_restart"]
+        return restart(server, page)["before_restart"]
 
     assert before_restart() is None
     page.run("x = 'before'")
@@ -344,4 +426,5 @@ def test_a_restart_of_an_unchanged_kernel_can_be_undone(server, page):
     server.do("roll_back", page.kernel_id, snapshot_id=saved)
     assert page.run("print(x)") == "before\n"
     page.run("x = 'after'")
-    assert before_restart() not in {saved, None}
+    before_restart()
+    assert snapshot_before(server, page) not in {saved, None}

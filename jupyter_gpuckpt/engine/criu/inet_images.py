@@ -24,7 +24,7 @@ from .images import Field
 #: file_entry (images/fdinfo.proto).
 _INET = 4
 #: inet_sk_entry (images/sk-inet.proto).
-_FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION = 3, 4, 5, 6, 7, 8
+_INODE, _FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION, _BACKLOG = 2, 3, 4, 5, 6, 7, 8, 10
 _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _V6_ONLY = 11, 12, 15
 #: TCP_ESTABLISHED, TCP_CLOSE and TCP_LISTEN of include/net/tcp_states.h; UDP sockets use the same numbers.
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
@@ -98,6 +98,23 @@ def move(files: Path, ports: Mapping[int, int]) -> Moved:
     if edited != entries:
         criu_images.replace(files, edited)
     return moved
+
+
+def listen(files: Path, listeners: Mapping[int, tuple[int, int]]) -> None:
+    """Edit files.img so that sockets listen which did not when they were saved: by inode, their port and the length of their queue."""
+
+    def change(inet: bytes) -> bytes:
+        parts = list(criu_images.fields(inet))
+        inodes = [
+            value for number, _, value in parts if number == _INODE and isinstance(value, int)
+        ]
+        if not inodes or (found := listeners.get(inodes[0])) is None:
+            return inet
+        new = {_STATE: _LISTEN, _SOURCE: found[0], _BACKLOG: found[1]}
+        return criu_images.encode([(n, wire, new.get(n, value)) for n, wire, value in parts])
+
+    entries = list(criu_images.messages(files))
+    criu_images.replace(files, [criu_images.with_inner(entry, _INET, change) for entry in entries])
 
 
 def _move_address(bound: _Bound, moved: Moved) -> None:

@@ -73,7 +73,7 @@ class _HeldEnd:
 
     def __init__(self, end: End) -> None:
         self.end = end
-        self.socket = _duplicate(end.pid, end.descriptor)
+        self.socket = duplicate(end.pid, end.descriptor)
         self._options = options.read(self.socket)
         self._state = 0
         self.unread = b""
@@ -238,7 +238,7 @@ class Recorded:
             return False
         inode = listener.row.inode
         known = self.unaccepted.has(inode)
-        theirs = None if known else _duplicate(listener.pid, listener.descriptor)
+        theirs = None if known else duplicate(listener.pid, listener.descriptor)
         self.unaccepted.add(inode, theirs, client.socket)
         return True
 
@@ -303,14 +303,14 @@ def recover(tree: Tree) -> None:
     journal = tree.inside(_JOURNAL)
     with suppress(OSError, msgspec.DecodeError):
         mark = decoding.from_json(journal.read_bytes(), _Mark)
-        with _duplicate(mark.pid, mark.descriptor) as end:
+        with duplicate(mark.pid, mark.descriptor) as end:
             if os.fstat(end.fileno()).st_ino == mark.inode:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark.value)
     with suppress(OSError):
         journal.unlink(missing_ok=True)
 
 
-def _duplicate(pid: int, descriptor: int) -> socket.socket:
+def duplicate(pid: int, descriptor: int) -> socket.socket:
     """Duplicate a process's socket (man 2 pidfd_getfd)."""
     pidfd = os.pidfd_open(pid)
     try:

@@ -86,14 +86,25 @@ class Standstill:
         self.user_stopped: set[int] = set()
         #: time.monotonic() when it began.
         self.began = 0.0
+        #: Whether the tree goes on standing still after `end`.
+        self._lasts = False
 
     @classmethod
-    def found(cls, tree: Tree) -> Standstill | None:
-        """Return the standstill that a killed process had begun and not ended; None if there is none."""
+    def of(cls, tree: Tree, *, lasts: bool) -> Standstill:
+        """Return a new standstill; with `lasts` that in which the tree is already, and in which it stays."""
+        return (cls.found(tree, lasts=True) if lasts else None) or cls(tree)
+
+    @classmethod
+    def found(cls, tree: Tree, *, lasts: bool = False) -> Standstill | None:
+        """Return the standstill that another process, or an earlier step, had begun and not ended; None if there is none.
+
+        `lasts`: `end` does nothing, so that the tree goes on standing still.
+        """
         journal = _journal(tree)
         if journal is None:
             return None
         standstill = cls(tree)
+        standstill._lasts = lasts
         standstill.user_stopped, standstill._records = journal.user_stopped, journal.records
         standstill._stopped = [pid for pid in pids(tree) if pid not in journal.user_stopped]
         return standstill
@@ -109,6 +120,7 @@ class Standstill:
         Parents are stopped first, so that no shell sees a stopped child, and no process creates a child that is missed. Raises
         FreezeFailed when a process cannot be stopped; `end()` then lets the others run on.
         """
+        self._records = []
         self._look()
         waiting = [self._tree.keeper_pid]
         while waiting:
@@ -157,6 +169,8 @@ class Standstill:
         Raises FreezeFailed if another process (a CRIU that Linux does not end) holds a task; a thread then lets it run on as soon
         as that process has ended.
         """
+        if self._lasts:
+            return
         held = self._let_run()
         if not held:
             return

@@ -27,7 +27,8 @@ class KernelList:
     """The kernels of one server.
 
     `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel;
-    `restart_save_seconds`: how long a restart waits for a snapshot of the kernel. `trouble`: returns why the daemon cannot be reached.
+    `restart_save_seconds`: how long a kernel's process is kept at a restart if it cannot be saved. `trouble`: returns why the daemon
+    cannot be reached.
     """
 
     def __init__(
@@ -98,5 +99,7 @@ class KernelList:
             restart_save_seconds=self._restart_save_seconds,
             suspends_at=served.suspends_at,
             before_restart=served.before_restart or None,
+            former_kept=served.is_former_kept,
+            restart_lost=served.restart_lost or None,
             cell_paused=served.absent and served.output.runs_cell,
         )

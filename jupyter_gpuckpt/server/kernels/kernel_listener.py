@@ -54,8 +54,9 @@ class KernelListener:
     async def before_interrupt(self, kernel_id: str) -> None:
         """Prepare a kernel for an interrupt. Raises GpuCkptError if it cannot be interrupted."""
 
-    async def before_restart(self, kernel_id: str) -> None:
-        """Save the state that a restart would lose. Never raises."""
+    async def before_restart(self, kernel_id: str) -> bool:
+        """Return True if the listener has set the kernel's process aside, so that it need not be ended. Never raises."""
+        return False
 
     async def kernel_idle(self, kernel_id: str) -> None:
         """Handle a kernel that Jupyter would cull. Never raises."""

@@ -187,13 +187,14 @@ class GpuCkptKernels(_Base):
         await ensure_async(super().interrupt_kernel(kernel_id))
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
-        """Restart a kernel, after policies have saved its state."""
+        """Restart a kernel; a policy may keep its process."""
         if self._served(kernel_id) is not None:
             try:
                 await self.gpuckpt_owner.require_answer()
             except DaemonSilent as error:  # it could not end the old kernel: there would be two
                 raise web.HTTPError(503, f"{error.message} {error.hint}") from error
-            await self.gpuckpt_listener.before_restart(kernel_id)
+            # No process is left then that could be asked to end: the message would reach the next one.
+            now = await self.gpuckpt_listener.before_restart(kernel_id) or now
         await ensure_async(super().restart_kernel(kernel_id, now=now))
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:

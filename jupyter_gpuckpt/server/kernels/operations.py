@@ -224,6 +224,14 @@ class ServerOperations(KernelListener):
         if not ours:
             self.report_sessions(kernel.kernel_id)
 
+    async def described(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
+        """Return a kernel's name for users, and its description for a later server."""
+        manager = self._manager(kernel_id)
+        served = self.served(kernel_id)
+        described = self._descriptions.describe(manager, served)
+        name = described["path"] or manager.kernel_name
+        return name, {**served.provisioner.described_manager(), **described}
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background until the server ends; asyncio itself keeps only a weak reference to it."""
         task = asyncio.ensure_future(work)
@@ -246,7 +254,7 @@ class ServerOperations(KernelListener):
 
     async def _report(self, kernel_id: str) -> None:
         try:
-            name, jupyter = await self._sent_with(kernel_id)
+            name, jupyter = await self.described(kernel_id)
             await self._link.daemon.send(calls.set_jupyter(kernel_id, name, jupyter))
         except GpuCkptError as error:
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
@@ -294,7 +302,7 @@ class ServerOperations(KernelListener):
                 await drained(manager.ports, _DRAIN_SECONDS)
             check()  # the gate is shut, and all that the kernel has published has arrived
             changes = served.output.changes
-            notebook, jupyter = await self._sent_with(kernel_id)
+            notebook, jupyter = await self.described(kernel_id)
             call = calls.save if kind is OperationKind.SAVE else calls.suspend
             request = SaveRequest(
                 notebook,
@@ -361,13 +369,6 @@ class ServerOperations(KernelListener):
                 release()
 
         return thaw_and_release
-
-    async def _sent_with(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
-        manager = self._manager(kernel_id)
-        served = self.served(kernel_id)
-        described = self._descriptions.describe(manager, served)
-        name = described["path"] or manager.kernel_name
-        return name, {**served.provisioner.described_manager(), **described}
 
     def _track(
         self, served: ServedKernel, operation: Operation, release: Release, changes: int = 0

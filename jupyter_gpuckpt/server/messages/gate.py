@@ -49,7 +49,10 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
         "inspect_reply",
         {"status": "ok", "found": False, "data": {}, "metadata": {}},
     ),
+    "is_complete_request": ("is_complete_reply", {"status": "unknown"}),
 }
+#: The answer to other requests that pages and extensions send by themselves.
+_SUSPENDED = "The kernel is suspended. Resume it, or run a cell, then try again."
 
 
 class GatedConnection(_Base):
@@ -59,7 +62,7 @@ class GatedConnection(_Base):
     #: The page's comms; assigned when it connects.
     _comms: PageComms
     _protocol: str | None = None
-    #: Whether the page was told that the kernel is idle because it has no process.
+    #: Whether the page was told, in the kernel's name, that the kernel is idle.
     _told_idle = False
     #: Messages for a page that disconnected while its requests were held: this server's own, and the kernel's replies.
     _unsent: list[tuple[Any, ...]] | None = None
@@ -78,7 +81,7 @@ class GatedConnection(_Base):
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
-        """Connect as the base does; a page gets the status idle if no kernel runs.
+        """Connect as the base does; a page gets the kernel's status if the kernel itself cannot say it.
 
         A page that connects again takes over its held requests, and gets the messages it missed and the kernel's `input_request`
         that it has not answered.
@@ -116,7 +119,7 @@ class GatedConnection(_Base):
         served.output.join(self)
         for message in unsent:
             self._send(*message)
-        self._send_idle()
+        self.show_status()
         answers = any(request.kind == "input_reply" for request in self._held)
         # The page may have lost the question, or its answer may be lost.
         if question and not answers and served.output.question(self.client_session) is question:
@@ -203,10 +206,8 @@ class GatedConnection(_Base):
         served = self._served
         if served is None:
             return
-        if self._told_idle and served.gate_is_open:
-            self._told_idle = False
-            if served.output.runs_cell:
-                self._send("iopub", "status", {"execution_state": "busy"}, None)
+        if self._told_idle and served.output.runs_cell:
+            self.show_status()
         if not self._held:
             return
         waiting, self._held = self._held, []
@@ -225,18 +226,14 @@ class GatedConnection(_Base):
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer each held request with an error (`served_kernel.Connection`); drop messages that have no reply."""
         waiting, self._held = self._held, []
-        text = f"{error.message} {error.hint}".strip()
-        failure = {"ename": "KernelNotResumed", "evalue": text, "traceback": [text]}
         for request in waiting:
-            if request.kind == "execute_request":
-                self._send("iopub", "error", failure, {"header": request.header})
             if request.kind.endswith("_request"):
-                reply = {"status": "error", "execution_count": 0, **failure}
-                kind = request.kind.replace("_request", "_reply")
-                self._reply(request, kind, reply)
+                self._refuse(request, "KernelNotResumed", f"{error.message} {error.hint}".strip())
             else:
                 # A widget sends its next value only when the last one was handled.
                 self._send_done(request)
+        if waiting:
+            self.show_status()
 
     def drop_held(self) -> None:
         """Drop the requests held for a kernel that is gone (`served_kernel.Connection`)."""
@@ -269,7 +266,7 @@ class GatedConnection(_Base):
         if messages is None:
             return False
         self._send_done(request, messages)
-        self._send_idle()
+        self.show_status()
         return True
 
     def _answer(self, served: ServedKernel, request: Request) -> bool:
@@ -282,10 +279,13 @@ class GatedConnection(_Base):
             self._reply(request, "comm_info_reply", listed)
         elif kind in _EMPTY_REPLIES and served.absent:
             self._reply(request, *_EMPTY_REPLIES[kind])
+        elif served.is_left_alone and kind.endswith("_request") and kind not in _WAKING:
+            # Nothing would answer for as long as nobody resumes it.
+            self._refuse(request, "KernelSuspended", _SUSPENDED)
         else:
             return False
-        # JupyterLab takes no status from a reply to these requests and would show "Unknown".
-        self._send_idle()
+        # JupyterLab takes no status from a reply to these requests and would show "Unknown"; older versions show the reply's "idle".
+        self.show_status()
         return True
 
     def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
@@ -293,6 +293,15 @@ class GatedConnection(_Base):
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
         self._send(request.channel, kind, content, parent)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _refuse(self, request: Request, name: str, text: str) -> None:
+        failure = {"ename": name, "evalue": text, "traceback": [text]}
+        if request.kind == "execute_request":
+            self._send("iopub", "error", failure, {"header": request.header})
+        # The last three fields are those of the reply to a `debug_request`.
+        answer = {"type": "response", "success": False, "message": text}
+        reply = {"status": "error", "execution_count": 0, **failure, **answer}
+        self._reply(request, request.kind.replace("_request", "_reply"), reply)
 
     def _send_done(self, request: Request, messages: Sequence[IopubMessage] = ()) -> None:
         """Publish the messages by which a kernel ends the handling of a message without a reply."""
@@ -302,11 +311,17 @@ class GatedConnection(_Base):
             self._send("iopub", kind, content, parent, buffers)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _send_idle(self) -> None:
+    def show_status(self) -> None:
+        """Tell the page that a cell runs, or that none does if the kernel cannot say that itself."""
         served = self._served
-        if served is not None and served.absent:
-            self._told_idle = True
-            self._send("iopub", "status", {"execution_state": "idle"}, None)
+        if served is None:
+            return
+        is_busy = served.output.runs_cell
+        starts = getattr(self.kernel_manager, "execution_state", "") == "starting"
+        if is_busy or served.absent or not (served.gate_is_open or starts):
+            self._told_idle = not is_busy
+            state = "busy" if is_busy else "idle"
+            self._send("iopub", "status", {"execution_state": state}, None)
 
     def _send(
         self,

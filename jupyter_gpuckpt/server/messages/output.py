@@ -219,6 +219,12 @@ class KernelOutput:
         self._running, self._cells = set(described["running"]), dict(described["cells"])
         self._keeps_cells = True
 
+    def follow(self, described: dict[str, Any]) -> None:
+        """Follow the cells that had not ended when the kernel was described: its process was away and is back."""
+        begun = begun_cells(described)
+        self._asked, self._running = set(begun.asked), set(begun.running)
+        self._cells = dict(begun.cells)
+
     def add_beginning(self, messages: list[list[bytes]]) -> None:
         """Feed the messages of cells that began under another server, out of all that the kernel has, then those received since."""
         missed, begun = messages_of(self._running | self._cells.keys(), messages)

@@ -41,6 +41,12 @@ class Provisioner(Protocol):
     def incarnation(self) -> str:
         """Return an id that distinguishes this start of the kernel from earlier ones."""
 
+    def set_aside(self) -> None:
+        """Forget the kernel's process, which the daemon keeps for an undo of the restart that follows."""
+
+    def come_back(self, kernel: Kernel) -> None:
+        """Take over the process that was set aside."""
+
     def release(self) -> None:
         """Release the kernel to the daemon and a later server."""
 
@@ -62,6 +68,9 @@ class Connection(Protocol):
 
     def on_gate(self) -> None:
         """Handle a change of gate or state: send held requests if the gate is open."""
+
+    def show_status(self) -> None:
+        """Tell the page whether a cell runs, if the kernel does not say that itself."""
 
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer held requests with the reason why the kernel cannot be resumed."""
@@ -139,6 +148,10 @@ class ServedKernel:
         self.suspends_at: float | None = None
         #: The snapshot with its state before its last restart; empty if there is none.
         self.before_restart = ""
+        #: Whether the process before its last restart is kept, so that it can run on.
+        self.is_former_kept = False
+        #: Why its last restart cannot be undone; empty if it can, or if nothing was lost.
+        self.restart_lost = ""
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -167,6 +180,12 @@ class ServedKernel:
     def absent(self) -> bool:
         """Return whether the kernel has no process that could answer."""
         return self.state in ABSENT
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Return whether the kernel has no process, and nothing is about to give it one."""
+        waits = self._holds or self.is_wanted or self.is_rolling_back
+        return not waits and self.state in {KernelState.SUSPENDED, KernelState.LOST}
 
     @property
     def gate_is_open(self) -> bool:
@@ -296,6 +315,23 @@ class ServedKernel:
         self._saved_changes, self.peer_access_is_off = 0, False
         self.drop_held()
         self._start_reconnecting(came_back=False)
+
+    def come_back(
+        self, kernel: Kernel, described: dict[str, Any], *, has_agent: bool, comms: SavedComms
+    ) -> None:
+        """Serve the process that was set aside before the last restart, in place of the one since.
+
+        `described`: its output then (`KernelOutput.description`).
+        """
+        self.drop_held()
+        self.output.forget()
+        self.provisioner.come_back(kernel)
+        self.has_agent, self.answers, self.comms = has_agent, True, comms
+        self.output.changes += 1  # it is not what the last snapshot has
+        self.output.follow(described)
+        self._start_reconnecting(came_back=True)
+        for connection in self.connections:
+            connection.show_status()
 
     def renew_routing_ids(self) -> None:
         """Connect the sockets of all pages to the kernel under new routing ids."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..kernels.rollbacks import Rollbacks
     from ..kernels.stored_notebooks import StoredNotebooks
     from ..policies.idle import IdleSuspension
+    from ..policies.restarts import Restarts
     from ..policies.shut_downs import ShutDowns
 
 _Record = TypeVar("_Record")
@@ -47,6 +48,7 @@ class Parts:
     notebooks: StoredNotebooks
     moves: Moves
     shut_downs: ShutDowns
+    restarts: Restarts
     idle: IdleSuspension
 
 

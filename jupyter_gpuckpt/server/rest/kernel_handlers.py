@@ -159,6 +159,16 @@ class UndoShutdownHandler(GpuCkptHandler):
         self.reply(self.kernels.view(kernel_id))
 
 
+class UndoRestartHandler(GpuCkptHandler):
+    """Handler that undoes restarts with the processes that were kept."""
+
+    @answers(KernelView)
+    async def post(self, kernel_id: str) -> None:
+        """Let the process from before the last restart run on in place of the new one; 404 if it was saved, or is gone."""
+        await self.parts.restarts.undo(kernel_id)
+        self.reply(self.kernels.view(kernel_id))
+
+
 class KeepRunningHandler(GpuCkptHandler):
     """Handler that keeps idle kernels running."""
 
@@ -234,6 +244,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/keep_saving": KeepSavingHandler,
     "/suspend_all": SuspendAllHandler,
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
+    "/kernels/{kernel_id}/undo_restart": UndoRestartHandler,
     "/shut_down": ShutDownsHandler,
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/cancel": CancelHandler,

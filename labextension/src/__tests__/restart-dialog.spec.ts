@@ -47,7 +47,7 @@ describe('the question before a restart', () => {
   afterEach(() => states.dispose());
 
   it.each([
-    [{ restart_save_seconds: 10 }, 'takes longer than 10 s'],
+    [{ restart_save_seconds: 10 }, 'lost only if saving fails'],
     [{ state: 'suspended' as const }, 'stays in the history']
   ])('tells of %p what is saved', async (kernel, text) => {
     const { done, onBeforeRestart } = await restart(kernel);

@@ -425,10 +425,11 @@ describe('snapshot commands', () => {
     ];
     server
       .on('GET snapshots', { snapshots: [aSnapshot({ uploads })] })
+      .on('GET store', { undo_delete_seconds: 60 })
       .on('DELETE snapshots/s', { status: 204, body: '' });
     await snapshots.refresh();
     const done = run('delete', register({ confirmDelete: true }));
-    const shown = await dialog('You can undo this for 30 seconds.');
+    const shown = await dialog('You can undo this for 60 seconds.');
     const copies = 'Its copies in team, home will be deleted, too.';
     expect(shown.textContent).toContain(`seconds. ${copies}`);
     press(shown, 'accept');
@@ -437,6 +438,25 @@ describe('snapshot commands', () => {
       /^Deleted the snapshot .*\. Its copies in team, home will be deleted, too\.$/
     );
   });
+
+  it.each([
+    [0, 'This cannot be undone.', 0],
+    [1, 'You can undo this for 1 second.', 1],
+    [undefined, 'You can undo this for a while.', 1]
+  ])(
+    'delete, and say for how long that can be undone (%s)',
+    async (seconds, text, buttons) => {
+      server
+        .on('GET snapshots', { snapshots: [aSnapshot()] })
+        .on('GET store', { undo_delete_seconds: seconds })
+        .on('DELETE snapshots/s', { status: 204, body: '' });
+      await snapshots.refresh();
+      const done = run('delete', register({ confirmDelete: true }));
+      press(await dialog(text), 'accept');
+      await done;
+      expect(notifications()[0].options.actions).toHaveLength(buttons);
+    }
+  );
 
   it('say why something failed', async () => {
     const record = {

@@ -5,7 +5,7 @@ import { GpuCkptApi } from '../api';
 import { KernelStates } from '../model';
 import { failureText } from '../notices';
 import { Operations } from '../operations';
-import { KERNEL_ACTION_SCHEMA, OPERATION_EVENT_SCHEMA } from '../server-events';
+import { KERNEL_ACTION_SCHEMA } from '../server-events';
 import { Undo } from '../undo';
 import {
   aDone,
@@ -13,7 +13,8 @@ import {
   aSnapshot,
   chosen,
   FakeEvents,
-  FakeServer
+  FakeServer,
+  refused
 } from './fakes';
 
 const trans = nullTranslator.load('');
@@ -128,14 +129,37 @@ describe('undo', () => {
     expect(Notification.manager.notifications).toEqual([]);
   });
 
-  it('says that a restart cannot be undone where its snapshot failed', async () => {
-    events.emit({
-      ...aDone({ operation_id: 'theirs', state: 'cancelled' }),
-      schema_id: OPERATION_EVENT_SCHEMA,
-      name: 'work/a.ipynb'
+  it('lets the process run on that was kept at a restart', async () => {
+    server.on('GET kernels/k', aKernel({ former_kept: true }));
+    server.on('POST kernels/k/undo_restart', aKernel());
+    happened('restart');
+    await pressUndo('Restarted the kernel of');
+    await told('to its state before the restart');
+    expect(server.requests).toContain('POST kernels/k/undo_restart');
+    expect(server.requests).not.toContain('POST kernels/k/roll_back');
+  });
+
+  it('restores the snapshot of a process that was just saved', async () => {
+    server.on('GET kernels/k', aKernel({ former_kept: true }));
+    server.on(
+      'POST kernels/k/undo_restart',
+      refused(404, { message: 'It is saved.', code: 'kernel_not_found' })
+    );
+    server.on('GET snapshots', {
+      snapshots: [aSnapshot({ cause: 'restart' })]
     });
     happened('restart');
-    const { type } = await told('restarted without a snapshot');
+    await told('Restarted the kernel of');
+    server.on('GET kernels/k', aKernel({ before_restart: 's' }));
+    await pressUndo('Restarted the kernel of');
+    await told('Restored a.ipynb to');
+    expect(server.bodies).toContain('{"snapshot_id":"s"}');
+  });
+
+  it('says why a restart cannot be undone', async () => {
+    server.on('GET kernels/k', aKernel({ restart_lost: 'It is traced.' }));
+    happened('restart');
+    const { type } = await told('It is traced.');
     expect(type).toBe('warning');
   });
 
