@@ -23,6 +23,8 @@ from ..host import processes
 from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
 from ..progress import Progress, Stage
 from . import kept_files
+from .audit.reading import Audit
+from .audit.records import Facts
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu import dump as criu_dump
 from .criu import hidden_pages
@@ -72,6 +74,8 @@ class Frozen(msgspec.Struct):
     connections: list[TcpConnection] = []
     connections_queues: bytes = b""
     connections_lost: list[LostConnection] = []
+    #: What Linux shows of the tree (`engine.audit`).
+    facts: Facts = msgspec.field(default_factory=Facts)
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = {}
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
@@ -143,7 +147,8 @@ def frozen(
             until=Until.ENDED if stop else Until.GIVEN_BACK,
         )
 
-        standstill = Standstill(tree)
+        audit = Audit()
+        standstill = Standstill(tree, audit.ask)
         rollback.callback(standstill.end)
         # No thread may run between Checkpoint and Restore: the memory that it shares with the GPU is not mapped meanwhile.
         rollback.callback(gpu.hold)
@@ -169,9 +174,11 @@ def frozen(
             keeping = host_cleanup.enter_context(ExitStack())
             kept = memory if stop else _keep(tree, memory, unforked, settings, keeping)
             _unlink(tree, links)
+            facts = audit.read(standstill.descriptors)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
+        result.facts = facts
         result.connections, result.connections_queues = tcp.connections, tcp.queues
         result.connections_lost, result.gone, result._kept = tcp.lost, gone, keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)

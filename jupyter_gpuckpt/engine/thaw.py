@@ -20,6 +20,8 @@ from ..host import commands, processes
 from ..manifest_records import KeptFile, Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
+from .audit import records as audit_records
+from .audit.mending import mend
 from .capture import clear
 from .content import Content
 from .criu import action_script, file_images, missing_files, owners
@@ -49,6 +51,8 @@ class Thawed(NamedTuple):
     made: list[str]
     moved_ports: dict[int, int]
     moved_addresses: dict[str, str]
+    #: What is not as it was and could not be mended, a sentence each.
+    changed: list[str]
     #: TCP connections within the tree that could not be recreated, with the reason.
     lost_connections: list[str]
 
@@ -167,6 +171,7 @@ def thaw(
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
+        changed = mend(tree, _facts(manifest, content))
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
@@ -182,7 +187,15 @@ def thaw(
             _continue_tasks(tree, manifest)
         rollback.pop_all()
         namespaces.close()
-    return Thawed(tree, made, moved.server_ports, moved.server_addresses, connections.lost)
+    return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
+
+
+def _facts(manifest: Manifest, content: Content) -> bytes:
+    """Return the facts that the snapshot holds; none if an older version took it."""
+    length = next((one.length for one in manifest.streams if one.name == audit_records.STREAM), 0)
+    if not 0 < length <= audit_records.MAX_BYTES:
+        return b""
+    return content.reader(audit_records.STREAM)(0, length)
 
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:

@@ -94,7 +94,7 @@ def resume(
         f"This machine does not have the address {old}. The kernel's servers on it are reached at {new} now."
         for old, new in thawed.moved_addresses.items()
     ]
-    return Resumed(thawed.tree, gone + moved + closed, thawed.moved_ports)
+    return Resumed(thawed.tree, gone + moved + closed + thawed.changed, thawed.moved_ports)
 
 
 def check(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from ..engine.audit import records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import plan
@@ -117,6 +118,9 @@ def save(
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         sources += _queues(state)
+        sources += (
+            [BytesSource(audit_records.STREAM, data)] if (data := state.facts.encoded()) else []
+        )
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
         if notebook is not None:

@@ -201,6 +201,23 @@ class Tracee:
             return result
         raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
 
+    def run_code(self, address: int, **registers: int) -> None:
+        """Let the thread execute code until it stops itself by SIGSTOP, which is not delivered; then `finish`."""
+        self._mine()
+        values = self._begin(calls=False)
+        for name, value in {**registers, "rip": address}.items():
+            setattr(values, name, value)
+        ptrace.set_registers(self.tid, values)
+        while (
+            self.stop.kind is not Kind.SIGNAL
+        ):  # a stop of the whole process may be reported again
+            self.restart(ptrace.CONT)
+            self._wait(_CALL_SECONDS)
+        found, self.stop = self.stop, _TRAPPED
+        self.finish()
+        if found.signal != signal.SIGSTOP:
+            raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {found.signal}")
+
     def finish(self, result: int | None = None) -> None:
         """Put signal mask and registers back; the thread stays stopped.
 
@@ -312,7 +329,7 @@ class Tracee:
             )
             raise RuntimeError(message)
 
-    def _begin(self) -> Registers:
+    def _begin(self, *, calls: bool = True) -> Registers:
         """Return the registers between calls. The first time, keep the thread's own ones and block all signals."""
         if self._original is None:
             original = ptrace.registers(self.tid)
@@ -323,7 +340,7 @@ class Tracee:
                 self._return_frame = return_frame.write_frame(self.tid, original, self._mask)
             if self._return_frame is not None:
                 self._instruction = self._return_frame.call
-            elif not self._instruction:
+            elif calls and not self._instruction:
                 self._instruction = task_memory.syscall_instruction(self.tid)
             self._original = original
             ptrace.set_registers(self.tid, self._prepared(original))
@@ -386,9 +403,3 @@ class Tracee:
         deadline = time.monotonic() + _GROUP_STOP_SECONDS
         while processes.state(self.tid) in ("t", "R") and time.monotonic() < deadline:
             time.sleep(50e-6)
-
-
-def living_thread(pid: int) -> int:
-    """Return the main thread of a process; another thread if it has ended, because then it shows no memory and descriptors."""
-    tids = [pid, *processes.threads(pid)]
-    return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

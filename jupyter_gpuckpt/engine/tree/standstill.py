@@ -17,8 +17,9 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -27,6 +28,7 @@ from ...errors import FreezeFailed
 from ...host import processes
 from ...manifest_records import SCRATCH
 from ..injection import ptrace
+from ..injection.call_tables import code_address
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import RegistersRecord, Tracee
 from .endless_waits import restart_endless_wait
@@ -73,8 +75,9 @@ class Standstill:
     `found` recreates the standstill from it in another process.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    def __init__(self, tree: Tree, ask: Callable[[ThreadsHeld], None] = lambda held: None) -> None:
+        """`ask` is called once for each process, with its threads held, when all registers are recorded."""
+        self._tree, self._ask = tree, ask
         self._records: list[TaskRecord] = []
         self._stopped: list[int] = []
         #: Host pids of processes that the user had stopped.
@@ -99,6 +102,11 @@ class Standstill:
         """Host pids of the processes that stand still; zombies are not among them."""
         return [record.pid for record in self._records]
 
+    @property
+    def descriptors(self) -> dict[int, list[int]]:
+        """The descriptors of each of these processes, without those that CRIU opens in it."""
+        return {record.pid: record.descriptors for record in self._records}
+
     def begin(self) -> None:
         """Stop every process, and record all that CRIU might leave changed.
 
@@ -106,16 +114,19 @@ class Standstill:
         FreezeFailed when a process cannot be stopped; `end()` then lets the others run on.
         """
         self._look()
-        waiting = [self._tree.keeper_pid]
-        while waiting:
-            pid = waiting.pop()
-            self._stop(pid)
-            waiting += processes.children(pid)
+        with ExitStack() as holds:
+            held, waiting = list[ThreadsHeld](), [self._tree.keeper_pid]
+            while waiting:
+                pid = waiting.pop()
+                held += self._stop(pid, holds)
+                waiting += processes.children(pid)
+            self._write()  # what is asked below can be undone from the journal
+            for one in held:
+                self._ask(one)
         # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
         # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
-        self._write()
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
@@ -179,10 +190,11 @@ class Standstill:
             except (OSError, FreezeFailed):
                 logger.exception("process %d could not be repaired after CRIU's end", record.pid)
 
-    def _stop(self, pid: int) -> None:
+    def _stop(self, pid: int, holds: ExitStack) -> list[ThreadsHeld]:
+        """Stop a process and record it; return the hold of its threads, until `holds` ends it. There is none if it has ended."""
         state = processes.state(pid)
         if state in (None, "Z", "X"):
-            return
+            return []
         if processes.status(pid).get("TracerPid", "0") != "0":
             raise FreezeFailed(
                 "A process of the kernel is being traced by a debugger or strace.",
@@ -191,8 +203,12 @@ class Standstill:
             )
         if pid not in self.user_stopped:
             self._halt(pid)
-        with suppress(ProcessLookupError):
-            self._records.append(_record(pid))
+        held = holds.enter_context(ThreadsHeld(pid))
+        try:
+            self._records.append(_record(held))
+        except ProcessLookupError:
+            return []
+        return [held]
 
     def _halt(self, pid: int) -> None:
         if pid not in self._stopped:
@@ -212,30 +228,23 @@ def _all_stopped(pid: int) -> bool:
     return all(processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid))
 
 
-def _record(pid: int) -> TaskRecord:
-    with ThreadsHeld(pid) as held:
-        if not held.tids:
-            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
-        for tracee in held.tracees():
-            restart_endless_wait(tracee)
-        address, code = _code(held.tracee())
-        return TaskRecord(
-            pid,
-            processes.start_time(pid) or 0,
-            [tracee.record() for tracee in held.tracees()],
-            [ptrace.extended_registers(tid) for tid in held.tids],
-            sorted(processes.descriptors(pid)),
-            address,
-            code,
-        )
-
-
-def _code(tracee: Tracee) -> tuple[int, bytes]:
-    """Return address and bytes of the code that CRIU overwrites in the process while it makes calls there."""
-    area = next((area for area in processes.maps(tracee.pid) if area.perms[2:3] == "x"), None)
-    if area is None:
-        return 0, b""
-    return area.start, tracee.read(area.start, _CODE_BYTES)
+def _record(held: ThreadsHeld) -> TaskRecord:
+    if not held.tids:
+        raise ProcessLookupError(errno.ESRCH, f"process {held.pid} has ended")
+    for tracee in held.tracees():
+        restart_endless_wait(tracee)
+    # The code that CRIU overwrites while it makes calls there.
+    address = code_address(held.pid)
+    code = held.tracee().read(address, _CODE_BYTES) if address else b""
+    return TaskRecord(
+        held.pid,
+        processes.start_time(held.pid) or 0,
+        [tracee.record() for tracee in held.tracees()],
+        [ptrace.extended_registers(tid) for tid in held.tids],
+        sorted(processes.descriptors(held.pid)),
+        address,
+        code,
+    )
 
 
 def _repair(record: TaskRecord) -> None:

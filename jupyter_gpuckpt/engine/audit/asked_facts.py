@@ -1,0 +1,107 @@
+"""Facts that only the thread itself can be asked for: a table of system calls that is executed in it (`injection/call_tables.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..injection.call_tables import Call, Result
+from .records import Values
+
+_NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = 135, 157, 158, 238
+_NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
+_KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
+_MEMBARRIER_GET_REGISTRATIONS = 1 << 9
+_GET_PERSONALITY = 0xFFFFFFFF
+_ARCH_GET_CPUID = 0x1011
+#: The most NUMA nodes of a memory policy.
+_NODES = 1024
+_KEY_BYTES = 4
+
+#: Fact -> the call that tells it: by its result, or by what it writes.
+_OF_PROCESS = {
+    "dumpable": Call(_NR_PRCTL, (3,)),
+    "child subreaper": Call(_NR_PRCTL, (37, 0), 1, bytes(4)),
+    "huge pages disabled": Call(_NR_PRCTL, (42,)),
+    "memory deny write execute": Call(_NR_PRCTL, (66,)),
+    "memory merge": Call(_NR_PRCTL, (68,)),
+    "barriers": Call(_NR_MEMBARRIER, (_MEMBARRIER_GET_REGISTRATIONS,)),
+    "process keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _PROCESS_KEYRING)),
+}
+_OF_THREAD = {
+    "personality": Call(_NR_PERSONALITY, (_GET_PERSONALITY,)),
+    "death signal": Call(_NR_PRCTL, (2, 0), 1, bytes(4)),
+    "keep capabilities": Call(_NR_PRCTL, (7,)),
+    "time stamp counter": Call(_NR_PRCTL, (25, 0), 1, bytes(4)),
+    "secure bits": Call(_NR_PRCTL, (27,)),
+    "timer slack": Call(_NR_PRCTL, (30,)),
+    "machine check policy": Call(_NR_PRCTL, (34,)),
+    "io flusher": Call(_NR_PRCTL, (58,)),
+    "cpuid": Call(_NR_ARCH_PRCTL, (_ARCH_GET_CPUID,)),
+    "memory policy": Call(_NR_GET_MEMPOLICY, (0, 0, _NODES), 0, bytes(4)),
+    "memory nodes": Call(_NR_GET_MEMPOLICY, (0, 0, _NODES), 1, bytes(_NODES // 8)),
+    "thread keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _THREAD_KEYRING)),
+    "session keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _SESSION_KEYRING)),
+}
+_KEYRINGS = frozenset({"process keyring", "thread keyring", "session keyring"})
+
+
+def calls(*, main: bool) -> list[Call]:
+    """Return the calls for a thread. `main`: also those for its process."""
+    return [*_OF_THREAD.values(), *(_OF_PROCESS.values() if main else ())]
+
+
+def of_thread(results: Sequence[Result]) -> Values:
+    """Return the facts of a thread that the results of `calls` tell."""
+    return _values(_OF_THREAD, results)
+
+
+def of_process(results: Sequence[Result]) -> Values:
+    """Return the facts of a process that the results of `calls(main=True)` tell."""
+    return _values(_OF_PROCESS, results[len(_OF_THREAD) :])
+
+
+def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
+    found = {}
+    for (fact, call), result in zip(table.items(), results, strict=False):
+        if result.value < 0:  # this Linux does not know it, or there is no such keyring
+            continue
+        if fact in _KEYRINGS:
+            value = str(result.value // _KEY_BYTES)
+        elif call.pointer is None:
+            value = str(result.value)
+        else:
+            value = hex(int.from_bytes(result.data, "little"))
+        if value not in ("0", "0x0"):
+            found[fact] = value
+    return found
+
+
+def setting(fact: str, values: Values) -> Call | None:
+    """Return the call by which a thread sets a fact to that of `values` again; None if there is none. Raises ValueError."""
+    number = int(values.get(fact, "0"), 0)
+    if fact in ("memory policy", "memory nodes"):
+        mode, nodes = (int(values.get(name, "0"), 0) for name in ("memory policy", "memory nodes"))
+        mask = nodes.to_bytes(_NODES // 8, "little")
+        return Call(_NR_SET_MEMPOLICY, (mode, 0, _NODES if nodes else 0), 1, mask)
+    if fact == "personality":
+        return Call(_NR_PERSONALITY, (number,))
+    if fact == "machine check policy":
+        # PR_MCE_KILL_SET with MCE_KILL_LATE, MCE_KILL_EARLY or MCE_KILL_DEFAULT.
+        return Call(_NR_PRCTL, (33, 1, number))
+    if fact in _BY_PRCTL:
+        return Call(_NR_PRCTL, (_BY_PRCTL[fact], number))
+    return None
+
+
+#: Fact -> the option of prctl that sets it (include/uapi/linux/prctl.h).
+_BY_PRCTL = {
+    "death signal": 1,
+    "dumpable": 4,
+    "keep capabilities": 8,
+    "time stamp counter": 26,
+    "timer slack": 29,
+    "child subreaper": 36,
+    "huge pages disabled": 41,
+    "io flusher": 57,
+    "memory merge": 67,
+}

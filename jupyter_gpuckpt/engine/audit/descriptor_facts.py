@@ -1,0 +1,161 @@
+"""Facts of a process's descriptors: what /proc shows (man proc, fdinfo), and what a duplicate tells (man pidfd_getfd).
+
+Only sockets, pipes, terminals and Linux's own files without a name are duplicated: closing a duplicate of another file could wait
+for a server of a file system that is stopped itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import struct
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+from ...host import processes
+from . import socket_facts
+from .records import Values
+from .socket_facts import duplicate
+
+_F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
+_F_ADD_SEALS, _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1033, 1031, 1032
+_OWNER = struct.Struct("=ii")
+_TCGETS2, _TIOCGEXCL, _TIOCGPTLCK, _TIOCGPKT = 0x802C542A, 0x80045440, 0x80045439, 0x80045438
+_TCSETS2_BYTES = 44
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_PIPE = re.compile(r"(?:pipe:\[\d+\]|/.*)")
+#: Lines of fdinfo that name inodes, mounts and numbers of this boot, or that other facts tell.
+_NOT_COMPARED = {
+    "mnt_id",
+    "ino",
+    "tty-index",
+    "eventfd-id",
+    "Pid",
+    "size",
+    "count",
+    "exp_name",
+    "name",
+}
+_PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
+_LOCK = re.compile(r"\d+: (\w+ +\w+ +\w+) +\S+ \S+ (.*)")
+
+
+def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Values]:
+    """Return the facts of these descriptors of a process. Open files in `seen` are told already; new ones are added."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = {}
+        for number in descriptors:
+            with suppress(OSError):
+                found[number] = _of_descriptor(pid, pidfd, number, seen)
+        return found
+    finally:
+        os.close(pidfd)
+
+
+def of_socket_name(link: str) -> str:
+    """Return the inode of a socket that the link of a descriptor names; nothing for another file."""
+    match = _SOCKET.fullmatch(link)
+    return match[1] if match else ""
+
+
+def _of_descriptor(pid: int, pidfd: int, number: int, seen: set[str]) -> Values:
+    link = os.readlink(f"/proc/{pid}/fd/{number}")
+    found = {"link": re.sub(r"\[\d+\]", "", link), **_of_fdinfo(pid, number)}
+    kind = _kind(pid, number, link)
+    if not kind or (kind == "socket" and link in seen):
+        return found
+    seen.add(link)
+    copy = duplicate(pidfd, number)
+    try:
+        if kind == "socket":
+            with socket.socket(fileno=os.dup(copy)) as end:
+                found.update(socket_facts.of_socket(end))
+        if kind == "terminal":
+            found.update(_of_terminal(copy))
+        with suppress(OSError):
+            found["unread"] = str(_ioctl(copy, termios.FIONREAD))
+        found.update(_of_file(copy, kind))
+    finally:
+        os.close(copy)
+    return {fact: value for fact, value in found.items() if value not in ("", "0")}
+
+
+def _kind(pid: int, number: int, link: str) -> str:
+    if link.startswith("socket:["):
+        return "socket"
+    if link.startswith("pipe:["):
+        return "pipe"
+    if link.startswith("/memfd:"):
+        return "memfd"
+    if link in (
+        "anon_inode:inotify",
+        "anon_inode:[timerfd]",
+        "anon_inode:[eventfd]",
+        "anon_inode:[signalfd]",
+    ):
+        return link.removeprefix("anon_inode:").strip("[]")
+    if link.startswith(("/dev/pts/", "/dev/ptmx")):
+        return "terminal"
+    return ""
+
+
+def _of_fdinfo(pid: int, number: int) -> Values:
+    found: Values = {}
+    watches = []
+    for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if key in _NOT_COMPARED:
+            continue
+        if key in ("tfd", "inotify wd", "fanotify ino", "fanotify mnt_id"):
+            watches.append(" ".join(_PARTS_NOT_COMPARED.sub("", line).split()))
+        elif key == "lock":
+            match = _LOCK.search(rest)
+            watches.append(f"lock {match[1]} {match[2]}" if match else "lock")
+        else:
+            found[key] = rest.strip()
+    if watches:
+        found["entries"] = "; ".join(sorted(watches))
+    return found
+
+
+def _of_file(copy: int, kind: str) -> Values:
+    found = {}
+    with suppress(OSError):
+        owner_kind, owner = _OWNER.unpack(fcntl.fcntl(copy, _F_GETOWN_EX, bytes(_OWNER.size)))
+        if owner:
+            # It is the id of a thread, a process or a group, as we see it.
+            found["signal owner"] = f"{owner_kind} {processes.nspid(owner) or 0}"
+    with suppress(OSError):
+        found["signal"] = str(fcntl.fcntl(copy, _F_GETSIG))
+    if kind == "pipe":
+        found["pipe bytes"] = str(fcntl.fcntl(copy, _F_GETPIPE_SZ))
+    if kind == "memfd":
+        found["seals"] = str(fcntl.fcntl(copy, _F_GET_SEALS))
+    return found
+
+
+def _of_terminal(copy: int) -> Values:
+    found = {"terminal settings": fcntl.ioctl(copy, _TCGETS2, bytes(_TCSETS2_BYTES)).hex()}
+    with suppress(OSError):
+        found["window"] = fcntl.ioctl(copy, termios.TIOCGWINSZ, bytes(8)).hex()
+    for fact, request in (
+        ("line discipline", termios.TIOCGETD),
+        ("exclusive", _TIOCGEXCL),
+        ("locked", _TIOCGPTLCK),
+        ("packets", _TIOCGPKT),
+    ):
+        with suppress(OSError):
+            found[fact] = str(_ioctl(copy, request))
+    for fact, request in (("foreground group", termios.TIOCGPGRP), ("session", 0x5429)):
+        with suppress(OSError):
+            found[fact] = str(processes.nspid(_ioctl(copy, request)) or 0)
+    return found
+
+
+def _ioctl(descriptor: int, request: int) -> int:
+    (number,) = struct.unpack("=i", fcntl.ioctl(descriptor, request, bytes(4)))
+    return int(number)

@@ -1,0 +1,105 @@
+"""Reading all facts of a tree whose tasks stand still."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ...host import processes
+from ..injection import call_tables
+from ..injection.call_tables import Result
+from ..injection.threads_held import ThreadsHeld
+from . import asked_facts, descriptor_facts, proc_facts
+from .records import Facts, ProcessFacts, Values
+
+logger = logging.getLogger(__name__)
+
+#: The results of `asked_facts.calls` by thread.
+Answers = dict[int, list[Result]]
+
+
+class Audit:
+    """The facts of a tree that stands still: first its threads are asked, then all is read."""
+
+    def __init__(self) -> None:
+        self._answers: Answers = {}
+
+    def ask(self, held: ThreadsHeld) -> None:
+        """Ask the threads of a process."""
+        self._answers |= ask(held)
+
+    def read(self, descriptors: Mapping[int, Sequence[int]]) -> Facts:
+        """Read the facts of the processes with these descriptors."""
+        return read(descriptors, self._answers, descriptors)
+
+
+def ask(held: ThreadsHeld) -> Answers:
+    """Ask the held threads of a process. Those that cannot be asked are missing in the result."""
+    found: Answers = {}
+    with suppress(OSError, TimeoutError), call_tables.function_in(held.tracee()) as function:
+        for tracee in held.tracees():
+            try:
+                ids = own_ids(tracee.tid)
+                calls = asked_facts.calls(main=not found)
+                found[tracee.tid] = call_tables.run(tracee, function, ids, calls)
+            except (OSError, TimeoutError) as error:
+                logger.info("thread %d could not be asked for the audit: %s", tracee.tid, error)
+    return found
+
+
+def own_ids(tid: int) -> tuple[int, int]:
+    """Return the ids of a thread's process and of the thread in their own PID namespace. Raises OSError if it has ended."""
+    status = processes.status(tid)
+    if "NSpid" not in status:
+        raise ProcessLookupError(tid)
+    return int(status["NStgid"].split()[-1]), int(status["NSpid"].split()[-1])
+
+
+def read(
+    pids: Iterable[int],
+    answers: Mapping[int, Sequence[Result]],
+    descriptors: Mapping[int, Sequence[int]],
+) -> Facts:
+    """Read the facts of processes that stand still. `descriptors`: the numbers of each process's descriptors.
+
+    What cannot be read is missing.
+    """
+    facts, seen = Facts(realtime_ns=time.time_ns()), set[str]()
+    for pid in pids:
+        try:
+            facts.processes.append(_process(pid, answers, descriptors.get(pid, ()), seen))
+        except (OSError, ValueError, KeyError) as error:
+            logger.info("process %d is missing in the audit: %s", pid, error)
+    return facts
+
+
+def _process(
+    pid: int,
+    answers: Mapping[int, Sequence[Result]],
+    descriptors: Sequence[int],
+    seen: set[str],
+) -> ProcessFacts:
+    status = processes.status(pid)
+    found = ProcessFacts(int(status["NSpid"].split()[-1]), status["Name"])
+    found.process = proc_facts.of_process(pid, status)
+    first = True
+    for tid in processes.threads(pid):
+        one = processes.status(tid)
+        if "NSpid" not in one:
+            continue
+        values: Values = proc_facts.of_thread(tid, one)
+        if answer := answers.get(tid):
+            values |= asked_facts.of_thread(answer)
+            if first:
+                found.process |= asked_facts.of_process(answer)
+            first = False
+        found.threads[int(one["NSpid"].split()[-1])] = values
+    found.descriptors = descriptor_facts.of_process(pid, list(descriptors), seen)
+    return found
+
+
+def host_pids(pids: Collection[int]) -> dict[int, int]:
+    """Return the pids of processes here by those in their own namespace."""
+    return {nspid: pid for pid in pids if (nspid := processes.nspid(pid)) is not None}
