@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from ..injection.call_tables import Call, Result
 from .records import Values
 
-_NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = 135, 157, 158, 238
+_NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = 13, 135, 157, 158, 238
 _NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
 _KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
 _MEMBARRIER_GET_REGISTRATIONS = 1 << 9
 _GET_PERSONALITY = 0xFFFFFFFF
 _ARCH_GET_CPUID = 0x1011
+_SIGTRAP = 5
+#: Bytes of `struct sigaction` of the system call.
+_ACTION_BYTES = 32
 #: The most NUMA nodes of a memory policy.
 _NODES = 1024
 _KEY_BYTES = 4
@@ -25,6 +28,8 @@ _OF_PROCESS = {
     "memory deny write execute": Call(_NR_PRCTL, (66,)),
     "memory merge": Call(_NR_PRCTL, (68,)),
     "barriers": Call(_NR_MEMBARRIER, (_MEMBARRIER_GET_REGISTRATIONS,)),
+    # CRIU's last trap in a task makes Linux forget what the program has chosen for SIGTRAP.
+    "action of SIGTRAP": Call(_NR_SIGACTION, (_SIGTRAP, 0, 0, 8), 2, bytes(_ACTION_BYTES)),
     "process keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _PROCESS_KEYRING)),
 }
 _OF_THREAD = {
@@ -78,19 +83,22 @@ def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
 
 def setting(fact: str, values: Values) -> Call | None:
     """Return the call by which a thread sets a fact to that of `values` again; None if there is none. Raises ValueError."""
+    if fact not in _SETTABLE:
+        return None
     number = int(values.get(fact, "0"), 0)
     if fact in ("memory policy", "memory nodes"):
         mode, nodes = (int(values.get(name, "0"), 0) for name in ("memory policy", "memory nodes"))
         mask = nodes.to_bytes(_NODES // 8, "little")
         return Call(_NR_SET_MEMPOLICY, (mode, 0, _NODES if nodes else 0), 1, mask)
+    if fact == "action of SIGTRAP":
+        action = number.to_bytes(_ACTION_BYTES, "little")
+        return Call(_NR_SIGACTION, (_SIGTRAP, 0, 0, 8), 1, action)
     if fact == "personality":
         return Call(_NR_PERSONALITY, (number,))
     if fact == "machine check policy":
         # PR_MCE_KILL_SET with MCE_KILL_LATE, MCE_KILL_EARLY or MCE_KILL_DEFAULT.
         return Call(_NR_PRCTL, (33, 1, number))
-    if fact in _BY_PRCTL:
-        return Call(_NR_PRCTL, (_BY_PRCTL[fact], number))
-    return None
+    return Call(_NR_PRCTL, (_BY_PRCTL[fact], number))
 
 
 #: Fact -> the option of prctl that sets it (include/uapi/linux/prctl.h).
@@ -105,3 +113,13 @@ _BY_PRCTL = {
     "io flusher": 57,
     "memory merge": 67,
 }
+_SETTABLE = frozenset(
+    {
+        "action of SIGTRAP",
+        "machine check policy",
+        "memory nodes",
+        "memory policy",
+        "personality",
+        *_BY_PRCTL,
+    }
+)

@@ -2,57 +2,154 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from .records import Difference, Facts, Kind, ProcessFacts
+from .records import Difference, Facts, Kind, ProcessFacts, Values
+
+#: How much later or earlier a timer for an absolute time may fire, in nanoseconds.
+_TIMER_TOLERANCE_NS = 100_000_000
+#: How much earlier a timer may fire that runs while the kernel's clock runs, in seconds: as long as a freeze and a restore may take.
+_WAITING_SECONDS = 120
+_LARGEFILE = 0o100000
+_CLOEXEC = 0o2000000
+_LISTEN, _CLOSED = "10", "7"
+#: SIGCONT and the stop signals are ours, SIGCHLD tells parents of them.
+_OF_STANDSTILL = sum(
+    1 << (number - 1) for number in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCHLD)
+)
+_SIGKILL = 1 << (signal.SIGKILL - 1)
 
 
 class Context(NamedTuple):
-    """What rules need to know: all facts of the same process, thread or descriptor, before and after."""
+    """What rules need besides a value: all facts of the same process, thread or descriptor, and the names that have changed."""
 
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-    seconds: float
+    before: Values
+    after: Values
+    renamed: Renamed
+
+
+class Renamed:
+    """Ports, addresses and names that a resume may replace: each by one other, and no two by the same."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, str] = {}
+        self._old: dict[str, str] = {}
+
+    def accepts(self, old: str, new: str) -> bool:
+        """Return whether `old` may have become `new`, as far as is known; remember that it has."""
+        return self._new.setdefault(old, new) == new and self._old.setdefault(new, old) == old
 
 
 Rule = Callable[[str, str, Context], bool]
-
-#: Fact -> whether its value afterwards is right, though it is another one.
-RULES: dict[str, Rule] = {}
 
 
 def differences(before: Facts, after: Facts) -> list[Difference]:
     """Return the facts that are not as they were."""
     found = {process.pid: process for process in after.processes}
-    result = []
+    renamed, result = Renamed(), list[Difference]()
     for process in before.processes:
         if process.pid in found:
-            result += _of_process(process, found[process.pid], after)
+            result += _of_process(process, found[process.pid], renamed)
         else:
             result.append(Difference(process.pid, "process", process.pid, "process", "", None))
     return result
 
 
 def _of_process(
-    before: ProcessFacts, after: ProcessFacts, all_after: Facts
+    before: ProcessFacts, after: ProcessFacts, renamed: Renamed
 ) -> Iterator[Difference]:
     kinds: tuple[Kind, ...] = ("process", "thread", "descriptor")
     for kind in kinds:
         then, now = before.of(kind), after.of(kind)
         for number in sorted({*then, *now}):
-            if number not in then or number not in now:
-                here = "" if number in then else None
-                gone = "" if number in now else None
+            old, new = then.get(number), now.get(number)
+            if old is None or new is None:
+                here, gone = ("", None) if new is None else (None, "")
                 yield Difference(before.pid, kind, number, kind, here, gone)
-                continue
-            context = Context(then[number], now[number], 0.0)
-            for fact in sorted({*then[number], *now[number]}):
-                old, new = then[number].get(fact), now[number].get(fact)
-                if old != new and not _is_right(fact, old, new, context):
-                    yield Difference(before.pid, kind, number, fact, old, new)
+            elif not _is_cut(old, new):
+                for fact in sorted(_differing(old, new, Context(old, new, renamed))):
+                    yield Difference(before.pid, kind, number, fact, old.get(fact), new.get(fact))
 
 
-def _is_right(fact: str, old: str | None, new: str | None, context: Context) -> bool:
-    rule = RULES.get(fact) or RULES.get(fact.split()[0])
-    return rule is not None and rule(old or "", new or "", context)
+def _differing(old: Values, new: Values, context: Context) -> Iterator[str]:
+    for fact in {*old, *new}:
+        was, now = old.get(fact, ""), new.get(fact, "")
+        if was != now:
+            rule = RULES.get(fact) or RULES.get(fact.partition(" ")[0])
+            if rule is None or not rule(was, now, context):
+                yield fact
+
+
+def _is_cut(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    """Return whether a socket was a TCP connection and is closed: those with other programs are cut, which other warnings tell."""
+    return before.get("state", _CLOSED) not in (_LISTEN, _CLOSED) and after.get("state") == _CLOSED
+
+
+def _only_ours_are_gone(before: str, after: str, context: Context) -> bool:
+    """Accept pending signals of which none but those of the standstill is missing, and none but those has come."""
+    return not (int(before, 16) ^ int(after, 16)) & ~_OF_STANDSTILL
+
+
+def _kill_cannot_be_ignored(before: str, after: str, context: Context) -> bool:
+    """Accept a bit for SIGKILL and SIGSTOP, which init's children show as ignored, and no process can ignore."""
+    unreal = _SIGKILL | 1 << (signal.SIGSTOP - 1)
+    return not (int(before, 16) ^ int(after, 16)) & ~unreal
+
+
+def _largefile_appears(before: str, after: str, context: Context) -> bool:
+    """Accept O_LARGEFILE, which has no meaning on 64-bit machines, in flags that are else the same."""
+    return int(before, 8) | _LARGEFILE == int(after, 8)
+
+
+def _is_renamed(before: str, after: str, context: Context) -> bool:
+    """Accept another port or name if it has only one former one, and that one has become no other."""
+    old, new = before.rpartition(" "), after.rpartition(" ")
+    return (
+        bool(new[2])
+        and context.renamed.accepts(before, after)
+        and (old[0] == new[0] or context.renamed.accepts(old[0], new[0]))
+    )
+
+
+def _fires_then(before: str, after: str, context: Context) -> bool:
+    """Accept a small deviation of the time at which an absolute timer fires; one that has passed need not be set any more."""
+    then = int(before or 0)
+    if not after:
+        return int(context.after.get("ticks", "0")) > 0
+    return bool(then) and abs(int(after) - then) <= _TIMER_TOLERANCE_NS
+
+
+def _has_run_since(before: str, after: str, context: Context) -> bool:
+    """Accept that a running timer has less time left, by no more than a freeze and a restore take."""
+    then, now = _seconds(before), _seconds(after)
+    if "(0, 0)" not in context.before.get("it_interval", "(0, 0)"):
+        return now <= max(then, _seconds(context.before["it_interval"]))
+    return then - _WAITING_SECONDS <= now <= then and (now > 0 or "ticks" in context.after)
+
+
+def _more_ticks(before: str, after: str, context: Context) -> bool:
+    return int(before or 0) <= int(after or 0)
+
+
+def _seconds(pair: str) -> float:
+    """Return the seconds of `(1, 500000000)`."""
+    if not pair:
+        return 0.0
+    whole, _, nanoseconds = pair.strip("()").partition(",")
+    return int(whole) + int(nanoseconds) / 1e9
+
+
+#: Fact, or its first word -> whether its value afterwards is right, though it is another one.
+RULES: dict[str, Rule] = {
+    "ShdPnd": _only_ours_are_gone,
+    "SigPnd": _only_ours_are_gone,
+    "SigIgn": _kill_cannot_be_ignored,
+    "flags": _largefile_appears,
+    "local": _is_renamed,
+    "remote": _is_renamed,
+    "fires": _fires_then,
+    "it_value": _has_run_since,
+    "ticks": _more_ticks,
+}

@@ -6,12 +6,15 @@ for a server of a file system that is stopped itself.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
 import socket
 import struct
 import termios
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +27,9 @@ _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15,
 _F_ADD_SEALS, _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1033, 1031, 1032
 _OWNER = struct.Struct("=ii")
 _TCGETS2, _TIOCGEXCL, _TIOCGPTLCK, _TIOCGPKT = 0x802C542A, 0x80045440, 0x80045439, 0x80045438
-_TCSETS2_BYTES = 44
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_PIPE = re.compile(r"(?:pipe:\[\d+\]|/.*)")
+_TCSETS2, _TCSETS2_BYTES = 0x402C542B, 44
+_REALTIME_CLOCKS = ("0", "8")
+_Setter = Callable[[int, Values, Mapping[int, int]], None]
 #: Lines of fdinfo that name inodes, mounts and numbers of this boot, or that other facts tell.
 _NOT_COMPARED = {
     "mnt_id",
@@ -54,12 +57,6 @@ def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Va
         return found
     finally:
         os.close(pidfd)
-
-
-def of_socket_name(link: str) -> str:
-    """Return the inode of a socket that the link of a descriptor names; nothing for another file."""
-    match = _SOCKET.fullmatch(link)
-    return match[1] if match else ""
 
 
 def _of_descriptor(pid: int, pidfd: int, number: int, seen: set[str]) -> Values:
@@ -119,7 +116,94 @@ def _of_fdinfo(pid: int, number: int) -> Values:
             found[key] = rest.strip()
     if watches:
         found["entries"] = "; ".join(sorted(watches))
+    if _is_absolute(found):
+        found["fires at"] = str(time.time_ns() + _nanoseconds(found.pop("it_value")))
     return found
+
+
+def _is_absolute(timer: Values) -> bool:
+    """Return whether a timer waits for a time of the machine's clock: CLOCK_REALTIME with TFD_TIMER_ABSTIME."""
+    return (
+        timer.get("clockid") in _REALTIME_CLOCKS
+        and bool(int(timer.get("settime flags", "0"), 8) & 1)
+        and _nanoseconds(timer.get("it_value", "(0, 0)")) > 0
+    )
+
+
+def _nanoseconds(pair: str) -> int:
+    seconds, nanoseconds = map(int, pair.strip("()").split(","))
+    return seconds * 1_000_000_000 + nanoseconds
+
+
+def set_of_descriptor(
+    pid: int, number: int, fact: str, values: Values, pids: Mapping[int, int]
+) -> bool:
+    """Set a fact of a descriptor to that of `values` again; return whether it can be set. Raises OSError, ValueError.
+
+    `pids`: pids here, by those in the tree's namespace.
+    """
+    setter = _SETTERS.get(fact)
+    if setter is None and fact.partition(" ")[0] not in ("option", "membership"):
+        return False
+    pidfd = os.pidfd_open(pid)
+    try:
+        copy = duplicate(pidfd, number)
+    finally:
+        os.close(pidfd)
+    try:
+        if setter is not None:
+            setter(copy, values, pids)
+            return True
+        with socket.socket(fileno=os.dup(copy)) as end:
+            return socket_facts.set_of_socket(end, fact, values.get(fact, ""))
+    finally:
+        os.close(copy)
+
+
+def _set_timer(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    at, interval = int(values["fires at"]), _nanoseconds(values.get("it_interval", "(0, 0)"))
+    times = [*divmod(interval, 1_000_000_000), *divmod(at, 1_000_000_000)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = int(values["settime flags"], 8)
+    if libc.timerfd_settime(copy, flags, struct.pack("=4q", *times), None) < 0:
+        raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+
+def _set_owner(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    kind, owner = map(int, values.get("signal owner", "0 0").split())
+    fcntl.fcntl(copy, _F_SETOWN_EX, _OWNER.pack(kind, pids.get(owner, owner)))
+
+
+def _set_settings(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    fcntl.ioctl(copy, _TCSETS2, bytes.fromhex(values["terminal settings"]))
+
+
+def _set_window(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    fcntl.ioctl(copy, termios.TIOCSWINSZ, bytes.fromhex(values.get("window", "00" * 8)))
+
+
+def _set_flags(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    fcntl.fcntl(copy, fcntl.F_SETFL, int(values["flags"], 8) & ~os.O_CLOEXEC)
+
+
+def _by_fcntl(fact: str, command: int) -> _Setter:
+    def set_it(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+        fcntl.fcntl(copy, command, int(values.get(fact, "0")))
+
+    return set_it
+
+
+_SETTERS: dict[str, _Setter] = {
+    "fires at": _set_timer,
+    "it_value": _set_timer,
+    "signal owner": _set_owner,
+    "signal": _by_fcntl("signal", _F_SETSIG),
+    "pipe bytes": _by_fcntl("pipe bytes", _F_SETPIPE_SZ),
+    "seals": _by_fcntl("seals", _F_ADD_SEALS),
+    "flags": _set_flags,
+    "terminal settings": _set_settings,
+    "window": _set_window,
+}
 
 
 def _of_file(copy: int, kind: str) -> Values:

@@ -3,40 +3,103 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
+from ...errors import CheckpointError
 from ...host import processes
+from ..injection import call_tables
+from ..injection.call_tables import Call
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import reading
+from . import asked_facts, descriptor_facts, proc_facts, reading, wording
 from .comparison import differences
-from .records import Facts, decoded
+from .records import Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
 
+_FAILURES = (OSError, ValueError, KeyError, OverflowError, CheckpointError, msgspec.DecodeError)
+
 
 def mend(tree: Tree, data: bytes) -> list[str]:
-    """Compare the restored tree with the facts of its snapshot, set what can be set; return warnings of the rest. It never fails."""
+    """Compare the restored tree with the facts of its snapshot and set what can be set; return warnings of the rest.
+
+    The tasks must be stopped. This never fails: what cannot be read or set is logged.
+    """
     if not data:
         return []
     try:
         before = decoded(data)
-        after = _read(tree)
-    except (msgspec.DecodeError, OSError) as error:
-        logger.warning("the audit was skipped: %s", error)
+        found = differences(before, _read(tree))
+        if found and _set(tree, before, found):
+            found = differences(before, _read(tree))
+        for one in found:
+            logger.info("not as before: %s", one)
+        return wording.sentences(found, before)
+    except _FAILURES as error:
+        logger.warning("the processes of tree %d were not audited: %s", tree.init_pid, error)
         return []
-    return [str(one) for one in differences(before, after)]
 
 
 def _read(tree: Tree) -> Facts:
     answers: reading.Answers = {}
     members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
-        with ExitStack() as stack:
-            answers |= reading.ask(stack.enter_context(ThreadsHeld(pid)))
+        with ThreadsHeld(pid) as held:
+            answers |= reading.ask(held)
     return reading.read(
         members, answers, {pid: sorted(processes.descriptors(pid)) for pid in members}
     )
+
+
+def _set(tree: Tree, before: Facts, found: list[Difference]) -> bool:
+    """Set what differs, where that is possible; return whether anything was."""
+    here = reading.host_pids(pids(tree))
+    facts = {process.pid: process for process in before.processes}
+    anything, calls = False, defaultdict[int, dict[int, list[Call]]](lambda: defaultdict(list))
+    for one in found:
+        pid = here.get(one.pid)
+        if pid is None or (one.before is None and one.after is None):
+            continue
+        try:
+            if call := _call(one, facts[one.pid]):
+                calls[pid][one.number].append(call)
+                anything = True
+            else:
+                anything |= _set_one(one, pid, facts[one.pid], here)
+        except _FAILURES as error:
+            logger.info("%s was not set again: %s", one, error)
+    for pid, by_thread in calls.items():
+        with suppress(*_FAILURES):
+            _make(pid, by_thread)
+    return anything
+
+
+def _call(one: Difference, facts: ProcessFacts) -> Call | None:
+    if one.kind == "descriptor":
+        return None
+    return asked_facts.setting(one.fact, facts.of(one.kind).get(one.number, {}))
+
+
+def _set_one(one: Difference, pid: int, facts: ProcessFacts, here: Mapping[int, int]) -> bool:
+    if one.kind == "process":
+        return proc_facts.set_of_process(pid, one.fact, one.before or "0")
+    if one.kind == "thread":
+        tids = reading.host_pids(processes.threads(pid))
+        return proc_facts.set_of_thread(tids[one.number], one.fact, one.before or "0")
+    values = facts.descriptors.get(one.number, {})
+    return descriptor_facts.set_of_descriptor(pid, one.number, one.fact, values, here)
+
+
+def _make(pid: int, calls: Mapping[int, list[Call]]) -> None:
+    """Let the threads of a process make these calls. Raises OSError."""
+    with ThreadsHeld(pid) as held, call_tables.function_in(held.tracee()) as function:
+        for tracee in held.tracees():
+            ids = reading.own_ids(tracee.tid)
+            if wanted := calls.get(ids[1]):
+                results = call_tables.run(tracee, function, ids, wanted)
+                logger.info("thread %d was set again: %s", ids[1], results)

@@ -67,7 +67,8 @@ def read(
     What cannot be read is missing.
     """
     facts, seen = Facts(realtime_ns=time.time_ns()), set[str]()
-    for pid in pids:
+    # In the same order before and after: of an open file that several have, the first one has the facts.
+    for pid in sorted(pids, key=lambda pid: processes.nspid(pid) or 0):
         try:
             facts.processes.append(_process(pid, answers, descriptors.get(pid, ()), seen))
         except (OSError, ValueError, KeyError) as error:

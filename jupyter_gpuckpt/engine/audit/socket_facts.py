@@ -49,10 +49,9 @@ _EVERY_HOST = {"224.0.0.1", "ff02::1", "ff01::1"}
 def of_socket(end: socket.socket) -> Values:
     """Return the facts of a socket."""
     found = {"socket": f"{end.family:d} {end.type:d} {end.proto:d}"}
-    with suppress(OSError):
-        found["local"] = repr(end.getsockname())
-    with suppress(OSError):
-        found["remote"] = repr(end.getpeername())
+    for fact, address in (("local", end.getsockname), ("remote", end.getpeername)):
+        with suppress(OSError):
+            found[fact] = _name(address())
     if end.proto == socket.IPPROTO_TCP and end.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):
             found["state"] = str(end.getsockopt(_TCP, socket.TCP_INFO, 1)[0])
@@ -74,15 +73,16 @@ def of_socket(end: socket.socket) -> Values:
 @cache
 def known_options(family: int, kind: int, protocol: int) -> list[tuple[int, int]]:
     """Return the options that this Linux has for such sockets, with their levels, in the order in which they are to be set."""
-    levels = {
+    by_family: dict[int, list[int]] = {
         socket.AF_INET: [_IP],
         socket.AF_INET6: [_IPV6, _IP],
         socket.AF_NETLINK: [_NETLINK],
         socket.AF_PACKET: [_PACKET],
         socket.AF_CAN: [_CAN],
-    }.get(family, [])
+    }
+    levels = list(by_family.get(family, []))
     if family in (socket.AF_INET, socket.AF_INET6):
-        by_kind = {socket.SOCK_STREAM: _TCP, socket.SOCK_DGRAM: _UDP, socket.SOCK_RAW: _RAW}
+        by_kind: dict[int, int] = {socket.SOCK_STREAM: _TCP, socket.SOCK_DGRAM: _UDP, socket.SOCK_RAW: _RAW}
         levels += [by_kind[kind]] if kind in by_kind else []
     wanted = []
     # The order matters when they are set: setting the type of service also sets the priority.
@@ -117,7 +117,8 @@ def set_of_socket(end: socket.socket, fact: str, value: str) -> bool:
             wanted = struct.pack("=i", int.from_bytes(wanted[:4], "little") // 2)
         end.setsockopt(level, option, wanted)
     elif kind == "membership":
-        _join(end, *rest.split(), value)
+        interface, group = rest.split()
+        _join(end, interface, group, value)
     else:
         return False
     return True
@@ -142,6 +143,13 @@ def _groups() -> Iterator[tuple[int, str]]:
         for line in Path("/proc/self/net/igmp6").read_text().splitlines():
             words = line.split()
             yield int(words[0]), socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2]))
+
+
+def _name(address: object) -> str:
+    """Return an address as text: host and port, or a name."""
+    if isinstance(address, tuple):
+        return " ".join(map(str, address[:2]))
+    return address.hex() if isinstance(address, bytes) else str(address)
 
 
 def _memberships(end: socket.socket) -> Values:

@@ -1,0 +1,111 @@
+"""Sentences for users about what is not as it was."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .records import Difference, Facts, Values
+
+#: The most sentences of one resume.
+_SHOWN = 6
+#: Names of facts as users know them, where the fact's own name does not do.
+_NAMES = {
+    "ioprio": "the I/O priority",
+    "scheduling": "the scheduling policy or priority",
+    "autogroup": "the nice value of the session's autogroup",
+    "coredump_filter": "the filter of core dumps",
+    "oom_score_adj": "the OOM score adjustment",
+    "VmLck": "the locked memory",
+    "Umask": "the umask",
+    "Threads": "the number of threads",
+    "timers": "the POSIX timers",
+    "SigBlk": "the blocked signals",
+    "SigIgn": "the ignored signals",
+    "SigCgt": "the handled signals",
+    "SigPnd": "the pending signals",
+    "ShdPnd": "the pending signals",
+    "entries": "the watched files or descriptors",
+    "flags": "the flags",
+    "link": "the file",
+    "fires at": "the time of the timer",
+    "it_value": "the time of the timer",
+    "pos": "the position",
+}
+_PREFIXES = {1: "SO_", 0: "IP_", 6: "TCP_", 41: "IPV6_"}
+_KEYRINGS = ("thread keyring", "process keyring", "session keyring")
+
+
+class _Sentence(NamedTuple):
+    what: str
+    whose: str
+
+
+def sentences(found: Iterable[Difference], before: Facts) -> list[str]:
+    """Return a sentence for each kind of difference, in the order of the differences; the last one counts those left out."""
+    programs = {process.pid: process for process in before.processes}
+    counted = Counter[_Sentence]()
+    for one in found:
+        process = programs[one.pid]
+        whose = f"{process.name} (process {one.pid})"
+        facts = process.of(one.kind).get(one.number, {})
+        counted[_Sentence(_what(one, facts), whose)] += 1
+    shown = [
+        f"After the resume, {what} of {whose}{_times(count)}."
+        for (what, whose), count in list(counted.items())[:_SHOWN]
+    ]
+    if (left := len(counted) - _SHOWN) > 0:
+        shown.append(
+            f"{left} more properties of processes changed; the log of the daemon has them."
+        )
+    return shown
+
+
+def _times(count: int) -> str:
+    return f", {count} times" if count > 1 else ""
+
+
+def _what(one: Difference, facts: Values) -> str:
+    if one.fact in ("process", "thread", "descriptor"):
+        return f"{one.fact} {one.number} {'is missing' if one.after is None else 'is new'}"
+    if one.kind == "descriptor":
+        return _of_descriptor(one, facts)
+    if one.fact in _KEYRINGS:
+        return f"{one.before or 0} keys of the {one.fact} instead of {one.after or 0} are missing"
+    return f"{_name(one.fact)} {_values(one)}"
+
+
+def _of_descriptor(one: Difference, facts: Values) -> str:
+    file = facts.get("link", "").removeprefix("anon_inode:").strip("[]:") or "file"
+    where = f"descriptor {one.number} ({file})"
+    if one.fact == "unread":
+        lost = int(one.before or 0) - int(one.after or 0)
+        return f"{lost} unread bytes of {where} are missing"
+    return f"{_name(one.fact)} of {where} {_values(one)}"
+
+
+def _values(one: Difference) -> str:
+    before, after = (value or "none" for value in (one.before, one.after))
+    if max(len(before), len(after)) > 40:
+        return "is not as it was"
+    return f"is {after} instead of {before}"
+
+
+def _name(fact: str) -> str:
+    kind, _, rest = fact.partition(" ")
+    if kind == "option":
+        level, number = map(int, rest.split())
+        return f"the option {_option(level, number)}"
+    if kind == "membership":
+        return f"the membership in the multicast group {rest}"
+    return _NAMES.get(fact, f"the {fact}")
+
+
+def _option(level: int, number: int) -> str:
+    prefix = _PREFIXES.get(level, "")
+    for name, value in vars(socket).items():
+        if prefix and name.startswith(prefix) and value == number:
+            return name
+    return f"{number} of level {level}"
