@@ -8,7 +8,6 @@ Does not cover: cutting, compressing and storing the frozen memory (`images`, `s
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,9 @@ from ..host import processes
 from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
 from ..progress import Progress, Stage
 from . import kept_files
-from .audit.reading import Audit
+from .audit.audit import Audit
 from .audit.records import Facts
-from .capture import Capture, capture, drop_copies, unlink_strays
+from .capture import Capture, capture, drop_copies, empty, unlink_strays
 from .criu import dump as criu_dump
 from .criu import hidden_pages
 from .criu import images as criu_images
@@ -147,8 +146,8 @@ def frozen(
             until=Until.ENDED if stop else Until.GIVEN_BACK,
         )
 
-        audit = Audit()
-        standstill = Standstill(tree, audit.ask)
+        audit = Audit(tree)
+        standstill = Standstill(tree, audit)
         rollback.callback(standstill.end)
         # No thread may run between Checkpoint and Restore: the memory that it shares with the GPU is not mapped meanwhile.
         rollback.callback(gpu.hold)
@@ -174,13 +173,10 @@ def frozen(
             keeping = host_cleanup.enter_context(ExitStack())
             kept = memory if stop else _keep(tree, memory, unforked, settings, keeping)
             _unlink(tree, links)
-            facts = audit.read(standstill.descriptors)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
-        result = _result(images, listed, kept, captured, gpu)
-        result.facts = facts
-        result.connections, result.connections_queues = tcp.connections, tcp.queues
-        result.connections_lost, result.gone, result._kept = tcp.lost, gone, keeping
+        result = _result(images, listed, kept, captured, gpu, tcp)
+        result.gone, result.facts, result._kept = gone, audit.facts(), keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
@@ -250,8 +246,8 @@ def _dump(
     """
     if plan.method == "skeleton":
         images = tree.inside(criu_options.IMAGES)
-        _empty(images)
-        tree_cleanup.callback(_empty, images)
+        empty(images)
+        tree_cleanup.callback(empty, images)
     else:
         # The path is the same in the kernel's mount namespace and here. Here it still exists when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
@@ -313,15 +309,6 @@ def _dump_skeleton(
         pages, unforked = looks[0].result()
     hidden_pages.reveal(images, pages)
     return unforked
-
-
-def _empty(directory: Path) -> None:
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(directory):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
 
 
 def _unlink(tree: Tree, links: list[str]) -> None:
@@ -392,6 +379,7 @@ def _result(
     memory: Sequence[ProcessMemory | CopiedMemory],
     captured: Capture,
     gpu: GpuProcesses,
+    tcp: tcp_record.Recorded,
 ) -> Frozen:
     return Frozen(
         images=images,
@@ -401,4 +389,7 @@ def _result(
         captured_files=captured.sources,
         gpu=gpu.records(),
         gpu_bytes=gpu.stored_bytes,
+        connections=tcp.connections,
+        connections_queues=tcp.queues,
+        connections_lost=tcp.lost,
     )

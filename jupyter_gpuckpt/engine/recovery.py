@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from ..host import processes
 from ..progress import Progress
+from .audit import terminal_queues
 from .capture import clear, drop_copies, unlink_strays
 from .criu import deleted_files
 from .criu import options as criu_options
@@ -41,6 +42,7 @@ def recover(tree: Tree) -> None:
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
     unlink_strays(tree)
     tcp_record.recover(tree)
+    terminal_queues.recover(tree)
     gpu = GpuProcesses(tree, Progress())
     standstill = Standstill.found(tree)
     if standstill is not None:

@@ -142,8 +142,7 @@ def thaw(
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
-            saved = manifest.launch.own_ports
-            ports = dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
+            ports = _ports(manifest, own_ports)
             moved = conflicts.avoid(
                 images,
                 ports,
@@ -188,6 +187,12 @@ def thaw(
         rollback.pop_all()
         namespaces.close()
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
+
+
+def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:
+    """Return the kernel's own ports, former to present ones."""
+    saved = manifest.launch.own_ports
+    return dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
 
 
 def _facts(manifest: Manifest, content: Content) -> bytes:

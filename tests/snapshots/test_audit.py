@@ -1,4 +1,5 @@
 """x"""
+
 import json
 
 ATTRIBUTES = """
@@ -88,11 +89,11 @@ def test_plain(run):
     program = run(ATTRIBUTES)
     before = json.loads(program.fresh_line())
     s = program.save()
-    assert json.loads(program.fresh_line())== before
+    assert json.loads(program.fresh_line()) == before
     s = program.save(stop=True)
     r = program.resume(s.manifest.info.snapshot_id)
     print(*r.warnings, sep="\n")
-    print([x.length for x in s.manifest.streams if x.name=="audit"])
-    after=json.loads(program.fresh_line())
-    print({k:(v,after[k]) for k,v in before.items() if v!=after[k]})
+    print([x.length for x in s.manifest.streams if x.name == "audit"])
+    after = json.loads(program.fresh_line())
+    print({k: (v, after[k]) for k, v in before.items() if v != after[k]})
     assert 0

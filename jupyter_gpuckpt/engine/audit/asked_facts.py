@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from ..injection.call_tables import Call, Result
 from .records import Values
 
-_NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = 13, 135, 157, 158, 238
+_NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
+    13,
+    135,
+    157,
+    158,
+    238,
+)
 _NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
 _KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
 _MEMBARRIER_GET_REGISTRATIONS = 1 << 9

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -14,6 +16,9 @@ _TIMER_TOLERANCE_NS = 100_000_000
 _WAITING_SECONDS = 120
 _LARGEFILE = 0o100000
 _CLOEXEC = 0o2000000
+_UNIX_STREAM = f"{socket.AF_UNIX:d} {socket.SOCK_STREAM:d} "
+#: The fact of a listener (SO_ACCEPTCONN).
+_ACCEPTS = "option 1 30"
 _LISTEN, _CLOSED = "10", "7"
 #: SIGCONT and the stop signals are ours, SIGCHLD tells parents of them.
 _OF_STANDSTILL = sum(
@@ -98,13 +103,26 @@ def _kill_cannot_be_ignored(before: str, after: str, context: Context) -> bool:
     return not (int(before, 16) ^ int(after, 16)) & ~unreal
 
 
-def _largefile_appears(before: str, after: str, context: Context) -> bool:
-    """Accept O_LARGEFILE, which has no meaning on 64-bit machines, in flags that are else the same."""
-    return int(before, 8) | _LARGEFILE == int(after, 8)
+def _opened_otherwise(before: str, after: str, context: Context) -> bool:
+    """Accept O_LARGEFILE, which has no meaning on 64-bit machines, and that a file without a name has one for CRIU (O_TMPFILE)."""
+    then, now = int(before or "0", 8), int(after or "0", 8)
+    if then & os.O_TMPFILE == os.O_TMPFILE:
+        then &= ~os.O_TMPFILE
+    return then | _LARGEFILE == now
+
+
+def _is_of_connection(before: str, after: str, context: Context) -> bool:
+    """Accept another size of segments in a connection, in which both ends agree on it; that of a listener is the program's choice."""
+    return context.before.get("state", _CLOSED) not in (_LISTEN, _CLOSED)
 
 
 def _is_renamed(before: str, after: str, context: Context) -> bool:
-    """Accept another port or name if it has only one former one, and that one has become no other."""
+    """Accept another port or name if it has only one former one, and that one has become no other.
+
+    Both ends of a connection by unix sockets lose the listener's name: CRIU makes such a pair without a listener.
+    """
+    if not after:
+        return context.before["socket"].startswith(_UNIX_STREAM) and _ACCEPTS not in context.before
     old, new = before.rpartition(" "), after.rpartition(" ")
     return (
         bool(new[2])
@@ -146,7 +164,8 @@ RULES: dict[str, Rule] = {
     "ShdPnd": _only_ours_are_gone,
     "SigPnd": _only_ours_are_gone,
     "SigIgn": _kill_cannot_be_ignored,
-    "flags": _largefile_appears,
+    "flags": _opened_otherwise,
+    "option 6 2": _is_of_connection,
     "local": _is_renamed,
     "remote": _is_renamed,
     "fires": _fires_then,

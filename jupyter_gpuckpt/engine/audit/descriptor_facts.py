@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...host import processes
+from ..tree.duplicates import duplicate
 from . import socket_facts
 from .records import Values
-from .socket_facts import duplicate
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
 _F_ADD_SEALS, _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1033, 1031, 1032
@@ -48,33 +48,30 @@ _LOCK = re.compile(r"\d+: (\w+ +\w+ +\w+) +\S+ \S+ (.*)")
 
 def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Values]:
     """Return the facts of these descriptors of a process. Open files in `seen` are told already; new ones are added."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        found = {}
-        for number in descriptors:
-            with suppress(OSError):
-                found[number] = _of_descriptor(pid, pidfd, number, seen)
-        return found
-    finally:
-        os.close(pidfd)
+    found = {}
+    for number in descriptors:
+        with suppress(OSError):
+            found[number] = _of_descriptor(pid, number, seen)
+    return found
 
 
-def _of_descriptor(pid: int, pidfd: int, number: int, seen: set[str]) -> Values:
+def _of_descriptor(pid: int, number: int, seen: set[str]) -> Values:
     link = os.readlink(f"/proc/{pid}/fd/{number}")
     found = {"link": re.sub(r"\[\d+\]", "", link), **_of_fdinfo(pid, number)}
     kind = _kind(pid, number, link)
     if not kind or (kind == "socket" and link in seen):
         return found
     seen.add(link)
-    copy = duplicate(pidfd, number)
+    copy = duplicate(pid, number)
     try:
         if kind == "socket":
             with socket.socket(fileno=os.dup(copy)) as end:
                 found.update(socket_facts.of_socket(end))
         if kind == "terminal":
             found.update(_of_terminal(copy))
-        with suppress(OSError):
-            found["unread"] = str(_ioctl(copy, termios.FIONREAD))
+        else:  # what waits in a terminal is kept apart (`terminal_queues.py`)
+            with suppress(OSError):
+                found["unread"] = str(_ioctl(copy, termios.FIONREAD))
         found.update(_of_file(copy, kind))
     finally:
         os.close(copy)
@@ -112,8 +109,8 @@ def _of_fdinfo(pid: int, number: int) -> Values:
         elif key == "lock":
             match = _LOCK.search(rest)
             watches.append(f"lock {match[1]} {match[2]}" if match else "lock")
-        else:
-            found[key] = rest.strip()
+        elif rest.strip():
+            found[key] = rest.split()[-1] if key == "NSpid" else rest.strip()
     if watches:
         found["entries"] = "; ".join(sorted(watches))
     if _is_absolute(found):
@@ -145,11 +142,7 @@ def set_of_descriptor(
     setter = _SETTERS.get(fact)
     if setter is None and fact.partition(" ")[0] not in ("option", "membership"):
         return False
-    pidfd = os.pidfd_open(pid)
-    try:
-        copy = duplicate(pidfd, number)
-    finally:
-        os.close(pidfd)
+    copy = duplicate(pid, number)
     try:
         if setter is not None:
             setter(copy, values, pids)

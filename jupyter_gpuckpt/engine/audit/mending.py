@@ -16,7 +16,7 @@ from ..injection.call_tables import Call
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import asked_facts, descriptor_facts, proc_facts, reading, wording
+from . import asked_facts, descriptor_facts, proc_facts, reading, terminal_queues, wording
 from .comparison import differences
 from .records import Difference, Facts, ProcessFacts, decoded
 
@@ -34,15 +34,26 @@ def mend(tree: Tree, data: bytes) -> list[str]:
         return []
     try:
         before = decoded(data)
+        lost = _fill_terminals(tree, before)
         found = differences(before, _read(tree))
         if found and _set(tree, before, found):
             found = differences(before, _read(tree))
         for one in found:
             logger.info("not as before: %s", one)
-        return wording.sentences(found, before)
+        return [*lost, *wording.sentences(found, before)]
     except _FAILURES as error:
         logger.warning("the processes of tree %d were not audited: %s", tree.init_pid, error)
         return []
+
+
+def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
+    """Put back what waited in terminals; return warnings of what cannot be."""
+    here = reading.host_pids(pids(tree))
+    return [
+        f"After the resume, {len(queue.output) + len(queue.input)} bytes that waited in a terminal are missing."
+        for queue in before.terminals
+        if not terminal_queues.put(queue, here) and (queue.output or queue.input)
+    ]
 
 
 def _read(tree: Tree) -> Facts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -18,21 +17,6 @@ logger = logging.getLogger(__name__)
 
 #: The results of `asked_facts.calls` by thread.
 Answers = dict[int, list[Result]]
-
-
-class Audit:
-    """The facts of a tree that stands still: first its threads are asked, then all is read."""
-
-    def __init__(self) -> None:
-        self._answers: Answers = {}
-
-    def ask(self, held: ThreadsHeld) -> None:
-        """Ask the threads of a process."""
-        self._answers |= ask(held)
-
-    def read(self, descriptors: Mapping[int, Sequence[int]]) -> Facts:
-        """Read the facts of the processes with these descriptors."""
-        return read(descriptors, self._answers, descriptors)
 
 
 def ask(held: ThreadsHeld) -> Answers:
@@ -66,7 +50,7 @@ def read(
 
     What cannot be read is missing.
     """
-    facts, seen = Facts(realtime_ns=time.time_ns()), set[str]()
+    facts, seen = Facts(), set[str]()
     # In the same order before and after: of an open file that several have, the first one has the facts.
     for pid in sorted(pids, key=lambda pid: processes.nspid(pid) or 0):
         try:

@@ -34,11 +34,24 @@ class ProcessFacts(msgspec.Struct):
         return self.threads if kind == "thread" else self.descriptors
 
 
-class Facts(msgspec.Struct):
-    """The facts of a tree at one moment. `realtime_ns`: CLOCK_REALTIME then."""
+class TerminalQueue(msgspec.Struct):
+    """What waits in one terminal: output for the reader of its main end, and input for the programs in it.
 
-    realtime_ns: int = 0
+    `descriptor`: the main end in process `pid` of the tree's namespace. `ended`: no program has the other end open any more.
+    """
+
+    pid: int
+    descriptor: int
+    output: bytes = b""
+    input: bytes = b""
+    ended: bool = False
+
+
+class Facts(msgspec.Struct):
+    """The facts of a tree at one moment."""
+
     processes: list[ProcessFacts] = []
+    terminals: list[TerminalQueue] = []
 
     def encoded(self) -> bytes:
         """Return the form that a snapshot holds; no bytes if there are too many."""

@@ -6,7 +6,6 @@ The numbers are those of include/uapi/asm-generic/socket.h and linux/in.h, in6.h
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -32,6 +31,8 @@ _NOT_READ = {
     # ZEROCOPY_RECEIVE, MD5SIG_EXT, authentication.
     _TCP: {10, 11, 12, 14, 19, 20, 21, 22, 24, 26, 28, 29, 32, 33, 35, *range(38, 44)},
 }
+#: MULTICAST_TTL and MULTICAST_HOPS of an accepted connection are what its peer had sent, and have no effect.
+_OF_PEER = {(_IP, 33), (_IPV6, 18)}
 _LAST = {_SOCKET: 85, _IP: 51, _IPV6: 80, _TCP: 46, _RAW: 1, _PACKET: 25, _NETLINK: 12, _CAN: 7}
 _UDP_OPTIONS = (1, 100, 101, 102, 103, 104)
 #: SO_SNDBUF and SO_RCVBUF, and the bits of SO_BUF_LOCK that say whether the program has chosen them; Linux adapts the others.
@@ -82,13 +83,19 @@ def known_options(family: int, kind: int, protocol: int) -> list[tuple[int, int]
     }
     levels = list(by_family.get(family, []))
     if family in (socket.AF_INET, socket.AF_INET6):
-        by_kind: dict[int, int] = {socket.SOCK_STREAM: _TCP, socket.SOCK_DGRAM: _UDP, socket.SOCK_RAW: _RAW}
+        by_kind: dict[int, int] = {
+            socket.SOCK_STREAM: _TCP,
+            socket.SOCK_DGRAM: _UDP,
+            socket.SOCK_RAW: _RAW,
+        }
         levels += [by_kind[kind]] if kind in by_kind else []
     wanted = []
     # The order matters when they are set: setting the type of service also sets the priority.
     for level in [*levels, _SOCKET]:
         numbers = _UDP_OPTIONS if level == _UDP else range(1, _LAST[level] + 1)
         wanted += [(level, n) for n in numbers if n not in _NOT_READ.get(level, ())]
+    if kind == socket.SOCK_STREAM:
+        wanted = [option for option in wanted if option not in _OF_PEER]
     try:
         fresh = socket.socket(family, kind, protocol)
     except OSError:  # it takes a right that we lack
@@ -192,13 +199,3 @@ def _address(group: str) -> bytes:
     else:
         packed = struct.pack("=HH", socket.AF_INET, 0) + socket.inet_pton(socket.AF_INET, group)
     return packed.ljust(_SOURCE_BYTES, b"\0")
-
-
-def duplicate(pidfd: int, descriptor: int) -> int:
-    """Duplicate a descriptor of another process (man pidfd_getfd). Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    ours = int(libc.syscall(438, pidfd, descriptor, 0))
-    if ours < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
-    return ours

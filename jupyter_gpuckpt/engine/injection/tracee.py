@@ -1,8 +1,8 @@
 """Injection of system calls into a thread of another process, which does not notice them (x86-64).
 
 Covers: stopping a thread that runs, sleeps or is stopped (state T) already, making calls in it, putting everything back.
-Does not cover: the purpose of the calls (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), the fate of the thread if the
-tracer dies (`return_frame`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+Does not cover: the purpose of the calls, the fate of the thread if the tracer dies (`return_frame`, `tree/standstill.py`).
+See also: `ptrace` (the calls), `threads_held` (all threads of a process), `call_tables` (many calls at once).
 
 How a call is injected, and why so:
 
@@ -202,21 +202,19 @@ class Tracee:
         raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
 
     def run_code(self, address: int, **registers: int) -> None:
-        """Let the thread execute code until it stops itself by SIGSTOP, which is not delivered; then `finish`."""
+        """Let the thread execute code until it stops itself by SIGSTOP, which is not delivered."""
         self._mine()
         values = self._begin(calls=False)
-        for name, value in {**registers, "rip": address}.items():
+        for name, value in [*registers.items(), ("rip", address)]:
             setattr(values, name, value)
         ptrace.set_registers(self.tid, values)
-        while (
-            self.stop.kind is not Kind.SIGNAL
-        ):  # a stop of the whole process may be reported again
+        while self.stop.kind is not Kind.SIGNAL:  # a process's stop may be reported again
             self.restart(ptrace.CONT)
             self._wait(_CALL_SECONDS)
-        found, self.stop = self.stop, _TRAPPED
+        caught, self.stop = self.stop.signal, _TRAPPED
         self.finish()
-        if found.signal != signal.SIGSTOP:
-            raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {found.signal}")
+        if caught != signal.SIGSTOP:
+            raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {caught}")
 
     def finish(self, result: int | None = None) -> None:
         """Put signal mask and registers back; the thread stays stopped.
@@ -285,8 +283,7 @@ class Tracee:
     def poll(self) -> Stop | None:
         """Return the thread's next stop; None if it still runs. Raises ProcessLookupError when it has ended."""
         self._mine()
-        stop = ptrace.poll(self.tid)
-        if stop is not None:
+        if (stop := ptrace.poll(self.tid)) is not None:
             self._stopped(stop)
         return stop
 
@@ -324,9 +321,7 @@ class Tracee:
     # Internals
     def _mine(self) -> None:
         if threading.get_native_id() != self._owner:
-            message = (
-                f"thread {self.tid} was attached by thread {self._owner}; ptrace serves no other"
-            )
+            message = f"thread {self.tid} was attached by another thread, {self._owner}"
             raise RuntimeError(message)
 
     def _begin(self, *, calls: bool = True) -> Registers:

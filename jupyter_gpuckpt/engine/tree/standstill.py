@@ -17,9 +17,10 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
+from typing import Protocol
 
 import msgspec
 
@@ -68,6 +69,19 @@ class _Journal(msgspec.Struct):
     records: list[TaskRecord]
 
 
+class Guest(Protocol):
+    """Work that is done to a tree while it stands still. It raises nothing."""
+
+    def ask(self, held: ThreadsHeld) -> None:
+        """Use the held threads of a process, whose registers are recorded."""
+
+    def begin(self, descriptors: Mapping[int, Sequence[int]]) -> None:
+        """Begin when all processes are stopped; these are their descriptors, before CRIU opens others in them."""
+
+    def end(self) -> None:
+        """End before any task runs on."""
+
+
 class Standstill:
     """One standstill of `tree`, from `begin()` to `end()`; call `repair()` if CRIU failed. Not thread-safe.
 
@@ -75,9 +89,8 @@ class Standstill:
     `found` recreates the standstill from it in another process.
     """
 
-    def __init__(self, tree: Tree, ask: Callable[[ThreadsHeld], None] = lambda held: None) -> None:
-        """`ask` is called once for each process, with its threads held, when all registers are recorded."""
-        self._tree, self._ask = tree, ask
+    def __init__(self, tree: Tree, guest: Guest | None = None) -> None:
+        self._tree, self._guest = tree, guest
         self._records: list[TaskRecord] = []
         self._stopped: list[int] = []
         #: Host pids of processes that the user had stopped.
@@ -102,11 +115,6 @@ class Standstill:
         """Host pids of the processes that stand still; zombies are not among them."""
         return [record.pid for record in self._records]
 
-    @property
-    def descriptors(self) -> dict[int, list[int]]:
-        """The descriptors of each of these processes, without those that CRIU opens in it."""
-        return {record.pid: record.descriptors for record in self._records}
-
     def begin(self) -> None:
         """Stop every process, and record all that CRIU might leave changed.
 
@@ -120,13 +128,16 @@ class Standstill:
                 pid = waiting.pop()
                 held += self._stop(pid, holds)
                 waiting += processes.children(pid)
-            self._write()  # what is asked below can be undone from the journal
+            self._write()  # what the guest does to threads can be undone from the journal
             for one in held:
-                self._ask(one)
+                if self._guest is not None:
+                    self._guest.ask(one)
         # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
         # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        if self._guest is not None:
+            self._guest.begin({record.pid: record.descriptors for record in self._records})
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
@@ -162,6 +173,8 @@ class Standstill:
 
         The order matters: a shell that runs before its child would see the child stopped, report that, and no longer wait for it.
         """
+        if self._guest is not None:
+            self._guest.end()
         for pid in reversed(self._stopped):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
