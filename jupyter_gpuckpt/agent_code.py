@@ -18,6 +18,7 @@ _MODULES = (
     "environment",
     "history",
     "peer_access",
+    "processor_clocks",
     "sent_messages",
     "journal",
     "user_requests",

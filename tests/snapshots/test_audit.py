@@ -97,3 +97,55 @@ def test_plain(run):
     after = json.loads(program.fresh_line())
     print({k: (v, after[k]) for k, v in before.items() if v != after[k]})
     assert 0
+
+
+def test_terminals(run):
+    program = run(TERMINALS)
+    program.fresh_line()
+    for stop in (False, True):
+        s = program.save(stop=stop)
+    r = program.resume(s.manifest.info.snapshot_id)
+    print(r.warnings)
+    (program._directory / "go").touch()
+    program.lines(more_than=len(program.lines())+2)
+    print(program.lines()[-8:])
+    assert 0
+TERMINALS = """
+    import json, os, pty, sys, termios, time, tty
+    from pathlib import Path
+    def child(text):
+        pid, main = pty.fork()
+        if not pid:
+            os.write(1, text)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return main
+    ended = child(b"last words\\nof a child\\n")
+    silent = child(b"")
+    empty = child(b"x")
+    os.read(empty, 10)
+    main, other = pty.openpty()
+    os.write(other, b"one\\ntwo\\n")
+    os.write(main, b"typed\\rahead")
+    raw, end = pty.openpty()
+    tty.setraw(end)
+    os.write(raw, b"in\\rput")
+    os.write(end, b"out\\nput")
+    print("ready", flush=True)
+    def read(end):
+        found = b""
+        os.set_blocking(end, False)
+        try:
+            while True:
+                found += os.read(end, 100)
+        except BlockingIOError:
+            return found.decode() + "..."
+        except OSError as error:
+            return found.decode() + error.strerror
+    while not Path("go").exists():
+        time.sleep(0.01); print("waits", flush=True)
+    print(json.dumps([read(x) for x in (ended, silent, empty, main)]), flush=True)
+    os.write(main, b"\\r")
+    print(json.dumps([read(x) for x in (other, main, raw, end)]), flush=True)
+    time.sleep(100)
+"""

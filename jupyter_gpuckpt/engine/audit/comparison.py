@@ -32,7 +32,21 @@ class Context(NamedTuple):
 
     before: Values
     after: Values
+    process: ProcessFacts
     renamed: Renamed
+
+    @property
+    def handled(self) -> int:
+        """The signals for which the process has a handler: bit n-1 for signal n."""
+        return _bits(self.process.process, "SigCgt")
+
+    @property
+    def blocked(self) -> int:
+        """The signals that all threads of the process block."""
+        every = -1
+        for thread in self.process.threads.values():
+            every &= _bits(thread, "SigBlk")
+        return every
 
 
 class Renamed:
@@ -74,7 +88,7 @@ def _of_process(
                 here, gone = ("", None) if new is None else (None, "")
                 yield Difference(before.pid, kind, number, kind, here, gone)
             elif not _is_cut(old, new):
-                for fact in sorted(_differing(old, new, Context(old, new, renamed))):
+                for fact in sorted(_differing(old, new, Context(old, new, before, renamed))):
                     yield Difference(before.pid, kind, number, fact, old.get(fact), new.get(fact))
 
 
@@ -92,9 +106,20 @@ def _is_cut(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
     return before.get("state", _CLOSED) not in (_LISTEN, _CLOSED) and after.get("state") == _CLOSED
 
 
-def _only_ours_are_gone(before: str, after: str, context: Context) -> bool:
-    """Accept pending signals of which none but those of the standstill is missing, and none but those has come."""
-    return not (int(before, 16) ^ int(after, 16)) & ~_OF_STANDSTILL
+def _were_delivered(before: str, after: str, context: Context) -> bool:
+    """Accept that pending signals were delivered to a handler or have come from a timer, and those of the standstill."""
+    then, now = int(before or "0", 16), int(after or "0", 16)
+    gone, come = then & ~now, now & ~then
+    return not (
+        gone & ~(context.handled & ~context.blocked | _OF_STANDSTILL)
+        or come & ~(context.handled | _OF_STANDSTILL)
+    )
+
+
+def _handler_runs(before: str, after: str, context: Context) -> bool:
+    """Accept that handled signals are blocked in addition: Linux has begun a handler, which has not run yet."""
+    then, now = int(before or "0", 16), int(after or "0", 16)
+    return not then & ~now and not now & ~then & ~context.handled
 
 
 def _kill_cannot_be_ignored(before: str, after: str, context: Context) -> bool:
@@ -151,6 +176,10 @@ def _more_ticks(before: str, after: str, context: Context) -> bool:
     return int(before or 0) <= int(after or 0)
 
 
+def _bits(values: Values, fact: str) -> int:
+    return int(values.get(fact, "0"), 16)
+
+
 def _seconds(pair: str) -> float:
     """Return the seconds of `(1, 500000000)`."""
     if not pair:
@@ -161,8 +190,9 @@ def _seconds(pair: str) -> float:
 
 #: Fact, or its first word -> whether its value afterwards is right, though it is another one.
 RULES: dict[str, Rule] = {
-    "ShdPnd": _only_ours_are_gone,
-    "SigPnd": _only_ours_are_gone,
+    "ShdPnd": _were_delivered,
+    "SigPnd": _were_delivered,
+    "SigBlk": _handler_runs,
     "SigIgn": _kill_cannot_be_ignored,
     "flags": _opened_otherwise,
     "option 6 2": _is_of_connection,

@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from ...host import processes
 from .records import Values
 
 _NR_SCHED_SETATTR, _NR_SCHED_GETATTR, _NR_IOPRIO_SET, _NR_IOPRIO_GET = 314, 315, 251, 252
@@ -47,6 +48,7 @@ _OF_THREAD = (
 #: Namespaced values: the last number is the one that the process sees.
 _NAMESPACED = frozenset({"NSpgid", "NSsid"})
 _FILES = ("coredump_filter", "oom_score_adj", "loginuid")
+_TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
 
 
@@ -67,7 +69,9 @@ def of_process(pid: int, status: Values) -> Values:
         if nice := _NICE.search((folder / "autogroup").read_text()):
             found["autogroup"] = nice[1]
     with suppress(OSError):
-        found["timers"] = " ".join((folder / "timers").read_text().split())
+        timers = " ".join((folder / "timers").read_text().split())
+        # A timer names the process or thread that its signal goes to.
+        found["timers"] = _TARGET.sub(lambda m: f"{m[1]}.{processes.nspid(int(m[2]))}", timers)
     for name in ("cwd", "root", "exe"):
         with suppress(OSError):
             found[name] = os.readlink(folder / name)
