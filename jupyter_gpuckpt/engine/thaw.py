@@ -170,7 +170,7 @@ def thaw(
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
-        changed = mend(tree, _facts(manifest, content))
+        changed = mend(tree, _facts(manifest, content), made)
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from .records import Difference, Facts, Kind, ProcessFacts, Values
@@ -33,7 +33,7 @@ class Context(NamedTuple):
     before: Values
     after: Values
     process: ProcessFacts
-    renamed: Renamed
+    changes: Changes
 
     @property
     def handled(self) -> int:
@@ -49,10 +49,14 @@ class Context(NamedTuple):
         return every
 
 
-class Renamed:
-    """Ports, addresses and names that a resume may replace: each by one other, and no two by the same."""
+class Changes:
+    """What a resume may change: files that it has `made`, because they were gone, and ports, addresses and names.
 
-    def __init__(self) -> None:
+    Each of these is replaced by one other, and no two by the same.
+    """
+
+    def __init__(self, made: Collection[str] = ()) -> None:
+        self.made = made
         self._new: dict[str, str] = {}
         self._old: dict[str, str] = {}
 
@@ -64,20 +68,20 @@ class Renamed:
 Rule = Callable[[str, str, Context], bool]
 
 
-def differences(before: Facts, after: Facts) -> list[Difference]:
-    """Return the facts that are not as they were."""
+def differences(before: Facts, after: Facts, made: Collection[str] = ()) -> list[Difference]:
+    """Return the facts that are not as they were. `made`: files that were gone and that the resume has made."""
     found = {process.pid: process for process in after.processes}
-    renamed, result = Renamed(), list[Difference]()
+    changes, result = Changes(made), list[Difference]()
     for process in before.processes:
         if process.pid in found:
-            result += _of_process(process, found[process.pid], renamed)
+            result += _of_process(process, found[process.pid], changes)
         else:
             result.append(Difference(process.pid, "process", process.pid, "process", "", None))
     return result
 
 
 def _of_process(
-    before: ProcessFacts, after: ProcessFacts, renamed: Renamed
+    before: ProcessFacts, after: ProcessFacts, changes: Changes
 ) -> Iterator[Difference]:
     kinds: tuple[Kind, ...] = ("process", "thread", "descriptor")
     for kind in kinds:
@@ -88,7 +92,7 @@ def _of_process(
                 here, gone = ("", None) if new is None else (None, "")
                 yield Difference(before.pid, kind, number, kind, here, gone)
             elif not _is_cut(old, new):
-                for fact in sorted(_differing(old, new, Context(old, new, before, renamed))):
+                for fact in sorted(_differing(old, new, Context(old, new, before, changes))):
                     yield Difference(before.pid, kind, number, fact, old.get(fact), new.get(fact))
 
 
@@ -96,9 +100,20 @@ def _differing(old: Values, new: Values, context: Context) -> Iterator[str]:
     for fact in {*old, *new}:
         was, now = old.get(fact, ""), new.get(fact, "")
         if was != now:
-            rule = RULES.get(fact) or RULES.get(fact.partition(" ")[0])
-            if rule is None or not rule(was, now, context):
+            try:
+                is_right = _rule(fact)(was, now, context)
+            except (ValueError, LookupError):  # of a snapshot that this version does not understand
+                is_right = False
+            if not is_right:
                 yield fact
+
+
+def _rule(fact: str) -> Rule:
+    return RULES.get(fact) or RULES.get(fact.partition(" ")[0]) or _is_wrong
+
+
+def _is_wrong(before: str, after: str, context: Context) -> bool:
+    return False
 
 
 def _is_cut(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
@@ -151,8 +166,8 @@ def _is_renamed(before: str, after: str, context: Context) -> bool:
     old, new = before.rpartition(" "), after.rpartition(" ")
     return (
         bool(new[2])
-        and context.renamed.accepts(before, after)
-        and (old[0] == new[0] or context.renamed.accepts(old[0], new[0]))
+        and context.changes.accepts(before, after)
+        and (old[0] == new[0] or context.changes.accepts(old[0], new[0]))
     )
 
 
@@ -172,8 +187,25 @@ def _has_run_since(before: str, after: str, context: Context) -> bool:
     return then - _WAITING_SECONDS <= now <= then and (now > 0 or "ticks" in context.after)
 
 
-def _more_ticks(before: str, after: str, context: Context) -> bool:
+def _at_least(before: str, after: str, context: Context) -> bool:
+    """Accept more: of the ticks of a timer that runs on, of keys in the session's keyring that others have put there."""
     return int(before or 0) <= int(after or 0)
+
+
+def _both_have_names(before: str, after: str, context: Context) -> bool:
+    """Accept another path of an open file: CRIU opens files by name, and copies that travel have names of their own."""
+    return before.startswith("/") and after.startswith("/")
+
+
+def _was_made_empty(before: str, after: str, context: Context) -> bool:
+    """Accept that a file that was gone is read or written from its beginning."""
+    return after == "" and context.before.get("link") in context.changes.made
+
+
+def _depends_on_processor(before: str, after: str, context: Context) -> bool:
+    """Accept another state of protections against speculation, unless the program had chosen one that is off now."""
+    chosen = "mitigated" in before or "disabled" in before
+    return not (chosen and after.endswith(("vulnerable", "enabled")))
 
 
 def _bits(values: Values, fact: str) -> int:
@@ -200,5 +232,10 @@ RULES: dict[str, Rule] = {
     "remote": _is_renamed,
     "fires": _fires_then,
     "it_value": _has_run_since,
-    "ticks": _more_ticks,
+    "ticks": _at_least,
+    "session keyring": _at_least,
+    "link": _both_have_names,
+    "pos": _was_made_empty,
+    "Speculation_Store_Bypass": _depends_on_processor,
+    "SpeculationIndirectBranch": _depends_on_processor,
 }

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...host import processes
 from ..tree.duplicates import duplicate
-from . import socket_facts
+from . import lock_facts, socket_facts
 from .records import Values
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
@@ -43,7 +43,6 @@ _NOT_COMPARED = {
     "name",
 }
 _PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
-_LOCK = re.compile(r"\d+: (\w+ +\w+ +\w+) +\S+ \S+ (.*)")
 
 
 def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Values]:
@@ -107,8 +106,7 @@ def _of_fdinfo(pid: int, number: int) -> Values:
         if key in ("tfd", "inotify wd", "fanotify ino", "fanotify mnt_id"):
             watches.append(" ".join(_PARTS_NOT_COMPARED.sub("", line).split()))
         elif key == "lock":
-            match = _LOCK.search(rest)
-            watches.append(f"lock {match[1]} {match[2]}" if match else "lock")
+            found |= lock_facts.of_line(rest)
         elif rest.strip():
             found[key] = rest.split()[-1] if key == "NSpid" else rest.strip()
     if watches:

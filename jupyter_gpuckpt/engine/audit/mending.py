@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -16,7 +16,15 @@ from ..injection.call_tables import Call
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import asked_facts, descriptor_facts, proc_facts, reading, terminal_queues, wording
+from . import (
+    asked_facts,
+    descriptor_facts,
+    lock_facts,
+    proc_facts,
+    reading,
+    terminal_queues,
+    wording,
+)
 from .comparison import differences
 from .records import Difference, Facts, ProcessFacts, decoded
 
@@ -25,19 +33,19 @@ logger = logging.getLogger(__name__)
 _FAILURES = (OSError, ValueError, KeyError, OverflowError, CheckpointError, msgspec.DecodeError)
 
 
-def mend(tree: Tree, data: bytes) -> list[str]:
+def mend(tree: Tree, data: bytes, made: Collection[str] = ()) -> list[str]:
     """Compare the restored tree with the facts of its snapshot and set what can be set; return warnings of the rest.
 
-    The tasks must be stopped. This never fails: what cannot be read or set is logged.
+    `made`: files that were gone and that the resume has made. The tasks must be stopped. It never fails: errors are logged.
     """
     if not data:
         return []
     try:
         before = decoded(data)
         lost = _fill_terminals(tree, before)
-        found = differences(before, _read(tree))
+        found = differences(before, _read(tree), made)
         if found and _set(tree, before, found):
-            found = differences(before, _read(tree))
+            found = differences(before, _read(tree), made)
         for one in found:
             logger.info("not as before: %s", one)
         return [*lost, *wording.sentences(found, before)]
@@ -78,7 +86,7 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> bool:
             continue
         try:
             if call := _call(one, facts[one.pid]):
-                calls[pid][one.number].append(call)
+                calls[pid][one.number if one.kind == "thread" else one.pid].append(call)
                 anything = True
             else:
                 anything |= _set_one(one, pid, facts[one.pid], here)
@@ -92,7 +100,7 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> bool:
 
 def _call(one: Difference, facts: ProcessFacts) -> Call | None:
     if one.kind == "descriptor":
-        return None
+        return lock_facts.locking(one.number, one.fact, one.before or "")
     return asked_facts.setting(one.fact, facts.of(one.kind).get(one.number, {}))
 
 

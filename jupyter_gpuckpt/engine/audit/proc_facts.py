@@ -47,7 +47,7 @@ _OF_THREAD = (
 )
 #: Namespaced values: the last number is the one that the process sees.
 _NAMESPACED = frozenset({"NSpgid", "NSsid"})
-_FILES = ("coredump_filter", "oom_score_adj", "loginuid")
+_FILES = ("coredump_filter", "oom_score_adj")
 _TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
 
@@ -72,14 +72,14 @@ def of_process(pid: int, status: Values) -> Values:
         timers = " ".join((folder / "timers").read_text().split())
         # A timer names the process or thread that its signal goes to.
         found["timers"] = _TARGET.sub(lambda m: f"{m[1]}.{processes.nspid(int(m[2]))}", timers)
-    for name in ("cwd", "root", "exe"):
+    for name in ("cwd", "root"):
         with suppress(OSError):
             found[name] = os.readlink(folder / name)
     with suppress(OSError, IndexError):
         # The third field is the first after the name. tty_nr and exit_signal are fields 7 and 38.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         found["terminal"], found["exit signal"] = fields[4], fields[35]
-    return found
+    return {fact: value for fact, value in found.items() if value not in ("", "0")}
 
 
 def of_thread(tid: int, status: Values) -> Values:

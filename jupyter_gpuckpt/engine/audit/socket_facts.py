@@ -6,6 +6,7 @@ The numbers are those of include/uapi/asm-generic/socket.h and linux/in.h, in6.h
 from __future__ import annotations
 
 import ctypes
+import errno
 import socket
 import struct
 from collections.abc import Iterator
@@ -59,12 +60,12 @@ def of_socket(end: socket.socket) -> Values:
     locked = 0
     with suppress(OSError):
         locked = end.getsockopt(_SOCKET, _BUF_LOCK)
-    for level, option in known_options(end.family, end.type, end.proto):
+    for (level, option), default in known_options(end.family, end.type, end.proto).items():
         if level == _SOCKET and option in _BUFFERS and not locked & _BUFFERS[option]:
             continue
         with suppress(OSError):
             value = end.getsockopt(level, option, _VALUE_BYTES)
-            if value.strip(b"\0"):
+            if value != default:
                 found[f"option {level} {option}"] = value.hex()
     if end.type in (socket.SOCK_DGRAM, socket.SOCK_RAW):
         found.update(_memberships(end))
@@ -72,8 +73,11 @@ def of_socket(end: socket.socket) -> Values:
 
 
 @cache
-def known_options(family: int, kind: int, protocol: int) -> list[tuple[int, int]]:
-    """Return the options that this Linux has for such sockets, with their levels, in the order in which they are to be set."""
+def known_options(family: int, kind: int, protocol: int) -> dict[tuple[int, int], bytes]:
+    """Return the options that this Linux has for such sockets, by level and number, with the values of a new socket.
+
+    They depend on Linux's version and on the machine's settings, so only other values are facts.
+    """
     by_family: dict[int, list[int]] = {
         socket.AF_INET: [_IP],
         socket.AF_INET6: [_IPV6, _IP],
@@ -99,16 +103,15 @@ def known_options(family: int, kind: int, protocol: int) -> list[tuple[int, int]
     try:
         fresh = socket.socket(family, kind, protocol)
     except OSError:  # it takes a right that we lack
-        return wanted
-    known = []
+        return dict.fromkeys(wanted, b"")
+    known = {}
     with fresh:
         for level, number in wanted:
             try:
-                fresh.getsockopt(level, number, _VALUE_BYTES)
+                known[level, number] = fresh.getsockopt(level, number, _VALUE_BYTES)
             except OSError as error:
-                if error.errno in (92, 95):  # ENOPROTOOPT, EOPNOTSUPP
-                    continue
-            known.append((level, number))
+                if error.errno not in (errno.ENOPROTOOPT, errno.EOPNOTSUPP):
+                    known[level, number] = b""
     return known
 
 
@@ -117,8 +120,13 @@ def set_of_socket(end: socket.socket, fact: str, value: str) -> bool:
     kind, _, rest = fact.partition(" ")
     if kind == "option":
         level, option = map(int, rest.split())
-        present = end.getsockopt(level, option, _VALUE_BYTES)
-        wanted = bytes.fromhex(value) if value else bytes(len(present))
+        known = known_options(end.family, end.type, end.proto)
+        if (
+            level,
+            option,
+        ) not in known:  # a snapshot of a stranger must not reach those of iptables
+            return False
+        wanted = bytes.fromhex(value) if value else known[level, option]
         if level == _SOCKET and option in _BUFFERS:
             # Linux doubles the size that is set.
             wanted = struct.pack("=i", int.from_bytes(wanted[:4], "little") // 2)

@@ -49,9 +49,9 @@ def sentences(found: Iterable[Difference], before: Facts) -> list[str]:
     counted = Counter[_Sentence]()
     for one in found:
         process = programs[one.pid]
-        whose = f"{process.name} (process {one.pid})"
+        whose = f"{_printable(process.name)} (process {one.pid})"
         facts = process.of(one.kind).get(one.number, {})
-        counted[_Sentence(_what(one, facts), whose)] += 1
+        counted[_Sentence(_printable(_what(one, facts)), whose)] += 1
     shown = [
         f"After the resume, {what} of {whose}{_times(count)}."
         for (what, whose), count in list(counted.items())[:_SHOWN]
@@ -61,6 +61,11 @@ def sentences(found: Iterable[Difference], before: Facts) -> list[str]:
             f"{left} more properties of processes changed; the log of the daemon has them."
         )
     return shown
+
+
+def _printable(text: str) -> str:
+    """Return a text without control characters, which a name in a stranger's snapshot may contain."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _times(count: int) -> str:
@@ -73,7 +78,7 @@ def _what(one: Difference, facts: Values) -> str:
     if one.kind == "descriptor":
         return _of_descriptor(one, facts)
     if one.fact in _KEYRINGS:
-        return f"{one.before or 0} keys of the {one.fact} instead of {one.after or 0} are missing"
+        return f"keys of the {one.fact} are missing"
     return f"{_name(one.fact)} {_values(one)}"
 
 
@@ -81,8 +86,8 @@ def _of_descriptor(one: Difference, facts: Values) -> str:
     file = facts.get("link", "").removeprefix("anon_inode:").strip("[]:") or "file"
     where = f"descriptor {one.number} ({file})"
     if one.fact == "unread":
-        lost = int(one.before or 0) - int(one.after or 0)
-        return f"{lost} unread bytes of {where} are missing"
+        what = "events" if file == "inotify" else "data"
+        return f"unread {what} of {where} {'are missing' if one.before else 'have come'}"
     return f"{_name(one.fact)} of {where} {_values(one)}"
 
 
@@ -98,6 +103,8 @@ def _name(fact: str) -> str:
     if kind == "option":
         level, number = map(int, rest.split())
         return f"the option {_option(level, number)}"
+    if kind == "lock":
+        return f"the lock {rest}"
     if kind == "membership":
         return f"the membership in the multicast group {rest}"
     return _NAMES.get(fact, f"the {fact}")
