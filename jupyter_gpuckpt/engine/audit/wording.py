@@ -34,31 +34,36 @@ _NAMES = {
     "it_value": "the time of the timer",
     "pos": "the position",
 }
+#: A longer value says nothing to users.
+_LONG = 40
 _PREFIXES = {1: "SO_", 0: "IP_", 6: "TCP_", 41: "IPV6_"}
 _KEYRINGS = ("thread keyring", "process keyring", "session keyring")
 
 
-class _Sentence(NamedTuple):
-    what: str
+class _Change(NamedTuple):
+    """The parts of a sentence: the subject, whose it is, and what has become of it."""
+
+    subject: str
     whose: str
+    became: str
 
 
 def sentences(found: Iterable[Difference], before: Facts) -> list[str]:
     """Return a sentence for each kind of difference, in the order of the differences; the last one counts those left out."""
     programs = {process.pid: process for process in before.processes}
-    counted = Counter[_Sentence]()
+    counted = Counter[_Change]()
     for one in found:
         process = programs[one.pid]
-        whose = f"{_printable(process.name)} (process {one.pid})"
         facts = process.of(one.kind).get(one.number, {})
-        counted[_Sentence(_printable(_what(one, facts)), whose)] += 1
+        whose = f"{process.name} (process {one.pid})"
+        counted[_Change(_subject(one, facts), whose, _became(one))] += 1
     shown = [
-        f"After the resume, {what} of {whose}{_times(count)}."
-        for (what, whose), count in list(counted.items())[:_SHOWN]
+        _printable(f"After the resume, {one.subject} of {one.whose} {one.became}{_times(count)}.")
+        for one, count in list(counted.items())[:_SHOWN]
     ]
     if (left := len(counted) - _SHOWN) > 0:
         shown.append(
-            f"{left} more properties of processes changed; the log of the daemon has them."
+            f"{left} more properties of its processes changed; the log of the daemon has them."
         )
     return shown
 
@@ -72,28 +77,27 @@ def _times(count: int) -> str:
     return f", {count} times" if count > 1 else ""
 
 
-def _what(one: Difference, facts: Values) -> str:
+def _subject(one: Difference, facts: Values) -> str:
     if one.fact in ("process", "thread", "descriptor"):
-        return f"{one.fact} {one.number} {'is missing' if one.after is None else 'is new'}"
-    if one.kind == "descriptor":
-        return _of_descriptor(one, facts)
+        return f"{one.fact} {one.number}"
     if one.fact in _KEYRINGS:
-        return f"keys of the {one.fact} are missing"
-    return f"{_name(one.fact)} {_values(one)}"
-
-
-def _of_descriptor(one: Difference, facts: Values) -> str:
+        return f"keys of the {one.fact}"
+    if one.kind != "descriptor":
+        return _name(one.fact)
     file = facts.get("link", "").removeprefix("anon_inode:").strip("[]:") or "file"
-    where = f"descriptor {one.number} ({file})"
+    what = _name(one.fact)
     if one.fact == "unread":
-        what = "events" if file == "inotify" else "data"
-        return f"unread {what} of {where} {'are missing' if one.before else 'have come'}"
-    return f"{_name(one.fact)} of {where} {_values(one)}"
+        what = "unread events" if file == "inotify" else "unread data"
+    return f"{what} of descriptor {one.number} ({file})"
 
 
-def _values(one: Difference) -> str:
-    before, after = (value or "none" for value in (one.before, one.after))
-    if max(len(before), len(after)) > 40:
+def _became(one: Difference) -> str:
+    if one.fact in ("process", "thread", "descriptor"):
+        return "is missing" if one.after is None else "is new"
+    if one.fact in _KEYRINGS or one.fact == "unread":
+        return "are missing" if one.before else "have come"
+    before, after = (value or "not set" for value in (one.before, one.after))
+    if max(len(before), len(after)) > _LONG:
         return "is not as it was"
     return f"is {after} instead of {before}"
 
@@ -111,7 +115,7 @@ def _name(fact: str) -> str:
 
 
 def _option(level: int, number: int) -> str:
-    prefix = _PREFIXES.get(level, "")
+    prefix = _PREFIXES.get(level)
     for name, value in vars(socket).items():
         if prefix and name.startswith(prefix) and value == number:
             return name
