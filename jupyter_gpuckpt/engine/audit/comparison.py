@@ -16,7 +16,9 @@ _TIMER_TOLERANCE_NS = 100_000_000
 _WAITING_SECONDS = 120
 _LARGEFILE = 0o100000
 _CLOEXEC = 0o2000000
-_UNIX_STREAM = f"{socket.AF_UNIX:d} {socket.SOCK_STREAM:d} "
+_UNIX = f"{socket.AF_UNIX:d} "
+#: Digits of the name of a zero byte and five letters.
+_CHOSEN_LENGTH = 12
 #: The fact of a listener (SO_ACCEPTCONN).
 _ACCEPTS = "option 1 30"
 _LISTEN, _CLOSED = "10", "7"
@@ -157,18 +159,21 @@ def _is_of_connection(before: str, after: str, context: Context) -> bool:
 
 
 def _is_renamed(before: str, after: str, context: Context) -> bool:
-    """Accept another port or name if it has only one former one, and that one has become no other.
+    """Accept another port or address if it has only one former one, and that one has become no other.
 
-    Both ends of a connection by unix sockets lose the listener's name: CRIU makes such a pair without a listener.
+    A unix socket keeps its name, except one that Linux chose. Both ends of a connection lose the listener's name: CRIU makes such
+    a pair without a listener.
     """
-    if not after:
-        return context.before["socket"].startswith(_UNIX_STREAM) and _ACCEPTS not in context.before
+    if context.before["socket"].startswith(_UNIX) and not _is_chosen_by_linux(before, after):
+        return not after and _ACCEPTS not in context.before
     old, new = before.rpartition(" "), after.rpartition(" ")
-    return (
-        bool(new[2])
-        and context.changes.accepts(before, after)
-        and (old[0] == new[0] or context.changes.accepts(old[0], new[0]))
-    )
+    accepts = context.changes.accepts
+    return bool(new[2]) and accepts(before, after) and (old[0] == new[0] or accepts(old[0], new[0]))
+
+
+def _is_chosen_by_linux(*names: str) -> bool:
+    """Return whether these are abstract names of five digits (man 7 unix, autobind), as `socket_facts` writes them."""
+    return all(name.startswith("00") and len(name) == _CHOSEN_LENGTH for name in names)
 
 
 def _fires_then(before: str, after: str, context: Context) -> bool:

@@ -57,7 +57,7 @@ def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Va
 def _of_descriptor(pid: int, number: int, seen: set[str]) -> Values:
     link = os.readlink(f"/proc/{pid}/fd/{number}")
     found = {"link": re.sub(r"\[\d+\]", "", link), **_of_fdinfo(pid, number)}
-    kind = _kind(pid, number, link)
+    kind = kind_of(link)
     if not kind or (kind == "socket" and link in seen):
         return found
     seen.add(link)
@@ -77,7 +77,8 @@ def _of_descriptor(pid: int, number: int, seen: set[str]) -> Values:
     return {fact: value for fact, value in found.items() if value not in ("", "0")}
 
 
-def _kind(pid: int, number: int, link: str) -> str:
+def kind_of(link: str) -> str:
+    """Return what an open file is, if it may be duplicated; nothing else. `link`: its name in /proc."""
     if link.startswith("socket:["):
         return "socket"
     if link.startswith("pipe:["):

@@ -15,7 +15,7 @@ from .records import Values
 
 #: A line of fdinfo: "1: POSIX  ADVISORY  READ 1234 08:01:5678 128 EOF"; "->" after the number is a process that waits.
 _LINE = re.compile(r"\d+: (POSIX|OFDLCK|FLOCK|LEASE) +\w+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
-_FACT = re.compile(r"lock (\w+) (\d+) (\d+|EOF)")
+_FACT = re.compile(r"lock (POSIX|OFDLCK|FLOCK|LEASE) (\d+) (\d+|EOF)")
 _NR_FCNTL, _NR_FLOCK = 72, 73
 _F_OFD_SETLK, _F_SETLEASE = 37, 1024
 #: `struct flock`: type, whence, start, length, pid.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
 
 from ...errors import CheckpointError
 from ...host import processes
-from ..injection import call_tables
-from ..injection.call_tables import Call
+from ..injection.call_tables import Call, CallTables
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
@@ -43,9 +42,12 @@ def mend(tree: Tree, data: bytes, made: Collection[str] = ()) -> list[str]:
     try:
         before = decoded(data)
         lost = _fill_terminals(tree, before)
-        found = differences(before, _read(tree), made)
-        if found and _set(tree, before, found):
-            found = differences(before, _read(tree), made)
+        after = _read(pids(tree))
+        found = differences(before, after, made)
+        if was_set := _set(tree, before, found):
+            again = {process.pid: process for process in _read(was_set).processes}
+            after.processes = [again.get(process.pid, process) for process in after.processes]
+            found = differences(before, after, made)
         for one in found:
             logger.info("not as before: %s", one)
         return [*lost, *wording.sentences(found, before)]
@@ -64,9 +66,9 @@ def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
     ]
 
 
-def _read(tree: Tree) -> Facts:
+def _read(wanted: Iterable[int]) -> Facts:
     answers: reading.Answers = {}
-    members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
+    members = [pid for pid in wanted if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
         with ThreadsHeld(pid) as held:
             answers |= reading.ask(held)
@@ -75,11 +77,11 @@ def _read(tree: Tree) -> Facts:
     )
 
 
-def _set(tree: Tree, before: Facts, found: list[Difference]) -> bool:
-    """Set what differs, where that is possible; return whether anything was."""
+def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
+    """Set what differs, where that is possible; return the processes in which anything was."""
     here = reading.host_pids(pids(tree))
     facts = {process.pid: process for process in before.processes}
-    anything, calls = False, defaultdict[int, dict[int, list[Call]]](lambda: defaultdict(list))
+    changed, calls = set[int](), defaultdict[int, dict[int, list[Call]]](lambda: defaultdict(list))
     for one in found:
         pid = here.get(one.pid)
         if pid is None or (one.before is None and one.after is None):
@@ -87,15 +89,15 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> bool:
         try:
             if call := _call(one, facts[one.pid]):
                 calls[pid][one.number if one.kind == "thread" else one.pid].append(call)
-                anything = True
-            else:
-                anything |= _set_one(one, pid, facts[one.pid], here)
+                changed.add(pid)
+            elif _set_one(one, pid, facts[one.pid], here):
+                changed.add(pid)
         except _FAILURES as error:
             logger.info("%s was not set again: %s", one, error)
     for pid, by_thread in calls.items():
         with suppress(*_FAILURES):
             _make(pid, by_thread)
-    return anything
+    return changed
 
 
 def _call(one: Difference, facts: ProcessFacts) -> Call | None:
@@ -116,9 +118,9 @@ def _set_one(one: Difference, pid: int, facts: ProcessFacts, here: Mapping[int, 
 
 def _make(pid: int, calls: Mapping[int, list[Call]]) -> None:
     """Let the threads of a process make these calls. Raises OSError."""
-    with ThreadsHeld(pid) as held, call_tables.function_in(held.tracee()) as function:
+    with ThreadsHeld(pid) as held, CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
             ids = reading.own_ids(tracee.tid)
             if wanted := calls.get(ids[1]):
-                results = call_tables.run(tracee, function, ids, wanted)
+                results = tables.run(tracee, ids, wanted)
                 logger.info("thread %d was set again: %s", ids[1], results)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ...host import processes
@@ -45,6 +46,8 @@ _OF_THREAD = (
     "SpeculationIndirectBranch",
     "x86_Thread_features",
 )
+_WANTED = frozenset({*_OF_PROCESS, *_OF_THREAD, "NSpid", "NStgid"})
+_STATUS_BYTES = 1 << 16
 #: Namespaced values: the last number is the one that the process sees.
 _NAMESPACED = frozenset({"NSpgid", "NSsid"})
 _FILES = ("coredump_filter", "oom_score_adj")
@@ -52,9 +55,21 @@ _TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
 
 
-def of_process(pid: int, status: Values) -> Values:
-    """Return the facts of a process. `status`: the fields of its /proc/PID/status."""
-    found = {name: status[name] for name in _OF_PROCESS if name in status}
+def status(tid: int) -> Values:
+    """Return the fields of /proc/TID/status that are facts, or that name ids. Raises OSError if there is no such thread."""
+    with open(f"/proc/{tid}/status", "rb", buffering=0) as file:
+        lines = file.read(_STATUS_BYTES).decode("utf-8", "surrogateescape").split("\n")
+    found = {}
+    for line in lines:
+        name, _, value = line.partition(":\t")
+        if name in _WANTED:
+            found[name] = value.strip()
+    return found
+
+
+def of_process(pid: int, fields: Values) -> Values:
+    """Return the facts of a process. `fields`: its `status`."""
+    found = {name: fields[name] for name in _OF_PROCESS if name in fields}
     for name in _NAMESPACED & found.keys():
         found[name] = found[name].split()[-1]
     folder = Path(f"/proc/{pid}")
@@ -77,14 +92,14 @@ def of_process(pid: int, status: Values) -> Values:
             found[name] = os.readlink(folder / name)
     with suppress(OSError, IndexError):
         # The third field is the first after the name. tty_nr and exit_signal are fields 7 and 38.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        found["terminal"], found["exit signal"] = fields[4], fields[35]
+        after_name = (folder / "stat").read_text().rpartition(")")[2].split()
+        found["terminal"], found["exit signal"] = after_name[4], after_name[35]
     return {fact: value for fact, value in found.items() if value not in ("", "0")}
 
 
-def of_thread(tid: int, status: Values) -> Values:
-    """Return the facts of a thread. `status`: the fields of its /proc/TID/status."""
-    found = {name: status[name] for name in _OF_THREAD if status.get(name)}
+def of_thread(tid: int, fields: Values) -> Values:
+    """Return the facts of a thread. `fields`: its `status`."""
+    found = {name: fields[name] for name in _OF_THREAD if fields.get(name)}
     with suppress(OSError):
         found["ioprio"] = str(_call(_NR_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid))
     with suppress(OSError):
@@ -119,9 +134,13 @@ def set_of_thread(tid: int, fact: str, value: str) -> bool:
     return True
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _call(number: int, *arguments: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = int(libc.syscall(number, *map(ctypes.c_long, arguments)))
+    result = int(_libc().syscall(number, *map(ctypes.c_long, arguments)))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

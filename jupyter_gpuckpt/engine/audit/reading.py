@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ...host import processes
-from ..injection import call_tables
-from ..injection.call_tables import Result
+from ..injection.call_tables import CallTables, Result
 from ..injection.threads_held import ThreadsHeld
 from . import asked_facts, descriptor_facts, proc_facts
 from .records import Facts, ProcessFacts, Values
@@ -22,22 +21,19 @@ Answers = dict[int, list[Result]]
 def ask(held: ThreadsHeld) -> Answers:
     """Ask the held threads of a process. Those that cannot be asked are missing in the result."""
     found: Answers = {}
-    with suppress(OSError, TimeoutError), call_tables.function_in(held.tracee()) as function:
+    with suppress(OSError, TimeoutError), CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
             try:
-                ids = own_ids(tracee.tid)
                 calls = asked_facts.calls(main=not found)
-                found[tracee.tid] = call_tables.run(tracee, function, ids, calls)
-            except (OSError, TimeoutError) as error:
+                found[tracee.tid] = tables.run(tracee, own_ids(tracee.tid), calls)
+            except (OSError, TimeoutError, ValueError) as error:
                 logger.info("thread %d could not be asked for the audit: %s", tracee.tid, error)
     return found
 
 
 def own_ids(tid: int) -> tuple[int, int]:
     """Return the ids of a thread's process and of the thread in their own PID namespace. Raises OSError if it has ended."""
-    status = processes.status(tid)
-    if "NSpid" not in status:
-        raise ProcessLookupError(tid)
+    status = proc_facts.status(tid)
     return int(status["NStgid"].split()[-1]), int(status["NSpid"].split()[-1])
 
 
@@ -66,13 +62,14 @@ def _process(
     descriptors: Sequence[int],
     seen: set[str],
 ) -> ProcessFacts:
-    status = processes.status(pid)
+    status = proc_facts.status(pid)
     found = ProcessFacts(int(status["NSpid"].split()[-1]), status["Name"])
     found.process = proc_facts.of_process(pid, status)
     first = True
     for tid in processes.threads(pid):
-        one = processes.status(tid)
-        if "NSpid" not in one:
+        try:
+            one = proc_facts.status(tid)
+        except OSError:  # it has ended
             continue
         values: Values = proc_facts.of_thread(tid, one)
         if answer := answers.get(tid):

@@ -21,9 +21,9 @@ _VALUE_BYTES = 64
 #: Options that are not read, because reading changes something (an error, a saved SYN, a new descriptor, a socket under repair),
 #: because they are secret, or because they tell about the machine, the peer or the traffic.
 _NOT_READ = {
-    # ERROR, PEERCRED, GET_FILTER, PEERNAME, PEERSEC, INCOMING_CPU, MEMINFO, INCOMING_NAPI_ID, COOKIE, PEERGROUPS, NETNS_COOKIE,
+    # ERROR, PEERCRED, filters, PEERNAME, PEERSEC, INCOMING_CPU, MEMINFO, INCOMING_NAPI_ID, COOKIE, PEERGROUPS, NETNS_COOKIE,
     # PEERPIDFD, devmem.
-    _SOCKET: {4, 17, 26, 28, 31, 49, 55, 56, 57, 59, 71, 77, 78, 79, 80},
+    _SOCKET: {4, 17, 26, 27, 28, 50, 51, 52, 31, 49, 55, 56, 57, 59, 71, 77, 78, 79, 80},
     # MTU, the path's; IP_OPTIONS of iptables begin at 64.
     _IP: {9, 14, 41, 48},
     # MTU, PKTOPTIONS, group filters.

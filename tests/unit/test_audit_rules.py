@@ -1,0 +1,163 @@
+"""What may differ after a resume by its nature has a bound: a value beyond it is found, and told in words."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from jupyter_gpuckpt.engine.audit import descriptor_facts, lock_facts, socket_facts
+from jupyter_gpuckpt.engine.audit.comparison import RULES, differences
+from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
+from jupyter_gpuckpt.engine.audit.wording import sentences
+
+USR1, ALRM, CHLD, TRAP = (1 << (number - 1) for number in (10, 14, 17, 5))
+ABSOLUTE = {"clockid": "0", "settime flags": "01"}
+STREAM, UNIX = {"socket": "2 1 0"}, {"socket": "1 1 0"}
+
+
+def mask(*signals):
+    return f"{sum(signals):016x}"
+
+
+#: Rule -> facts of the part, those of the process, and values: before, right afterwards, beyond the bound.
+BOUNDS = {
+    "ShdPnd": ({}, {"SigCgt": mask(ALRM)}, mask(CHLD, ALRM), mask(), mask(USR1)),
+    "SigPnd": ({}, {"SigCgt": mask(ALRM, USR1)}, mask(ALRM, USR1), mask(USR1), mask(ALRM)),
+    "SigBlk": ({}, {"SigCgt": mask(ALRM)}, mask(USR1), mask(USR1, ALRM), mask(ALRM)),
+    "SigIgn": ({}, {}, mask(1 << 8, TRAP), mask(TRAP), mask(1 << 8)),
+    "flags": ({}, {}, "022700002", "02500002", "02502002"),
+    "option 6 2": ({"state": "1"}, {}, "00800000", "e57f0000", None),
+    "local": (STREAM, {}, "127.0.0.1 5000", "127.0.0.1 6000", "127.0.0.1 "),
+    "remote": (UNIX, {}, "/socket", "", "/other"),
+    "fires": (ABSOLUTE, {}, "10000000000", "10050000000", "10200000000"),
+    "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
+    "ticks": ({}, {}, "3", "4", "2"),
+    "session keyring": ({}, {}, "3", "4", "2"),
+    "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
+    "pos": ({"link": "/gone"}, {}, "10", "", "9"),
+    "Speculation_Store_Bypass": (
+        {},
+        {},
+        "thread mitigated",
+        "not",
+        "thread vulnerable",
+    ),
+    "SpeculationIndirectBranch": ({}, {}, "conditional disabled", "always", "conditional enabled"),
+}
+
+
+def facts(fact, value, others, of_process):
+    values = {**others, fact: value} if value else dict(others)
+    threads = {1: {"SigBlk": mask(USR1)}}
+    return Facts([ProcessFacts(1, "python", of_process, threads, {3: values})])
+
+
+def changed(before, after, made=("/gone",)):
+    return [one.fact for one in differences(before, after, made)]
+
+
+def test_every_rule_has_a_bound():
+    assert {name.partition(" ")[0] if name == "fires" else name for name in BOUNDS} == set(RULES)
+
+
+@pytest.mark.parametrize("fact", BOUNDS)
+def test_a_value_beyond_the_bound_is_found(fact):
+    others, of_process, before, right, wrong = BOUNDS[fact]
+    name = "fires at" if fact == "fires" else fact
+    old = facts(name, before, others, of_process)
+    assert changed(old, facts(name, right, others, of_process)) == []
+    if wrong is not None:
+        assert changed(old, facts(name, wrong, others, of_process)) == [name]
+
+
+def test_the_segments_of_a_listener_are_the_program_s():
+    old = facts("option 6 2", "00800000", {"state": "10"}, {})
+    assert changed(old, facts("option 6 2", "e57f0000", {"state": "10"}, {})) == ["option 6 2"]
+
+
+def test_ports_are_replaced_one_by_one():
+    def sockets(*ports):
+        ends = {n: {**STREAM, "local": f"127.0.0.1 {port}"} for n, port in enumerate(ports)}
+        return Facts([ProcessFacts(1, "python", descriptors=ends)])
+
+    assert changed(sockets(1, 2, 1), sockets(3, 4, 3)) == []
+    assert changed(sockets(1, 2, 1), sockets(3, 3, 3)) == ["local"]
+    assert changed(sockets(1, 2, 1), sockets(3, 4, 5)) == ["local"]
+
+
+def test_only_names_that_linux_chose_are_replaced():
+    def named(name):
+        return Facts([ProcessFacts(1, "python", descriptors={3: {**UNIX, "local": name}})])
+
+    assert changed(named("003030303161"), named("003030303162")) == []
+    assert changed(named("003030303161"), named("00303030")) == ["local"]
+
+
+def test_a_listener_keeps_its_name():
+    old = facts("local", "/socket", {**UNIX, "option 1 30": "01000000"}, {})
+    assert changed(old, facts("", "", {**UNIX, "option 1 30": "01000000"}, {})) == ["local"]
+
+
+def test_a_connection_that_was_cut_is_not_told_twice():
+    old = facts("option 6 1", "01000000", {"state": "1"}, {})
+    assert changed(old, facts("", "", {"state": "7"}, {})) == []
+    assert changed(old, facts("", "", {"state": "1"}, {})) == ["option 6 1"]
+
+
+@pytest.mark.parametrize("missing", ["process", "thread", "descriptor"])
+def test_what_is_missing_is_found(missing):
+    def one(*, with_it):
+        parts = {
+            "threads": {1: {}} if with_it or missing != "thread" else {},
+            "descriptors": {3: {}} if with_it or missing != "descriptor" else {},
+        }
+        return Facts(
+            [ProcessFacts(1, "python", **parts)] if with_it or missing != "process" else []
+        )
+
+    before = one(with_it=True)
+    found = differences(before, one(with_it=False))
+    assert [found.fact for found in found] == [missing]
+    assert "is missing" in sentences(found, before)[0]
+
+
+def test_a_stranger_s_facts_break_nothing():
+    before = Facts([ProcessFacts(1, "\x1b[2J", {"SigIgn": "no number", "Umask": "\x07"})])
+    after = Facts([ProcessFacts(1, "python", {"SigIgn": "0", "Umask": "0022"})])
+    told = sentences(differences(before, after), before)
+    assert len(told) == 2
+    assert all(text.isprintable() for text in told)
+
+
+def test_a_stranger_s_facts_reach_no_option_beyond_the_socket():
+    with socket.socket() as end:
+        # SO_ATTACH_BPF takes a descriptor of the caller, and 64 of level 0 replaces the firewall.
+        for fact in ("option 0 64", "option 1 50", "option 6 19"):
+            assert not socket_facts.set_of_socket(end, fact, "01000000")
+        assert socket_facts.set_of_socket(end, "option 6 1", "01000000")
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_stranger_s_locks_are_no_other_calls():
+    assert lock_facts.locking(3, "lock FLOCK 0 EOF", "UNLCK") is None
+    assert lock_facts.locking(3, "lock EXEC 0 EOF", "READ") is None
+    assert lock_facts.locking(3, "lock POSIX 128 128", "READ")
+
+
+def test_reading_a_socket_keeps_its_error():
+    with socket.socket() as closed, socket.socket() as end:
+        closed.bind(("127.0.0.1", 0))
+        end.setblocking(False)
+        end.connect_ex(closed.getsockname())
+        socket_facts.of_socket(end)
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def test_other_files_are_not_duplicated(tmp_path):
+    # Closing a duplicate of a file could wait for the server of its file system.
+    path = tmp_path / "file"
+    path.touch()
+    assert descriptor_facts.kind_of(str(path)) == ""
+    assert descriptor_facts.kind_of("/dev/fuse") == ""
+    assert descriptor_facts.kind_of("socket:[1]") == "socket"
