@@ -170,7 +170,7 @@ def thaw(
             _run_criu(restore, images, filling, watch, gpu)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
-        changed = mend(tree, _facts(manifest, content), made)
+        changed = mend(tree, lambda: _facts(manifest, content), made)
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
@@ -196,7 +196,7 @@ def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int
 
 
 def _facts(manifest: Manifest, content: Content) -> bytes:
-    """Return the facts that the snapshot holds; none if an older version took it."""
+    """Return the facts that the snapshot holds; none if an older version took it. Raises the content's error."""
     length = next((one.length for one in manifest.streams if one.name == audit_records.STREAM), 0)
     if not 0 < length <= audit_records.MAX_BYTES:
         return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
+from jupyter_gpuckpt.manifest_records import Chunk, Stream
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.snapshots.resume import resume
 from tests.conftest import wait_for
 
 ATTRIBUTES = """
@@ -245,7 +249,9 @@ LOST = """
     libc = ctypes.CDLL(None)
     watch = libc.inotify_init()
     libc.inotify_add_watch(watch, os.getcwd().encode(), 0x100)
-    open("new", "w").close()
+    # Names in Linux are bytes.
+    os.open(b"new\\xff", os.O_CREAT)
+    libc.prctl(15, b"name\\xff")
     libc.syscall(248, b"user", b"name", b"secret", 6, -1)  # add_key, into the thread's keyring
     while True:
         print("runs", flush=True)
@@ -258,8 +264,30 @@ def test_what_cannot_come_back_is_told(run):
     program.fresh_line()
     resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
     program.fresh_line()
-    name = f"python (process {program.tree.kernel_nspid})"
+    name = f"name\\xff (process {program.tree.kernel_nspid})"
     assert resumed.warnings == [
         f"After the resume, keys of the thread keyring of {name} are missing.",
         f"After the resume, unread events of descriptor 3 (inotify) of {name} are missing.",
     ]
+
+
+def test_a_snapshot_without_readable_facts_is_resumed(run):
+    program = run(COUNTING)
+    program.fresh_line()
+    manifest = program.save(stop=True).manifest
+    lost = [Chunk(os.urandom(32), chunk.length) for chunk in manifest.stream("audit").chunks]
+    other = [
+        Stream("audit", one.length, lost) if one.name == "audit" else one
+        for one in manifest.streams
+    ]
+    changed = msgspec.structs.replace(manifest, streams=other)
+    resumed = resume(
+        changed,
+        program.store,
+        program.engine,
+        exit_path=program.log.parent / "exit",
+        progress=Progress(),
+    )
+    program.follow(resumed.tree)
+    assert resumed.warnings == []
+    program.fresh_line()

@@ -28,22 +28,17 @@ BOUNDS = {
     "SigIgn": ({}, {}, mask(1 << 8, TRAP), mask(TRAP), mask(1 << 8)),
     "flags": ({}, {}, "022700002", "02500002", "02502002"),
     "option 6 2": ({"state": "1"}, {}, "00800000", "e57f0000", None),
+    "option 41 26": ({"state": "1"}, {}, "", "01000000", None),
+    "unread": ({"state": "1"}, {}, "10", "5", None),
     "local": (STREAM, {}, "127.0.0.1 5000", "127.0.0.1 6000", "127.0.0.1 "),
     "remote": (UNIX, {}, "/socket", "", "/other"),
     "fires": (ABSOLUTE, {}, "10000000000", "10050000000", "10200000000"),
     "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
     "ticks": ({}, {}, "3", "4", "2"),
     "session keyring": ({}, {}, "3", "4", "2"),
+    "mount": ({}, {}, "", "tmpfs", None),
     "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
-    "pos": ({"link": "/gone"}, {}, "10", "", "9"),
-    "Speculation_Store_Bypass": (
-        {},
-        {},
-        "thread mitigated",
-        "not",
-        "thread vulnerable",
-    ),
-    "SpeculationIndirectBranch": ({}, {}, "conditional disabled", "always", "conditional enabled"),
+    "pos": ({"link": "/gone"}, {}, "10", "0", "9"),
 }
 
 
@@ -71,9 +66,15 @@ def test_a_value_beyond_the_bound_is_found(fact):
         assert changed(old, facts(name, wrong, others, of_process)) == [name]
 
 
-def test_the_segments_of_a_listener_are_the_program_s():
-    old = facts("option 6 2", "00800000", {"state": "10"}, {})
-    assert changed(old, facts("option 6 2", "e57f0000", {"state": "10"}, {})) == ["option 6 2"]
+@pytest.mark.parametrize("fact", ["option 6 2", "option 41 26", "unread"])
+@pytest.mark.parametrize("others", [{"state": "10"}, {}], ids=["listener", "datagrams"])
+def test_only_connections_agree_with_their_peers(fact, others):
+    old = facts(fact, "00800000", others, {})
+    assert changed(old, facts(fact, "e57f0000", others, {})) == [fact]
+
+
+def test_a_mount_that_is_gone_is_found():
+    assert changed(facts("mount /data", "tmpfs", {}, {}), facts("", "", {}, {})) == ["mount /data"]
 
 
 def test_ports_are_replaced_one_by_one():

@@ -18,7 +18,10 @@ _NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
 _KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
 _MEMBARRIER_GET_REGISTRATIONS = 1 << 9
 _GET_PERSONALITY = 0xFFFFFFFF
-_ARCH_GET_CPUID = 0x1011
+_ARCH_GET_CPUID, _ARCH_SET_CPUID = 0x1011, 0x1012
+_GET_SPECULATION, _SET_SPECULATION = 52, 53
+#: Bits of PR_GET_SPECULATION_CTRL: the thread may choose, and speculation is on.
+_MAY_CHOOSE, _SPECULATES = 1, 2
 _SIGTRAP = 5
 #: Bytes of `struct sigaction` of the system call.
 _ACTION_BYTES = 32
@@ -48,11 +51,15 @@ _OF_THREAD = {
     "machine check policy": Call(_NR_PRCTL, (34,)),
     "io flusher": Call(_NR_PRCTL, (58,)),
     "cpuid": Call(_NR_ARCH_PRCTL, (_ARCH_GET_CPUID,)),
+    "store bypass": Call(_NR_PRCTL, (_GET_SPECULATION, 0)),
+    "indirect branches": Call(_NR_PRCTL, (_GET_SPECULATION, 1)),
+    "flush of the L1 cache": Call(_NR_PRCTL, (_GET_SPECULATION, 2)),
     "memory policy": Call(_NR_GET_MEMPOLICY, (0, 0, _NODES), 0, bytes(4)),
     "memory nodes": Call(_NR_GET_MEMPOLICY, (0, 0, _NODES), 1, bytes(_NODES // 8)),
     "thread keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _THREAD_KEYRING)),
     "session keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _SESSION_KEYRING)),
 }
+_SPECULATION = frozenset({"store bypass", "indirect branches", "flush of the L1 cache"})
 _KEYRINGS = frozenset({"process keyring", "thread keyring", "session keyring"})
 
 
@@ -73,10 +80,15 @@ def of_process(results: Sequence[Result]) -> Values:
 
 def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
     found = {}
+    # A thread that is not the first one is not asked for its process.
     for (fact, call), result in zip(table.items(), results, strict=False):
         if result.value < 0:  # this Linux does not know it, or there is no such keyring
             continue
-        if fact in _KEYRINGS:
+        if fact in _SPECULATION:
+            # Without a choice it depends on the processor.
+            chosen = result.value & _MAY_CHOOSE and result.value & ~_MAY_CHOOSE
+            value = str(chosen if chosen != _SPECULATES else 0)
+        elif fact in _KEYRINGS:
             value = str(result.value // _KEY_BYTES)
         elif call.pointer is None:
             value = str(result.value)
@@ -92,40 +104,38 @@ def setting(fact: str, values: Values) -> Call | None:
     if fact not in _SETTABLE:
         return None
     number = int(values.get(fact, "0"), 0)
-    if fact in ("memory policy", "memory nodes"):
-        mode, nodes = (int(values.get(name, "0"), 0) for name in ("memory policy", "memory nodes"))
+    if fact in _POLICY:
+        mode, nodes = (int(values.get(name, "0"), 0) for name in _POLICY)
         mask = nodes.to_bytes(_NODES // 8, "little")
         return Call(_NR_SET_MEMPOLICY, (mode, 0, _NODES if nodes else 0), 1, mask)
-    if fact == "action of SIGTRAP":
+    if fact == _TRAP:
         action = number.to_bytes(_ACTION_BYTES, "little")
         return Call(_NR_SIGACTION, (_SIGTRAP, 0, 0, 8), 1, action)
-    if fact == "personality":
-        return Call(_NR_PERSONALITY, (number,))
-    if fact == "machine check policy":
-        # PR_MCE_KILL_SET with MCE_KILL_LATE, MCE_KILL_EARLY or MCE_KILL_DEFAULT.
-        return Call(_NR_PRCTL, (33, 1, number))
-    return Call(_NR_PRCTL, (_BY_PRCTL[fact], number))
+    if fact in _SPECULATION:
+        which = _OF_THREAD[fact].arguments[1]
+        return Call(_NR_PRCTL, (_SET_SPECULATION, which, number or _SPECULATES))
+    call, arguments = _SETTERS[fact]
+    return Call(call, (*arguments, number))
 
 
-#: Fact -> the option of prctl that sets it (include/uapi/linux/prctl.h).
-_BY_PRCTL = {
-    "death signal": 1,
-    "dumpable": 4,
-    "keep capabilities": 8,
-    "time stamp counter": 26,
-    "timer slack": 29,
-    "child subreaper": 36,
-    "huge pages disabled": 41,
-    "io flusher": 57,
-    "memory merge": 67,
+_TRAP = "action of SIGTRAP"
+_POLICY = ("memory policy", "memory nodes")
+#: Fact -> the call that sets it: its number and what comes before the value (include/uapi/linux/prctl.h).
+_SETTERS = {
+    "personality": (_NR_PERSONALITY, ()),
+    "cpuid": (_NR_ARCH_PRCTL, (_ARCH_SET_CPUID,)),
+    "death signal": (_NR_PRCTL, (1,)),
+    "dumpable": (_NR_PRCTL, (4,)),
+    "keep capabilities": (_NR_PRCTL, (8,)),
+    "time stamp counter": (_NR_PRCTL, (26,)),
+    "secure bits": (_NR_PRCTL, (28,)),
+    "timer slack": (_NR_PRCTL, (29,)),
+    # PR_MCE_KILL_SET
+    "machine check policy": (_NR_PRCTL, (33, 1)),
+    "child subreaper": (_NR_PRCTL, (36,)),
+    "huge pages disabled": (_NR_PRCTL, (41,)),
+    "io flusher": (_NR_PRCTL, (57,)),
+    "memory deny write execute": (_NR_PRCTL, (65,)),
+    "memory merge": (_NR_PRCTL, (67,)),
 }
-_SETTABLE = frozenset(
-    {
-        "action of SIGTRAP",
-        "machine check policy",
-        "memory nodes",
-        "memory policy",
-        "personality",
-        *_BY_PRCTL,
-    }
-)
+_SETTABLE = frozenset({_TRAP, *_POLICY, *_SPECULATION, *_SETTERS})

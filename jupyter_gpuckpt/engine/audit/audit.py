@@ -34,6 +34,6 @@ class Audit:
 
     def facts(self) -> Facts:
         """Return all facts of the tree, whose tasks must stand still."""
-        found = reading.read(self._descriptors, self._answers, self._descriptors)
+        found = reading.read(list(self._descriptors), self._answers, self._descriptors)
         found.terminals = list(self._terminals.queues)
         return found

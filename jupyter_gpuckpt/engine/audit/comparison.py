@@ -154,7 +154,7 @@ def _opened_otherwise(before: str, after: str, context: Context) -> bool:
 
 
 def _is_of_connection(before: str, after: str, context: Context) -> bool:
-    """Accept another size of segments in a connection, in which both ends agree on it; that of a listener is the program's choice."""
+    """Accept, in a TCP connection, what both ends agree on, or what `tcp/remake.py` answers for: the bytes on their way."""
     return context.before.get("state", _CLOSED) not in (_LISTEN, _CLOSED)
 
 
@@ -197,6 +197,11 @@ def _at_least(before: str, after: str, context: Context) -> bool:
     return int(before or 0) <= int(after or 0)
 
 
+def _has_come(before: str, after: str, context: Context) -> bool:
+    """Accept a mount that is new: it comes from the machine."""
+    return not before
+
+
 def _both_have_names(before: str, after: str, context: Context) -> bool:
     """Accept another path of an open file: CRIU opens files by name, and copies that travel have names of their own."""
     return before.startswith("/") and after.startswith("/")
@@ -204,13 +209,7 @@ def _both_have_names(before: str, after: str, context: Context) -> bool:
 
 def _was_made_empty(before: str, after: str, context: Context) -> bool:
     """Accept that a file that was gone is read or written from its beginning."""
-    return after == "" and context.before.get("link") in context.changes.made
-
-
-def _depends_on_processor(before: str, after: str, context: Context) -> bool:
-    """Accept another state of protections against speculation, unless the program had chosen one that is off now."""
-    chosen = "mitigated" in before or "disabled" in before
-    return not (chosen and after.endswith(("vulnerable", "enabled")))
+    return after in ("", "0") and context.before.get("link") in context.changes.made
 
 
 def _bits(values: Values, fact: str) -> int:
@@ -232,15 +231,17 @@ RULES: dict[str, Rule] = {
     "SigBlk": _handler_runs,
     "SigIgn": _kill_cannot_be_ignored,
     "flags": _opened_otherwise,
+    # MAXSEG and IPV6_V6ONLY are the program's choice for a listener.
     "option 6 2": _is_of_connection,
+    "option 41 26": _is_of_connection,
+    "unread": _is_of_connection,
     "local": _is_renamed,
     "remote": _is_renamed,
     "fires": _fires_then,
     "it_value": _has_run_since,
     "ticks": _at_least,
     "session keyring": _at_least,
+    "mount": _has_come,
     "link": _both_have_names,
     "pos": _was_made_empty,
-    "Speculation_Store_Bypass": _depends_on_processor,
-    "SpeculationIndirectBranch": _depends_on_processor,
 }

@@ -10,11 +10,12 @@ import ctypes
 import fcntl
 import os
 import re
+import select
 import socket
 import struct
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,11 +46,11 @@ _NOT_COMPARED = {
 _PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
 
 
-def of_process(pid: int, descriptors: list[int], seen: set[str]) -> dict[int, Values]:
+def of_process(pid: int, descriptors: Iterable[int], seen: set[str]) -> dict[int, Values]:
     """Return the facts of these descriptors of a process. Open files in `seen` are told already; new ones are added."""
     found = {}
     for number in descriptors:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             found[number] = _of_descriptor(pid, number, seen)
     return found
 
@@ -200,6 +201,10 @@ _SETTERS: dict[str, _Setter] = {
 
 def _of_file(copy: int, kind: str) -> Values:
     found = {}
+    if kind in ("socket", "pipe"):
+        poll = select.poll()
+        poll.register(copy, select.POLLRDHUP | select.POLLPRI)
+        found["ends"] = next((str(events) for _, events in poll.poll(0)), "")
     with suppress(OSError):
         owner_kind, owner = _OWNER.unpack(fcntl.fcntl(copy, _F_GETOWN_EX, bytes(_OWNER.size)))
         if owner:

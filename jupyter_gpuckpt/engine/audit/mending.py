@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-
-import msgspec
 
 from ...errors import CheckpointError
 from ...host import processes
@@ -29,17 +28,18 @@ from .records import Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
 
-_FAILURES = (OSError, ValueError, KeyError, OverflowError, CheckpointError, msgspec.DecodeError)
+_FAILURES = (OSError, ValueError, LookupError, OverflowError, struct.error, CheckpointError)
 
 
-def mend(tree: Tree, data: bytes, made: Collection[str] = ()) -> list[str]:
+def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> list[str]:
     """Compare the restored tree with the facts of its snapshot and set what can be set; return warnings of the rest.
 
-    `made`: files that were gone and that the resume has made. The tasks must be stopped. It never fails: errors are logged.
+    `facts`: reads them; there are none in the snapshots of older versions. `made`: files that were gone and that the resume has
+    made. The tasks must be stopped. It never fails: errors are logged.
     """
-    if not data:
-        return []
     try:
+        if not (data := facts()):
+            return []
         before = decoded(data)
         lost = _fill_terminals(tree, before)
         after = _read(pids(tree))
@@ -51,8 +51,8 @@ def mend(tree: Tree, data: bytes, made: Collection[str] = ()) -> list[str]:
         for one in found:
             logger.info("not as before: %s", one)
         return [*lost, *wording.sentences(found, before)]
-    except _FAILURES as error:
-        logger.warning("the processes of tree %d were not audited: %s", tree.init_pid, error)
+    except Exception:  # whatever is wrong with a snapshot's facts, it can be resumed
+        logger.exception("the processes of tree %d were not audited", tree.init_pid)
         return []
 
 

@@ -42,8 +42,6 @@ _OF_THREAD = (
     "NoNewPrivs",
     "SigBlk",
     "SigPnd",
-    "Speculation_Store_Bypass",
-    "SpeculationIndirectBranch",
     "x86_Thread_features",
 )
 _WANTED = frozenset({*_OF_PROCESS, *_OF_THREAD, "NSpid", "NStgid"})
@@ -92,7 +90,9 @@ def of_process(pid: int, fields: Values) -> Values:
             found[name] = os.readlink(folder / name)
     with suppress(OSError, IndexError):
         # The third field is the first after the name. tty_nr and exit_signal are fields 7 and 38.
-        after_name = (folder / "stat").read_text().rpartition(")")[2].split()
+        after_name = (
+            (folder / "stat").read_text(errors="surrogateescape").rpartition(")")[2].split()
+        )
         found["terminal"], found["exit signal"] = after_name[4], after_name[35]
     return {fact: value for fact, value in found.items() if value not in ("", "0")}
 

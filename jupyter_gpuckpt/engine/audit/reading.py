@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from ...host import processes
 from ..injection.call_tables import CallTables, Result
 from ..injection.threads_held import ThreadsHeld
-from . import asked_facts, descriptor_facts, proc_facts
-from .records import Facts, ProcessFacts, Values
+from . import asked_facts, descriptor_facts, mount_facts, proc_facts
+from .records import Facts, ProcessFacts, Values, plain
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +21,12 @@ Answers = dict[int, list[Result]]
 def ask(held: ThreadsHeld) -> Answers:
     """Ask the held threads of a process. Those that cannot be asked are missing in the result."""
     found: Answers = {}
-    with suppress(OSError, TimeoutError), CallTables(held.tracee()) as tables:
+    with suppress(OSError, ValueError), CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
             try:
                 calls = asked_facts.calls(main=not found)
                 found[tracee.tid] = tables.run(tracee, own_ids(tracee.tid), calls)
-            except (OSError, TimeoutError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 logger.info("thread %d could not be asked for the audit: %s", tracee.tid, error)
     return found
 
@@ -38,7 +38,7 @@ def own_ids(tid: int) -> tuple[int, int]:
 
 
 def read(
-    pids: Iterable[int],
+    pids: Collection[int],
     answers: Mapping[int, Sequence[Result]],
     descriptors: Mapping[int, Sequence[int]],
 ) -> Facts:
@@ -48,11 +48,17 @@ def read(
     """
     facts, seen = Facts(), set[str]()
     # In the same order before and after: of an open file that several have, the first one has the facts.
-    for pid in sorted(pids, key=lambda pid: processes.nspid(pid) or 0):
+    pids = sorted(pids, key=lambda pid: processes.nspid(pid) or 0)
+    for pid in pids:
         try:
             facts.processes.append(_process(pid, answers, descriptors.get(pid, ()), seen))
-        except (OSError, ValueError, KeyError) as error:
-            logger.info("process %d is missing in the audit: %s", pid, error)
+        except ProcessLookupError:
+            continue
+        except Exception:  # whatever Linux shows, no save or resume fails because of it
+            logger.exception("process %d is missing in the audit", pid)
+    if facts.processes:
+        # The keeper is the first one, the kernel the second.
+        facts.processes[:2][-1].process |= plain(mount_facts.of_namespace(pids[0]))
     return facts
 
 
@@ -63,23 +69,25 @@ def _process(
     seen: set[str],
 ) -> ProcessFacts:
     status = proc_facts.status(pid)
-    found = ProcessFacts(int(status["NSpid"].split()[-1]), status["Name"])
-    found.process = proc_facts.of_process(pid, status)
-    first = True
+    of_process, threads = proc_facts.of_process(pid, status), dict[int, Values]()
     for tid in processes.threads(pid):
         try:
             one = proc_facts.status(tid)
         except OSError:  # it has ended
             continue
-        values: Values = proc_facts.of_thread(tid, one)
+        values = proc_facts.of_thread(tid, one)
         if answer := answers.get(tid):
             values |= asked_facts.of_thread(answer)
-            if first:
-                found.process |= asked_facts.of_process(answer)
-            first = False
-        found.threads[int(one["NSpid"].split()[-1])] = values
-    found.descriptors = descriptor_facts.of_process(pid, list(descriptors), seen)
-    return found
+            of_process |= asked_facts.of_process(answer)
+        threads[int(one["NSpid"].split()[-1])] = plain(values)
+    files = descriptor_facts.of_process(pid, descriptors, seen)
+    return ProcessFacts(
+        int(status["NSpid"].split()[-1]),
+        plain({"name": status["Name"]})["name"],
+        plain(of_process),
+        threads,
+        {number: plain(values) for number, values in files.items()},
+    )
 
 
 def host_pids(pids: Collection[int]) -> dict[int, int]:

@@ -17,6 +17,15 @@ Values = dict[str, str]
 Kind = Literal["process", "thread", "descriptor"]
 
 
+def plain(values: Values) -> Values:
+    """Return facts as valid Unicode: names in Linux are bytes."""
+    return {_plain(fact): _plain(value) for fact, value in values.items()}
+
+
+def _plain(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 class ProcessFacts(msgspec.Struct):
     """The facts of a process. Its pid, thread ids and the pids in values are those of the tree's PID namespace."""
 

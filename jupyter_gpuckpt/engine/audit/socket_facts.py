@@ -32,8 +32,8 @@ _NOT_READ = {
     # ZEROCOPY_RECEIVE, MD5SIG_EXT, authentication.
     _TCP: {10, 11, 12, 14, 19, 20, 21, 22, 24, 26, 28, 29, 32, 33, 35, *range(38, 44)},
 }
-#: MULTICAST_TTL and MULTICAST_HOPS of an accepted connection are what its peer had sent, and have no effect.
-_OF_PEER = {(_IP, 33), (_IPV6, 18)}
+#: Multicast options of an accepted connection are what its peer had sent, and have no effect.
+_OF_PEER = {(_IP, 32), (_IP, 33), (_IP, 34), (_IP, 49), *((_IPV6, n) for n in (17, 18, 19, 29))}
 _LAST = {_SOCKET: 85, _IP: 51, _IPV6: 80, _TCP: 46, _RAW: 1, _PACKET: 25, _NETLINK: 12, _CAN: 7}
 _UDP_OPTIONS = (1, 100, 101, 102, 103, 104)
 #: SO_SNDBUF and SO_RCVBUF, and the bits of SO_BUF_LOCK that say whether the program has chosen them; Linux adapts the others.

@@ -62,7 +62,7 @@ class TerminalQueues:
                     seen.add(index)
                     try:
                         self._take(pid, number)
-                    except OSError as error:
+                    except (OSError, struct.error) as error:
                         logger.warning(
                             "terminal %s of process %d is not emptied: %s", index, pid, error
                         )
@@ -117,7 +117,7 @@ def put(queue: TerminalQueue, here: Mapping[int, int]) -> bool:
                     _write(main, queue.input)
                     # It waits until the line discipline has taken the bytes, with these settings.
                     select.select([other], [], [], 0)
-    except (OSError, KeyError) as error:
+    except (OSError, LookupError, struct.error) as error:
         logger.warning("bytes of terminal %s were lost: %s", queue.descriptor, error)
         return False
     return True

@@ -33,6 +33,9 @@ _NAMES = {
     "fires at": "the time of the timer",
     "it_value": "the time of the timer",
     "pos": "the position",
+    "ends": "the end or error",
+    "store bypass": "the protection against speculative store bypass",
+    "indirect branches": "the protection against speculation of indirect branches",
 }
 #: A longer value says nothing to users.
 _LONG = 40
@@ -107,6 +110,8 @@ def _name(fact: str) -> str:
     if kind == "option":
         level, number = map(int, rest.split())
         return f"the option {_option(level, number)}"
+    if kind == "mount":
+        return f"the mount at {rest}"
     if kind == "lock":
         return f"the lock {rest}"
     if kind == "membership":

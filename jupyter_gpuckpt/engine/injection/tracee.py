@@ -321,7 +321,7 @@ class Tracee:
     # Internals
     def _mine(self) -> None:
         if threading.get_native_id() != self._owner:
-            message = f"thread {self.tid} was attached by another thread, {self._owner}"
+            message = f"thread {self.tid} was attached by thread {self._owner}, not by this one"
             raise RuntimeError(message)
 
     def _begin(self, *, calls: bool = True) -> Registers:
