@@ -138,6 +138,8 @@ TERMINALS = """
     os.write(main, b"typed\\rahead")
     raw, end = pty.openpty()
     tty.setraw(end)
+    # Its other end was not opened yet.
+    unused = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
     os.write(raw, b"in\\rput")
     os.write(end, b"out\\nput")
     print("ready", flush=True)
@@ -153,7 +155,7 @@ TERMINALS = """
             return found.decode() + error.strerror
     while not Path("go").exists():
         time.sleep(0.01); print("waits", flush=True)
-    print(json.dumps([read(x) for x in (ended, silent, empty, main)]), flush=True)
+    print(json.dumps([read(x) for x in (ended, silent, empty, main, unused)]), flush=True)
     os.write(main, b"\\r")
     print(json.dumps([read(x) for x in (other, main, raw, end)]), flush=True)
     time.sleep(100)
@@ -166,6 +168,7 @@ READ = [
         "Input/output error",
         "Input/output error",
         "one\r\ntwo\r\ntyped\r\nahead...",
+        "...",
     ],
     ["typed\nahead\n...", "\r\n...", "out\nput...", "in\rput..."],
 ]

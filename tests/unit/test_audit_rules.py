@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -11,7 +12,7 @@ from jupyter_gpuckpt.engine.audit.comparison import RULES, differences
 from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
 
-USR1, ALRM, CHLD, TRAP = (1 << (number - 1) for number in (10, 14, 17, 5))
+USR1, ALRM, CHLD = (1 << (number - 1) for number in (10, 14, 17))
 ABSOLUTE = {"clockid": "0", "settime flags": "01"}
 STREAM, UNIX = {"socket": "2 1 0"}, {"socket": "1 1 0"}
 
@@ -25,7 +26,6 @@ BOUNDS = {
     "ShdPnd": ({}, {"SigCgt": mask(ALRM)}, mask(CHLD, ALRM), mask(), mask(USR1)),
     "SigPnd": ({}, {"SigCgt": mask(ALRM, USR1)}, mask(ALRM, USR1), mask(USR1), mask(ALRM)),
     "SigBlk": ({}, {"SigCgt": mask(ALRM)}, mask(USR1), mask(USR1, ALRM), mask(ALRM)),
-    "SigIgn": ({}, {}, mask(1 << 8, TRAP), mask(TRAP), mask(1 << 8)),
     "flags": ({}, {}, "022700002", "02500002", "02502002"),
     "option 6 2": ({"state": "1"}, {}, "00800000", "e57f0000", None),
     "option 41 26": ({"state": "1"}, {}, "", "01000000", None),
@@ -36,7 +36,6 @@ BOUNDS = {
     "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
     "ticks": ({}, {}, "3", "4", "2"),
     "session keyring": ({}, {}, "3", "4", "2"),
-    "mount": ({}, {}, "", "tmpfs", None),
     "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
     "pos": ({"link": "/gone"}, {}, "10", "0", "9"),
 }
@@ -73,8 +72,25 @@ def test_only_connections_agree_with_their_peers(fact, others):
     assert changed(old, facts(fact, "e57f0000", others, {})) == [fact]
 
 
-def test_a_mount_that_is_gone_is_found():
-    assert changed(facts("mount /data", "tmpfs", {}, {}), facts("", "", {}, {})) == ["mount /data"]
+def test_a_timer_may_have_fired_or_fire_next_time():
+    once = facts("fires at", "10000000000", ABSOLUTE, {})
+    fired = {**ABSOLUTE, "it_value": "(0, 0)"}
+    assert changed(once, facts("ticks", "1", fired, {})) == []
+    assert changed(once, facts("", "", fired, {})) == ["fires at", "it_value"]
+    often = facts("fires at", "10000000000", {**ABSOLUTE, "it_interval": "(3, 0)"}, {})
+    assert (
+        changed(often, facts("fires at", "16000000001", {**ABSOLUTE, "it_interval": "(3, 0)"}, {}))
+        == []
+    )
+    assert changed(
+        often, facts("fires at", "17000000000", {**ABSOLUTE, "it_interval": "(3, 0)"}, {})
+    ) == ["fires at"]
+
+
+def test_a_stranger_s_descriptors_signal_no_other_process():
+    values = {"signal owner": "1 1"}
+    with socket.socket() as end, pytest.raises(KeyError):
+        descriptor_facts.set_of_descriptor(os.getpid(), end.fileno(), "signal owner", values, {})
 
 
 def test_ports_are_replaced_one_by_one():

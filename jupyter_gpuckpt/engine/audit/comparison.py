@@ -15,7 +15,6 @@ _TIMER_TOLERANCE_NS = 100_000_000
 #: How much earlier a timer may fire that runs while the kernel's clock runs, in seconds: as long as a freeze and a restore may take.
 _WAITING_SECONDS = 120
 _LARGEFILE = 0o100000
-_CLOEXEC = 0o2000000
 _UNIX = f"{socket.AF_UNIX:d} "
 #: Digits of the name of a zero byte and five letters.
 _CHOSEN_LENGTH = 12
@@ -26,7 +25,6 @@ _LISTEN, _CLOSED = "10", "7"
 _OF_STANDSTILL = sum(
     1 << (number - 1) for number in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCHLD)
 )
-_SIGKILL = 1 << (signal.SIGKILL - 1)
 
 
 class Context(NamedTuple):
@@ -139,12 +137,6 @@ def _handler_runs(before: str, after: str, context: Context) -> bool:
     return not then & ~now and not now & ~then & ~context.handled
 
 
-def _kill_cannot_be_ignored(before: str, after: str, context: Context) -> bool:
-    """Accept a bit for SIGKILL and SIGSTOP, which init's children show as ignored, and no process can ignore."""
-    unreal = _SIGKILL | 1 << (signal.SIGSTOP - 1)
-    return not (int(before, 16) ^ int(after, 16)) & ~unreal
-
-
 def _opened_otherwise(before: str, after: str, context: Context) -> bool:
     """Accept O_LARGEFILE, which has no meaning on 64-bit machines, and that a file without a name has one for CRIU (O_TMPFILE)."""
     then, now = int(before or "0", 8), int(after or "0", 8)
@@ -177,11 +169,13 @@ def _is_chosen_by_linux(*names: str) -> bool:
 
 
 def _fires_then(before: str, after: str, context: Context) -> bool:
-    """Accept a small deviation of the time at which an absolute timer fires; one that has passed need not be set any more."""
-    then = int(before or 0)
+    """Accept a small deviation of the time at which an absolute timer fires, that it has fired, and its next time if it is periodic."""
     if not after:
         return int(context.after.get("ticks", "0")) > 0
-    return bool(then) and abs(int(after) - then) <= _TIMER_TOLERANCE_NS
+    late = int(after) - int(before)
+    if (interval := round(1e9 * _seconds(context.before.get("it_interval", "")))) and late > 0:
+        late = min(late % interval, interval - late % interval)
+    return abs(late) <= _TIMER_TOLERANCE_NS
 
 
 def _has_run_since(before: str, after: str, context: Context) -> bool:
@@ -195,11 +189,6 @@ def _has_run_since(before: str, after: str, context: Context) -> bool:
 def _at_least(before: str, after: str, context: Context) -> bool:
     """Accept more: of the ticks of a timer that runs on, of keys in the session's keyring that others have put there."""
     return int(before or 0) <= int(after or 0)
-
-
-def _has_come(before: str, after: str, context: Context) -> bool:
-    """Accept a mount that is new: it comes from the machine."""
-    return not before
 
 
 def _both_have_names(before: str, after: str, context: Context) -> bool:
@@ -229,7 +218,6 @@ RULES: dict[str, Rule] = {
     "ShdPnd": _were_delivered,
     "SigPnd": _were_delivered,
     "SigBlk": _handler_runs,
-    "SigIgn": _kill_cannot_be_ignored,
     "flags": _opened_otherwise,
     # MAXSEG and IPV6_V6ONLY are the program's choice for a listener.
     "option 6 2": _is_of_connection,
@@ -241,7 +229,6 @@ RULES: dict[str, Rule] = {
     "it_value": _has_run_since,
     "ticks": _at_least,
     "session keyring": _at_least,
-    "mount": _has_come,
     "link": _both_have_names,
     "pos": _was_made_empty,
 }

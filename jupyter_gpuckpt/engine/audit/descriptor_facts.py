@@ -30,6 +30,7 @@ _OWNER = struct.Struct("=ii")
 _TCGETS2, _TIOCGEXCL, _TIOCGPTLCK, _TIOCGPKT = 0x802C542A, 0x80045440, 0x80045439, 0x80045438
 _TCSETS2, _TCSETS2_BYTES = 0x402C542B, 44
 _REALTIME_CLOCKS = ("0", "8")
+_TRIES, _LONG_NS = 5, 10_000_000
 _Setter = Callable[[int, Values, Mapping[int, int]], None]
 #: Lines of fdinfo that name inodes, mounts and numbers of this boot, or that other facts tell.
 _NOT_COMPARED = {
@@ -47,7 +48,7 @@ _PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
 
 
 def of_process(pid: int, descriptors: Iterable[int], seen: set[str]) -> dict[int, Values]:
-    """Return the facts of these descriptors of a process. Open files in `seen` are told already; new ones are added."""
+    """Return the facts of these descriptors of a process. Sockets in `seen` are told already; new ones are added."""
     found = {}
     for number in descriptors:
         with suppress(OSError, ValueError):
@@ -101,7 +102,8 @@ def kind_of(link: str) -> str:
 def _of_fdinfo(pid: int, number: int) -> Values:
     found: Values = {}
     watches = []
-    for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines():
+    text, now = _at_a_time(Path(f"/proc/{pid}/fdinfo/{number}"))
+    for line in text.splitlines():
         key, _, rest = line.partition(":")
         if key in _NOT_COMPARED:
             continue
@@ -114,8 +116,18 @@ def _of_fdinfo(pid: int, number: int) -> Values:
     if watches:
         found["entries"] = "; ".join(sorted(watches))
     if _is_absolute(found):
-        found["fires at"] = str(time.time_ns() + _nanoseconds(found.pop("it_value")))
+        found["fires at"] = str(now + _nanoseconds(found.pop("it_value")))
     return found
+
+
+def _at_a_time(path: Path) -> tuple[str, int]:
+    """Return the content of a file and when it was read, which is repeated if it took long on a busy machine."""
+    for _ in range(_TRIES):
+        begun = time.time_ns()
+        text = path.read_text()
+        if time.time_ns() - begun < _LONG_NS:
+            break
+    return text, begun
 
 
 def _is_absolute(timer: Values) -> bool:
@@ -164,7 +176,8 @@ def _set_timer(copy: int, values: Values, pids: Mapping[int, int]) -> None:
 
 def _set_owner(copy: int, values: Values, pids: Mapping[int, int]) -> None:
     kind, owner = map(int, values.get("signal owner", "0 0").split())
-    fcntl.fcntl(copy, _F_SETOWN_EX, _OWNER.pack(kind, pids.get(owner, owner)))
+    # A stranger's snapshot must not send signals to processes that are not its own.
+    fcntl.fcntl(copy, _F_SETOWN_EX, _OWNER.pack(kind, pids[owner] if owner else 0))
 
 
 def _set_settings(copy: int, values: Values, pids: Mapping[int, int]) -> None:

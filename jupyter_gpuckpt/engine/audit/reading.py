@@ -9,7 +9,7 @@ from contextlib import suppress
 from ...host import processes
 from ..injection.call_tables import CallTables, Result
 from ..injection.threads_held import ThreadsHeld
-from . import asked_facts, descriptor_facts, mount_facts, proc_facts
+from . import asked_facts, descriptor_facts, proc_facts
 from .records import Facts, ProcessFacts, Values, plain
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,6 @@ def read(
             continue
         except Exception:  # whatever Linux shows, no save or resume fails because of it
             logger.exception("process %d is missing in the audit", pid)
-    if facts.processes:
-        # The keeper is the first one, the kernel the second.
-        facts.processes[:2][-1].process |= plain(mount_facts.of_namespace(pids[0]))
     return facts
 
 

@@ -23,7 +23,7 @@ def plain(values: Values) -> Values:
 
 
 def _plain(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class ProcessFacts(msgspec.Struct):

@@ -14,6 +14,7 @@ import struct
 import termios
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -54,29 +55,24 @@ class TerminalQueues:
 
     def take(self, descriptors: Mapping[int, Sequence[int]]) -> None:
         """Take what waits in the terminals of stopped processes. An error is logged; CRIU then does what it can."""
-        seen = set[str]()
-        for pid, numbers in descriptors.items():
-            for number in numbers:
-                index = _index(pid, number)
-                if index and index not in seen:
-                    seen.add(index)
-                    try:
-                        self._take(pid, number)
-                    except (OSError, struct.error) as error:
-                        logger.warning(
-                            "terminal %s of process %d is not emptied: %s", index, pid, error
-                        )
+        mains, used = _terminals(descriptors)
+        for index, (pid, number) in mains.items():
+            try:
+                self._take(pid, number, is_used=index in used)
+            except (OSError, struct.error) as error:
+                logger.warning("terminal %s of process %d is not emptied: %s", index, pid, error)
 
-    def _take(self, pid: int, number: int) -> None:
+    def _take(self, pid: int, number: int, *, is_used: bool) -> None:
+        """Empty a terminal. `is_used`: a program has the other end open."""
         queue = TerminalQueue(processes.nspid(pid) or 0, number)
         with _main_end(pid, number) as main:
             queue.ended = _has_ended(main)
             self.queues.append(queue)
-            with _without_packets(main):
-                for piece in _pieces(main):
-                    queue.output += piece
-                    self._note()
-            if not queue.ended:
+            for piece in _pieces(main):
+                queue.output += piece
+                self._note()
+            # The end of a program that has not begun yet stays closed: to close it would end the terminal.
+            if is_used:
                 with _other_end(main) as other, _raw(other, canonical=False):
                     for piece in _pieces(other):
                         queue.input += piece
@@ -123,23 +119,33 @@ def put(queue: TerminalQueue, here: Mapping[int, int]) -> bool:
     return True
 
 
-def _index(pid: int, number: int) -> str:
-    """Return the number of the terminal whose main end this descriptor is; nothing for another file."""
-    try:
-        if not os.readlink(f"/proc/{pid}/fd/{number}").endswith("/ptmx"):
-            return ""
-        with open(f"/proc/{pid}/fdinfo/{number}") as lines:
-            return next((line.split()[1] for line in lines if line.startswith("tty-index")), "")
-    except OSError:
-        return ""
+def _terminals(
+    descriptors: Mapping[int, Sequence[int]],
+) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Return process and descriptor of each terminal's main end, by its number, and the numbers of those whose other end is open."""
+    mains, used = dict[str, tuple[int, int]](), set[str]()
+    for pid, number in (
+        (pid, number) for pid, numbers in descriptors.items() for number in numbers
+    ):
+        with suppress(OSError):
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+            if name.endswith("/ptmx"):
+                with open(f"/proc/{pid}/fdinfo/{number}") as lines:
+                    for line in lines:
+                        if line.startswith("tty-index"):
+                            mains.setdefault(line.split()[1], (pid, number))
+            elif name.startswith("/dev/pts/"):
+                used.add(Path(name).name)
+    return mains, used
 
 
 @contextmanager
 def _main_end(pid: int, number: int) -> Iterator[int]:
-    """Yield a duplicate of a process's descriptor."""
+    """Yield a duplicate of a process's descriptor, in which nothing is sent before the bytes (packet mode) meanwhile."""
     copy = duplicate(pid, number)
     try:
-        yield copy
+        with _without_packets(copy):
+            yield copy
     finally:
         os.close(copy)
 
@@ -178,7 +184,7 @@ def _raw(other: int, *, canonical: bool) -> Iterator[None]:
 
 @contextmanager
 def _without_packets(main: int) -> Iterator[None]:
-    """Switch off the byte before each read of a main end in packet mode."""
+    """Switch off packet mode, which sends a byte before each read, and tells of changed settings."""
     packets = struct.unpack("=i", fcntl.ioctl(main, _TIOCGPKT, bytes(4)))[0]
     if packets:
         fcntl.ioctl(main, _TIOCPKT, struct.pack("=i", 0))

@@ -110,8 +110,6 @@ def _name(fact: str) -> str:
     if kind == "option":
         level, number = map(int, rest.split())
         return f"the option {_option(level, number)}"
-    if kind == "mount":
-        return f"the mount at {rest}"
     if kind == "lock":
         return f"the lock {rest}"
     if kind == "membership":

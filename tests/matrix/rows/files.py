@@ -450,22 +450,6 @@ os.listdir("watched")
         warned="unread events of descriptor",
     ),
     Row(
-        "mount",
-        "A file system that a program of the kernel has mounted",
-        """
-import subprocess
-subprocess.run(["mount", "-t", "tmpfs", "row", "/mnt"], check=True)
-""",
-        """
-subprocess.run(["umount", "/mnt"])
-if not subprocess.run(["mount", "-t", "tmpfs", "row", "/mnt"]).returncode:
-    open("/mnt/x", "w").close()
-""",
-        exception="the mount is gone; a warning of the resume says so",
-        warned="the mount at /mnt",
-        rights=True,
-    ),
-    Row(
         "directory-working",
         "A working directory that was changed, and a umask",
         """
