@@ -8,7 +8,6 @@ room, cannot be read; so for a suspend the receiver gets more room, and they arr
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import itertools
 import os
@@ -29,6 +28,7 @@ from ...host.connections import End, Inner
 from ...host.tcp_table import TcpState
 from ...manifest_records import SCRATCH, TcpConnection, TcpEnd
 from ..criu import options as criu_options
+from ..tree.duplicates import duplicate
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import options
@@ -37,7 +37,6 @@ from . import options
 STREAM = "tcp"
 #: The file, for recovery, with the socket whose option is changed temporarily and the option's former value.
 _JOURNAL = f"{SCRATCH}/low-water-mark"
-_NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
 #: How long to wait until all bytes have arrived, and the interval of checks. A sender that found no room retries after 0.2 s, 0.4 s, ...
@@ -286,17 +285,8 @@ def recover(tree: Tree) -> None:
 
 
 def _duplicate(pid: int, descriptor: int) -> socket.socket:
-    """Duplicate a process's socket (man 2 pidfd_getfd)."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        ours = libc.syscall(_NR_PIDFD_GETFD, pidfd, descriptor, 0)
-        if ours < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
-    finally:
-        os.close(pidfd)
-    return socket.socket(fileno=ours)
+    """Duplicate a process's socket."""
+    return socket.socket(fileno=duplicate(pid, descriptor))
 
 
 def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
