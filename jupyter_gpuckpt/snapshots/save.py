@@ -118,9 +118,7 @@ def save(
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         sources += _queues(state)
-        sources += (
-            [BytesSource(audit_records.STREAM, data)] if (data := state.facts.encoded()) else []
-        )
+        sources += _facts(state)
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
         if notebook is not None:
@@ -273,6 +271,11 @@ def _queues(state: Frozen) -> list[Source]:
     if not state.connections_queues:
         return []
     return [BytesSource(tcp_record.STREAM, state.connections_queues)]
+
+
+def _facts(state: Frozen) -> list[Source]:
+    data = state.facts.encoded()
+    return [BytesSource(audit_records.STREAM, data)] if data else []
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:

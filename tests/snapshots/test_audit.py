@@ -62,6 +62,9 @@ ATTRIBUTES = """
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, 1031, 1 << 17)
     fcntl.fcntl(read_end, 8, os.getpid()), fcntl.fcntl(read_end, 10, signal.SIGUSR2)
+    if not os.fork():  # a child that shares the descriptors
+        while True:
+            time.sleep(1000)
     seen = {}
     def slack():
         prctl(29, 777777)

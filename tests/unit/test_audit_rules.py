@@ -36,6 +36,7 @@ BOUNDS = {
     "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
     "ticks": ({}, {}, "3", "4", "2"),
     "session keyring": ({}, {}, "3", "4", "2"),
+    "secure bits": ({"CapPrm": "0"}, {}, "", "3", "7"),
     "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
     "pos": ({"link": "/gone"}, {}, "10", "0", "9"),
 }
@@ -91,6 +92,12 @@ def test_a_stranger_s_descriptors_signal_no_other_process():
     values = {"signal owner": "1 1"}
     with socket.socket() as end, pytest.raises(KeyError):
         descriptor_facts.set_of_descriptor(os.getpid(), end.fileno(), "signal owner", values, {})
+
+
+def test_the_root_of_a_machine_keeps_its_rights():
+    assert changed(
+        facts("", "", {"CapPrm": "1"}, {}), facts("secure bits", "3", {"CapPrm": "1"}, {})
+    ) == ["secure bits"]
 
 
 def test_ports_are_replaced_one_by_one():

@@ -14,6 +14,8 @@ from .records import Difference, Facts, Kind, ProcessFacts, Values
 _TIMER_TOLERANCE_NS = 100_000_000
 #: How much earlier a timer may fire that runs while the kernel's clock runs, in seconds: as long as a freeze and a restore may take.
 _WAITING_SECONDS = 120
+#: SECBIT_NOROOT and its lock (man capabilities).
+_NOROOT = 3
 _LARGEFILE = 0o100000
 _UNIX = f"{socket.AF_UNIX:d} "
 #: Digits of the name of a zero byte and five letters.
@@ -191,6 +193,11 @@ def _at_least(before: str, after: str, context: Context) -> bool:
     return int(before or 0) <= int(after or 0)
 
 
+def _can_gain_nothing(before: str, after: str, context: Context) -> bool:
+    """Accept, without any capability, that none comes with the user id 0 (SECBIT_NOROOT), as a restore in a user namespace leaves it."""
+    return int(after or 0) in (0, _NOROOT) and not before and not _bits(context.before, "CapPrm")
+
+
 def _both_have_names(before: str, after: str, context: Context) -> bool:
     """Accept another path of an open file: CRIU opens files by name, and copies that travel have names of their own."""
     return before.startswith("/") and after.startswith("/")
@@ -229,6 +236,7 @@ RULES: dict[str, Rule] = {
     "it_value": _has_run_since,
     "ticks": _at_least,
     "session keyring": _at_least,
+    "secure bits": _can_gain_nothing,
     "link": _both_have_names,
     "pos": _was_made_empty,
 }

@@ -56,6 +56,17 @@ def of_process(pid: int, descriptors: Iterable[int], seen: set[str]) -> dict[int
     return found
 
 
+def sockets(pid: int, descriptors: Iterable[int]) -> set[str]:
+    """Return the sockets among these descriptors, as `of_process` adds them to `seen`."""
+    found = set()
+    for number in descriptors:
+        with suppress(OSError):
+            link = os.readlink(f"/proc/{pid}/fd/{number}")
+            if kind_of(link) == "socket":
+                found.add(link)
+    return found
+
+
 def _of_descriptor(pid: int, number: int, seen: set[str]) -> Values:
     link = os.readlink(f"/proc/{pid}/fd/{number}")
     found = {"link": re.sub(r"\[\d+\]", "", link), **_of_fdinfo(pid, number)}

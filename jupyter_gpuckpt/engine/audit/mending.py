@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from ...errors import CheckpointError
@@ -42,10 +42,10 @@ def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> 
             return []
         before = decoded(data)
         lost = _fill_terminals(tree, before)
-        after = _read(pids(tree))
+        after = _read(tree)
         found = differences(before, after, made)
         if was_set := _set(tree, before, found):
-            again = {process.pid: process for process in _read(was_set).processes}
+            again = {process.pid: process for process in _read(tree, was_set).processes}
             after.processes = [again.get(process.pid, process) for process in after.processes]
             found = differences(before, after, made)
         for one in found:
@@ -66,15 +66,16 @@ def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
     ]
 
 
-def _read(wanted: Iterable[int]) -> Facts:
+def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
+    """Read the facts of the tree, or of some of its processes."""
     answers: reading.Answers = {}
-    members = [pid for pid in wanted if processes.state(pid) not in (None, "Z", "X")]
+    members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
-        with ThreadsHeld(pid) as held:
-            answers |= reading.ask(held)
-    return reading.read(
-        members, answers, {pid: sorted(processes.descriptors(pid)) for pid in members}
-    )
+        if only is None or pid in only:
+            with ThreadsHeld(pid) as held:
+                answers |= reading.ask(held)
+    descriptors = {pid: sorted(processes.descriptors(pid)) for pid in members}
+    return reading.read(members, answers, descriptors, only)
 
 
 def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:

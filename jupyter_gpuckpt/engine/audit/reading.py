@@ -41,8 +41,9 @@ def read(
     pids: Collection[int],
     answers: Mapping[int, Sequence[Result]],
     descriptors: Mapping[int, Sequence[int]],
+    only: Collection[int] | None = None,
 ) -> Facts:
-    """Read the facts of processes that stand still. `descriptors`: the numbers of each process's descriptors.
+    """Read the facts of processes that stand still, or of some of them. `descriptors`: the numbers of each process's descriptors.
 
     What cannot be read is missing.
     """
@@ -50,6 +51,9 @@ def read(
     # In the same order before and after: of an open file that several have, the first one has the facts.
     pids = sorted(pids, key=lambda pid: processes.nspid(pid) or 0)
     for pid in pids:
+        if only is not None and pid not in only:
+            seen |= descriptor_facts.sockets(pid, descriptors.get(pid, ()))
+            continue
         try:
             facts.processes.append(_process(pid, answers, descriptors.get(pid, ()), seen))
         except ProcessLookupError:
