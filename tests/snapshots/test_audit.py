@@ -76,7 +76,7 @@ ATTRIBUTES = """
         buffer = ctypes.create_string_buffer(32)
         libc.timerfd_gettime(timer, buffer)
         seconds, nanoseconds = struct.unpack("16x2q", buffer.raw)
-        return round(time.time() + seconds + nanoseconds / 1e9 - at, 1)
+        return abs(time.time() + seconds + nanoseconds / 1e9 - at) < 0.2
     def membership():
         try:
             datagrams.setsockopt(0, socket.IP_DROP_MEMBERSHIP, socket.inet_aton("239.1.2.3") + LO)
