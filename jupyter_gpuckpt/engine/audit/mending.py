@@ -12,7 +12,8 @@ from ...errors import CheckpointError
 from ...host import processes
 from ..injection.call_tables import Call, CallTables
 from ..injection.threads_held import ThreadsHeld
-from ..tree.launch import pids
+from ..tree.launch import pids, wait_until
+from ..tree.standstill import all_stopped
 from ..tree.tree import Tree
 from . import (
     asked_facts,
@@ -28,6 +29,7 @@ from .records import Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
 
+_STOP_SECONDS = 10.0
 _FAILURES = (OSError, ValueError, LookupError, OverflowError, struct.error, CheckpointError)
 
 
@@ -69,6 +71,8 @@ def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
 def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
     """Read the facts of the tree, or of some of its processes."""
     answers: reading.Answers = {}
+    # CRIU sends SIGSTOP to all tasks at its end, and a busy machine delivers it later.
+    wait_until(lambda: all(map(all_stopped, pids(tree))), timeout=_STOP_SECONDS)
     members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
         if only is None or pid in only:

@@ -22,6 +22,8 @@ from .tracee import Tracee
 _FUNCTION = bytes.fromhex(
     "498b0424 498b7c2408 498b742410 498b542418 4d8b542420 4d8b442428 0f05 49890424 4983c430 ebd7"
 )
+#: The place in it after the call.
+_AFTER_CALL = 31
 _CALL_WORDS, _WORD_BYTES = 6, 8
 #: The bytes below the stack pointer that a function may use without moving it (System V ABI).
 _RED_ZONE = 128
@@ -81,7 +83,8 @@ class CallTables:
         before = self._read(address, length)
         self._write(address, table)
         try:
-            tracee.run_code(self._address, r12=address)
+            last = address + table_bytes - _CALL_WORDS * _WORD_BYTES
+            tracee.run_code(self._address, address, (self._address + _AFTER_CALL, last))
             found = self._read(address, length)
         finally:
             self._write(address, before)

@@ -201,20 +201,21 @@ class Tracee:
             return result
         raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
 
-    def run_code(self, address: int, **registers: int) -> None:
-        """Let the thread execute code until it stops itself by SIGSTOP, which is not delivered."""
+    def run_code(self, address: int, r12: int, end: tuple[int, int]) -> None:
+        """Let the thread execute code until it has sent itself SIGSTOP, which alone is not delivered. `end`: rip and r12 then."""
         self._mine()
         values = self._begin(calls=False)
-        for name, value in [*registers.items(), ("rip", address)]:
-            setattr(values, name, value)
+        values.rip, values.r12 = address, r12
         ptrace.set_registers(self.tid, values)
-        while self.stop.kind is not Kind.SIGNAL:  # a process's stop may be reported again
-            self.restart(ptrace.CONT)
+        while self.stop.kind is not Kind.SIGNAL or (values.rip, values.r12) != end:
+            self.restart(ptrace.CONT, self.stop.signal if self.stop.kind is Kind.SIGNAL else 0)
             self._wait(_CALL_SECONDS)
-        caught, self.stop = self.stop.signal, _TRAPPED
+            values = ptrace.registers(self.tid)
+            if self.stop.kind is Kind.SIGNAL and self.stop.signal != signal.SIGSTOP:
+                caught, self.stop = self.stop.signal, _TRAPPED
+                raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {caught}")
+        self.stop = _TRAPPED
         self.finish()
-        if caught != signal.SIGSTOP:
-            raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {caught}")
 
     def finish(self, result: int | None = None) -> None:
         """Put signal mask and registers back; the thread stays stopped.
@@ -321,8 +322,7 @@ class Tracee:
     # Internals
     def _mine(self) -> None:
         if threading.get_native_id() != self._owner:
-            message = f"thread {self.tid} was attached by thread {self._owner}, not by this one"
-            raise RuntimeError(message)
+            raise RuntimeError(f"thread {self.tid} was attached by thread {self._owner}")
 
     def _begin(self, *, calls: bool = True) -> Registers:
         """Return the registers between calls. The first time, keep the thread's own ones and block all signals."""

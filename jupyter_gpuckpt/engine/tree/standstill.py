@@ -135,7 +135,7 @@ class Standstill:
         # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
         # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
-            wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+            wait_until(lambda pid=record.pid: all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
         if self._guest is not None:
             self._guest.begin({record.pid: record.descriptors for record in self._records})
 
@@ -198,7 +198,7 @@ class Standstill:
             if processes.start_time(record.pid) != record.start_time:
                 continue
             try:
-                wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+                wait_until(lambda pid=record.pid: all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
                 _repair(record)
             except (OSError, FreezeFailed):
                 logger.exception("process %d could not be repaired after CRIU's end", record.pid)
@@ -228,7 +228,7 @@ class Standstill:
             self._stopped.append(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
+        if not wait_until(lambda: all_stopped(pid), timeout=_STOP_SECONDS):
             raise FreezeFailed(
                 "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
                 hint="Try again when it runs again.",
@@ -236,7 +236,7 @@ class Standstill:
             )
 
 
-def _all_stopped(pid: int) -> bool:
+def all_stopped(pid: int) -> bool:
     """Return whether no thread of a process runs any more; also True if the process has ended."""
     return all(processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid))
 
