@@ -14,8 +14,7 @@ def clocks():
         time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID), time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID) / 1e9,
         usage.ru_utime, usage.ru_stime, children.ru_utime, os.times().user, os.times().children_user,
     ]
-os.system("python -c 'while __import__(\\"time\\").process_time() < 0.2: pass'")
-while process_time() < 3: pass
+os.system("python -c 'while __import__(\\"time\\").process_time() < 0.05: pass'")
 last = clocks()
 """
 GO_ON = """
@@ -47,7 +46,7 @@ def test_clocks_of_cpu_time_go_on_where_they_stopped(server):
 
 def test_a_cell_s_time_counts_from_its_beginning_over_a_resume(server, tmp_path):
     page = server.open()
-    page.run("import os, time\nwhile time.process_time() < 3: pass")
+    page.run("import os, time")
     busy = page.execute(
         f"%%time\nprint('begun', flush=True)\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
     )

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from jupyter_gpuckpt.engine.audit import descriptor_facts, lock_facts, socket_facts
+from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, lock_facts, socket_facts
 from jupyter_gpuckpt.engine.audit.comparison import RULES, differences
 from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
@@ -36,6 +36,15 @@ BOUNDS = {
     "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
     "ticks": ({}, {}, "3", "4", "2"),
     "session keyring": ({}, {}, "3", "4", "2"),
+    "Uid": ({"CapPrm": "0"}, {}, "1001 1001 1001", "1002 1002 1002", "1002 1003 1002"),
+    "Gid": ({"CapPrm": "0"}, {}, "1001 1001", "1002 1002", "1002"),
+    "Groups": ({"CapPrm": "0"}, {}, "4 1001", "1002", None),
+    "cpuid": ({}, {}, "1", "", "0"),
+    "dumpable": ({}, {}, "1", "", "0"),
+    "machine check policy": ({}, {}, "2", "", "1"),
+    "timer slack": ({}, {}, "50000", "", "1"),
+    "THP_enabled": ({}, {}, "1", "", "0"),
+    "untag_mask": ({}, {}, "0xffffffffffffffff", "", "0x0"),
     "secure bits": ({"CapPrm": "0"}, {}, "", "3", "7"),
     "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
     "pos": ({"link": "/gone"}, {}, "10", "0", "9"),
@@ -45,7 +54,7 @@ BOUNDS = {
 def facts(fact, value, others, of_process):
     values = {**others, fact: value} if value else dict(others)
     threads = {1: {"SigBlk": mask(USR1)}}
-    return Facts([ProcessFacts(1, "python", of_process, threads, {3: values})])
+    return Facts(processes=[ProcessFacts(1, "python", of_process, threads, {3: values})])
 
 
 def changed(before, after, made=("/gone",)):
@@ -94,6 +103,12 @@ def test_a_stranger_s_descriptors_signal_no_other_process():
         descriptor_facts.set_of_descriptor(os.getpid(), end.fileno(), "signal owner", values, {})
 
 
+@pytest.mark.parametrize("fact", ["Uid", "Gid", "Groups"])
+def test_root_keeps_its_ids(fact):
+    root = {"CapPrm": "1"}
+    assert changed(facts(fact, "0", root, {}), facts(fact, "1", root, {})) == [fact]
+
+
 def test_the_root_of_a_machine_keeps_its_rights():
     assert changed(
         facts("", "", {"CapPrm": "1"}, {}), facts("secure bits", "3", {"CapPrm": "1"}, {})
@@ -103,7 +118,7 @@ def test_the_root_of_a_machine_keeps_its_rights():
 def test_ports_are_replaced_one_by_one():
     def sockets(*ports):
         ends = {n: {**STREAM, "local": f"127.0.0.1 {port}"} for n, port in enumerate(ports)}
-        return Facts([ProcessFacts(1, "python", descriptors=ends)])
+        return Facts(processes=[ProcessFacts(1, "python", descriptors=ends)])
 
     assert changed(sockets(1, 2, 1), sockets(3, 4, 3)) == []
     assert changed(sockets(1, 2, 1), sockets(3, 3, 3)) == ["local"]
@@ -112,7 +127,9 @@ def test_ports_are_replaced_one_by_one():
 
 def test_only_names_that_linux_chose_are_replaced():
     def named(name):
-        return Facts([ProcessFacts(1, "python", descriptors={3: {**UNIX, "local": name}})])
+        return Facts(
+            processes=[ProcessFacts(1, "python", descriptors={3: {**UNIX, "local": name}})]
+        )
 
     assert changed(named("003030303161"), named("003030303162")) == []
     assert changed(named("003030303161"), named("00303030")) == ["local"]
@@ -137,7 +154,9 @@ def test_what_is_missing_is_found(missing):
             "descriptors": {3: {}} if with_it or missing != "descriptor" else {},
         }
         return Facts(
-            [ProcessFacts(1, "python", **parts)] if with_it or missing != "process" else []
+            processes=[ProcessFacts(1, "python", **parts)]
+            if with_it or missing != "process"
+            else []
         )
 
     before = one(with_it=True)
@@ -147,8 +166,8 @@ def test_what_is_missing_is_found(missing):
 
 
 def test_a_stranger_s_facts_break_nothing():
-    before = Facts([ProcessFacts(1, "\x1b[2J", {"SigIgn": "no number", "Umask": "\x07"})])
-    after = Facts([ProcessFacts(1, "python", {"SigIgn": "0", "Umask": "0022"})])
+    before = Facts(processes=[ProcessFacts(1, "\x1b[2J", {"SigIgn": "no number", "Umask": "\x07"})])
+    after = Facts(processes=[ProcessFacts(1, "python", {"SigIgn": "0", "Umask": "0022"})])
     told = sentences(differences(before, after), before)
     assert len(told) == 2
     assert all(text.isprintable() for text in told)
@@ -161,6 +180,12 @@ def test_a_stranger_s_facts_reach_no_option_beyond_the_socket():
             assert not socket_facts.set_of_socket(end, fact, "01000000")
         assert socket_facts.set_of_socket(end, "option 6 1", "01000000")
         assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_what_linux_did_not_show_is_not_set():
+    assert asked_facts.setting("cpuid", {}) is None
+    assert asked_facts.setting("cpuid", {"cpuid": "1"})
+    assert asked_facts.setting("memory merge", {})
 
 
 def test_a_stranger_s_locks_are_no_other_calls():

@@ -59,6 +59,8 @@ _OF_THREAD = {
     "thread keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _THREAD_KEYRING)),
     "session keyring": Call(_NR_KEYCTL, (_KEYCTL_READ, _SESSION_KEYRING)),
 }
+#: Facts whose usual value is not 0; where one is missing, Linux does not know it.
+ALWAYS_THERE = frozenset({"cpuid", "dumpable", "machine check policy", "timer slack"})
 _SPECULATION = frozenset({"store bypass", "indirect branches", "flush of the L1 cache"})
 _KEYRINGS = frozenset({"process keyring", "thread keyring", "session keyring"})
 
@@ -94,14 +96,14 @@ def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
             value = str(result.value)
         else:
             value = hex(int.from_bytes(result.data, "little"))
-        if value not in ("0", "0x0"):
+        if fact in ALWAYS_THERE or value not in ("0", "0x0"):
             found[fact] = value
     return found
 
 
 def setting(fact: str, values: Values) -> Call | None:
     """Return the call by which a thread sets a fact to that of `values` again; None if there is none. Raises ValueError."""
-    if fact not in _SETTABLE:
+    if fact not in _SETTABLE or (fact in ALWAYS_THERE and fact not in values):
         return None
     number = int(values.get(fact, "0"), 0)
     if fact in _POLICY:

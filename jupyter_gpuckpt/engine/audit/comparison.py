@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from . import asked_facts
 from .records import Difference, Facts, Kind, ProcessFacts, Values
 
 #: How much later or earlier a timer for an absolute time may fire, in nanoseconds.
@@ -198,6 +199,28 @@ def _can_gain_nothing(before: str, after: str, context: Context) -> bool:
     return int(after or 0) in (0, _NOROOT) and not before and not _bits(context.before, "CapPrm")
 
 
+def _are_other_ids(before: str, after: str, context: Context) -> bool:
+    """Accept, without any capability, that a user and groups of another machine have the ids of those of this one."""
+    if _bits(context.before, "CapPrm"):
+        return False
+    old, new = before.split(), after.split()
+    return len(old) == len(new) and all(
+        context.changes.accepts(f"id {then}", f"id {now}")
+        for then, now in zip(old, new, strict=True)
+        if then != now
+    )
+
+
+def _are_of_this_user(before: str, after: str, context: Context) -> bool:
+    """Accept, without any capability, the groups of the user who resumes: Linux lets nobody else choose them."""
+    return not _bits(context.before, "CapPrm")
+
+
+def _is_new_in_linux(before: str, after: str, context: Context) -> bool:
+    """Accept that another version of Linux shows a fact or does not."""
+    return not before or not after
+
+
 def _both_have_names(before: str, after: str, context: Context) -> bool:
     """Accept another path of an open file: CRIU opens files by name, and copies that travel have names of their own."""
     return before.startswith("/") and after.startswith("/")
@@ -236,6 +259,12 @@ RULES: dict[str, Rule] = {
     "it_value": _has_run_since,
     "ticks": _at_least,
     "session keyring": _at_least,
+    "Uid": _are_other_ids,
+    "Gid": _are_other_ids,
+    "Groups": _are_of_this_user,
+    **dict.fromkeys(asked_facts.ALWAYS_THERE, _is_new_in_linux),
+    "THP_enabled": _is_new_in_linux,
+    "untag_mask": _is_new_in_linux,
     "secure bits": _can_gain_nothing,
     "link": _both_have_names,
     "pos": _was_made_empty,

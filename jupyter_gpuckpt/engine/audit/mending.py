@@ -25,7 +25,7 @@ from . import (
     wording,
 )
 from .comparison import differences
-from .records import Difference, Facts, ProcessFacts, decoded
+from .records import VERSION, Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,10 @@ def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> 
         if not (data := facts()):
             return []
         before = decoded(data)
+        _await_stopped(tree)
         lost = _fill_terminals(tree, before)
+        if before.version != VERSION:
+            return lost
         after = _read(tree)
         found = differences(before, after, made)
         if was_set := _set(tree, before, found):
@@ -56,6 +59,11 @@ def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> 
     except Exception:  # whatever is wrong with a snapshot's facts, it can be resumed
         logger.exception("the processes of tree %d were not audited", tree.init_pid)
         return []
+
+
+def _await_stopped(tree: Tree) -> None:
+    """Wait until all tasks stand still: CRIU sends them SIGSTOP at its end, and held ones stop again when they are released."""
+    wait_until(lambda: all(map(all_stopped, pids(tree))), timeout=_STOP_SECONDS)
 
 
 def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
@@ -71,8 +79,7 @@ def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
 def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
     """Read the facts of the tree, or of some of its processes."""
     answers: reading.Answers = {}
-    # CRIU sends SIGSTOP to all tasks at its end, and a busy machine delivers it later.
-    wait_until(lambda: all(map(all_stopped, pids(tree))), timeout=_STOP_SECONDS)
+    _await_stopped(tree)
     members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
         if only is None or pid in only:

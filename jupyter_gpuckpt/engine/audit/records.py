@@ -13,6 +13,9 @@ STREAM = "audit"
 #: The most bytes of facts that a snapshot holds: a plain kernel has 60 KB, a process with 1,000 threads 1 MB.
 MAX_BYTES = 32 << 20
 
+#: It changes with the names and meanings of facts: one that an older version did not read is not one that was not there.
+VERSION = 1
+
 Values = dict[str, str]
 Kind = Literal["process", "thread", "descriptor"]
 
@@ -57,8 +60,9 @@ class TerminalQueue(msgspec.Struct):
 
 
 class Facts(msgspec.Struct):
-    """The facts of a tree at one moment."""
+    """The facts of a tree at one moment. Those of another `version` mean something else."""
 
+    version: int = VERSION
     processes: list[ProcessFacts] = []
     terminals: list[TerminalQueue] = []
 
