@@ -19,6 +19,7 @@ _MODULES = (
     "fresh_secrets",
     "history",
     "peer_access",
+    "processor_clocks",
     "resumes",
     "sent_messages",
     "subscribers",

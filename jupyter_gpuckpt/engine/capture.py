@@ -164,6 +164,16 @@ def clear(directory: Path) -> None:
             list(map(remove, found))
 
 
+def empty(directory: Path) -> None:
+    """Remove the files and folders in a directory, if there is one."""
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(directory):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
+
+
 def drop_copies(tree: Tree) -> None:
     """Remove the copies that `capture` made."""
     shutil.rmtree(tree.inside(_COPIES), ignore_errors=True)

@@ -8,7 +8,6 @@ Does not cover: cutting, compressing and storing the frozen memory (`images`, `s
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,9 @@ from ..host import processes
 from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions
 from ..progress import Progress, Stage
 from . import kept_files
-from .capture import Capture, capture, drop_copies, unlink_strays
+from .audit.audit import Audit
+from .audit.records import Facts
+from .capture import Capture, capture, drop_copies, empty, unlink_strays
 from .criu import dump as criu_dump
 from .criu import hidden_pages
 from .criu import images as criu_images
@@ -70,6 +71,8 @@ class Frozen(msgspec.Struct):
     gpu_bytes: int
     #: TCP connections with both ends in the tree.
     tcp: tcp_record.Recorded
+    #: What Linux shows of the tree (`engine.audit`).
+    facts: Facts = msgspec.field(default_factory=Facts)
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = {}
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
@@ -141,7 +144,8 @@ def frozen(
             until=Until.ENDED if stop else Until.GIVEN_BACK,
         )
 
-        standstill = Standstill.of(tree, lasts=options.stands_still)
+        audit = Audit(tree)
+        standstill = Standstill.of(tree, audit, lasts=options.stands_still)
         rollback.callback(standstill.end)
         # No thread may run between Checkpoint and Restore: the memory that it shares with the GPU is not mapped meanwhile.
         rollback.callback(gpu.hold)
@@ -170,7 +174,7 @@ def frozen(
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu, tcp)
-        result.gone, result._kept = gone, keeping
+        result.gone, result.facts, result._kept = gone, audit.facts(), keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
@@ -240,8 +244,8 @@ def _dump(
     """
     if plan.method == "skeleton":
         images = tree.inside(criu_options.IMAGES)
-        _empty(images)
-        tree_cleanup.callback(_empty, images)
+        empty(images)
+        tree_cleanup.callback(empty, images)
     else:
         # The path is the same in the kernel's mount namespace and here. Here it still exists when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
@@ -308,15 +312,6 @@ def _dump_skeleton(
         pages, unforked = looks[0].result()
     hidden_pages.reveal(images, pages)
     return unforked
-
-
-def _empty(directory: Path) -> None:
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(directory):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
 
 
 def _unlink(tree: Tree, links: list[str]) -> None:

@@ -10,6 +10,7 @@ import logging
 
 from ..errors import FreezeFailed
 from ..progress import Progress
+from .audit import terminal_queues
 from .capture import clear, drop_copies, unlink_strays
 from .criu import deleted_files
 from .criu import options as criu_options
@@ -35,6 +36,7 @@ def recover(tree: Tree, *, stands_still: bool = False) -> None:
         end_strangers(tree, _CRIU_SECONDS)
     unlink_strays(tree)
     tcp_record.recover(tree)
+    terminal_queues.recover(tree)
     gpu = GpuProcesses(tree, Progress())
     standstill = Standstill.found(tree, lasts=stands_still)
     if standstill is not None:

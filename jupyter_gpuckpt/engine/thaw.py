@@ -22,6 +22,8 @@ from ..host import commands, processes
 from ..manifest_records import Manifest
 from ..progress import Progress, Stage
 from . import conflicts, kept_files
+from .audit import records as audit_records
+from .audit.mending import mend
 from .capture import clear
 from .content import Content
 from .criu import action_script, dropped_locks, file_images, missing_files, owners
@@ -52,6 +54,8 @@ class Thawed(NamedTuple):
     made: list[str]
     moved_ports: dict[int, int]
     moved_addresses: dict[str, str]
+    #: What is not as it was and could not be mended, a sentence each.
+    changed: list[str]
     #: TCP connections within the tree that could not be recreated, with the reason.
     lost_connections: list[str]
 
@@ -143,8 +147,7 @@ def thaw(
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
-            saved = manifest.launch.own_ports
-            ports = dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
+            ports = _ports(manifest, own_ports)
             moved = conflicts.avoid(
                 images,
                 ports,
@@ -173,6 +176,7 @@ def thaw(
             _run_criu(restore, images, filling, watch, gpu)
         tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
+        changed = mend(tree, lambda: _facts(manifest, content), made)
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
@@ -187,7 +191,21 @@ def thaw(
         with progress.stage(Stage.LET_GO):
             _continue_tasks(tree, manifest)
         namespaces.close()
-    return Thawed(tree, made, moved.server_ports, moved.server_addresses, connections.lost)
+    return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
+
+
+def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:
+    """Return the kernel's own ports, former to present ones."""
+    saved = manifest.launch.own_ports
+    return dict(zip(saved, saved if own_ports is None else own_ports, strict=True))
+
+
+def _facts(manifest: Manifest, content: Content) -> bytes:
+    """Return the facts that the snapshot holds; none if an older version took it. Raises the content's error."""
+    length = next((one.length for one in manifest.streams if one.name == audit_records.STREAM), 0)
+    if not 0 < length <= audit_records.MAX_BYTES:
+        return b""
+    return content.reader(audit_records.STREAM)(0, length)
 
 
 def _without_error(

@@ -166,6 +166,12 @@ def threads(pid: int) -> list[int]:
     return sorted(_numbers(PROC / str(pid) / "task"))
 
 
+def living_thread(pid: int) -> int:
+    """Return its main thread; another thread if that has ended, because then it shows no memory and descriptors."""
+    tids = [pid, *threads(pid)]
+    return next((tid for tid in tids if state(tid) not in (None, "Z", "X")), pid)
+
+
 def context_switches(pid: int) -> dict[int, int]:
     """Return each thread's number of context switches: if two counts are equal, the thread did not run in between."""
     counts = {}

@@ -53,6 +53,7 @@ from .fresh_secrets import renew_secrets
 from .history import History, last_cell
 from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
+from .processor_clocks import ProcessorClocks
 from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
@@ -103,7 +104,7 @@ class Agent:
         for event in _EVENTS:
             kernel.shell.events.callbacks.setdefault(event, [])
         self._history = History(kernel.shell)
-        self._peers = PeerAccess()
+        self._peers, self._clocks = PeerAccess(), ProcessorClocks()
         self.user_requests = UserRequests(kernel)
 
     @property
@@ -199,6 +200,7 @@ class Agent:
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
             self._iopub.schedule(lambda: self._say(parts))
         elif op == "thaw":
+            self._clocks.note()
             self._flush_output()
         elif op == "count":
             callbacks = self._kernel.shell.events.callbacks
@@ -277,6 +279,7 @@ class Agent:
         return "on" if result_of(await beside(self._peers.on, _CALLS_SECONDS)) else "unknown"
 
     def _prepare(self) -> None:
+        self._clocks.note()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         with self._lock:

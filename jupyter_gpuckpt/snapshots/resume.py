@@ -103,7 +103,9 @@ def resume(
         f"This machine does not have the address {old}. The kernel's servers on it are reached at {new} now."
         for old, new in thawed.moved_addresses.items()
     ]
-    return Resumed(thawed.tree, changed + gone + moved + closed, thawed.moved_ports)
+    return Resumed(
+        thawed.tree, changed + gone + moved + closed + thawed.changed, thawed.moved_ports
+    )
 
 
 def _changes_of_files(

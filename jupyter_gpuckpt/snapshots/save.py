@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from ..engine.audit import records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
-from ..engine.preflight import plan
+from ..engine.preflight import Plan, plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
@@ -44,6 +45,7 @@ from ..store.local import LocalStore
 from . import kept_files, notebooks, open_files, relied_packs, tcp
 from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
+from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
 
@@ -61,6 +63,17 @@ class Saved(NamedTuple):
     """The result of a save or suspend."""
 
     manifest: Manifest
+    warnings: list[str]
+
+
+class _Preparation(NamedTuple):
+    """What is known of a save before the freeze. `earlier_gpu`, `predecessor`: see `EarlierSnapshots.predecessor`."""
+
+    plan: Plan
+    earlier: EarlierSnapshots
+    predecessor: Predecessor | None
+    earlier_gpu: EarlierGpuMemory
+    notebook: notebooks.Notebook | None
     warnings: list[str]
 
 
@@ -87,53 +100,35 @@ def save(
     begun = time.monotonic()
     digests, new = digests or FileDigests(), new or Making(uuid.uuid4().hex)
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
-        warnings = tcp.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
-        gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
-        chosen = plan(
-            tree,
-            settings,
-            private_shm=spec.private_shm,
-            own_sockets=spec.own_sockets.names,
-            stop=stop,
-            gpu_bytes=gpu_bytes,
-        )
-        host = fingerprint.host()
-        ids = user_namespaces.ids_of(tree.init_pid)
-        # This may take time, so it comes before the freeze.
-        earlier = EarlierSnapshots(store, spec.kernel_id)
-        predecessor, earlier_gpu = earlier.predecessor()
-        relied_packs.settle(
-            store, predecessor, options.cause, threads=settings.threads, progress=progress
-        )
-        if stop:
-            open_files.learn(tree, digests.outlines)
-        notebook, not_stored = notebooks.read(spec.jupyter)
+        prepared = _prepared(tree, spec, store, settings, options, digests, progress)
+        host, ids = fingerprint.host(), user_namespaces.ids_of(tree.init_pid)
+    warnings, notebook = prepared.warnings, prepared.notebook
     complete: list[SnapshotInfo] = []
     with (
         _naming_complete(complete),
         telling_a_loss(tree, "saved"),
         GpuPacking(
-            store, settings, alone=stop, predecessor=predecessor, earlier=earlier_gpu
+            store,
+            settings,
+            alone=stop,
+            predecessor=prepared.predecessor,
+            earlier=prepared.earlier_gpu,
         ) as gpu_packing,
         frozen(
             tree,
-            chosen,
+            prepared.plan,
             settings,
             options,
             gpu_files_taken=gpu_packing.begin,
-            earlier_gpu=earlier_gpu,
+            earlier_gpu=prepared.earlier_gpu,
             store_window=partial(gpu_packing.store_window, progress),
             progress=progress,
         ) as state,
     ):
-        images, sources = _images(state)
-        sources += state.memory
-        sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
-        sources += tcp.queues(state)
+        images, sources = _sources(state)
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
-        warnings += not_stored
         if stop:
             warnings += tcp.lost(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
@@ -141,7 +136,9 @@ def save(
         warnings += replaced
         total = state.gpu_bytes + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
-            packed = _stored(state, sources, gpu_packing, store, settings, predecessor, progress)
+            packed = _stored(
+                state, sources, gpu_packing, store, settings, prepared.predecessor, progress
+            )
         state.release_memory()
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
         warnings += changed
@@ -155,14 +152,14 @@ def save(
                 spec,
                 options,
                 snapshot_id=new.snapshot_id,
-                number=earlier.next_number(new.above),
+                number=prepared.earlier.next_number(new.above),
                 began=began,
                 seconds=time.monotonic() - begun,
                 host_name=host.name,
             ),
             launch=spec.written_down(),
             host=host,
-            method=chosen.method,
+            method=prepared.plan.method,
             keeper_pid=tree.keeper_nspid,
             kernel_pid=tree.kernel_nspid,
             highest_pid=highest,
@@ -205,6 +202,39 @@ def save(
     return Saved(manifest, warnings)
 
 
+def _prepared(
+    tree: Tree,
+    spec: LaunchSpec,
+    store: LocalStore,
+    settings: EngineSettings,
+    options: SaveOptions,
+    digests: FileDigests,
+    progress: Progress,
+) -> _Preparation:
+    """Check whether the kernel can be saved, and do everything before the freeze that may take time."""
+    stop = options.stop
+    warnings = tcp.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
+    chosen = plan(
+        tree,
+        settings,
+        private_shm=spec.private_shm,
+        own_sockets=spec.own_sockets.names,
+        stop=stop,
+        gpu_bytes=sum(gpu.memory_of(pids(tree)).values()),
+    )
+    earlier = EarlierSnapshots(store, spec.kernel_id)
+    predecessor, earlier_gpu = earlier.predecessor()
+    relied_packs.settle(
+        store, predecessor, options.cause, threads=settings.threads, progress=progress
+    )
+    if stop:
+        open_files.learn(tree, digests.outlines)
+    notebook, not_stored = notebooks.read(spec.jupyter)
+    return _Preparation(
+        chosen, earlier, predecessor, earlier_gpu, notebook, [*warnings, *not_stored]
+    )
+
+
 def _stored(
     state: Frozen,
     sources: Sequence[Source],
@@ -239,6 +269,17 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         for info in complete:
             error.hint = f"{error.hint} The snapshot {info.snapshot_id} is complete.".lstrip()
         raise
+
+
+def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
+    """Return the list of images, and the sources of all that the frozen tree consists of."""
+    images, sources = _images(state)
+    sources += state.memory
+    sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
+    sources += tcp.queues(state)
+    if facts := state.facts.encoded():
+        sources.append(BytesSource(audit_records.STREAM, facts))
+    return images, sources
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:

@@ -21,6 +21,8 @@ class Row:
     exception: str = ""
     #: A pattern that the error of a save and of a suspend must match: the kernel is refused and runs on.
     refused: str = ""
+    #: A pattern that every warning of its operations must match; without it there must be none.
+    warned: str = ""
     #: Only root can make it.
     rights: bool = False
     #: Modules without which the row cannot run.

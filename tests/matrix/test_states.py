@@ -38,7 +38,9 @@ def together(rows):
     def cells(name):
         return "\n".join(f"await apart({row.name!r}, {getattr(row, name)!r})" for row in rows)
 
-    return Row("together", "All of them", begin=APART + cells("begin"), use=cells("use"))
+    warned = "|".join(row.warned for row in rows if row.warned)
+    begin = APART + cells("begin")
+    return Row("together", "All of them", begin=begin, use=cells("use"), warned=warned)
 
 
 def test_many_states_work_in_one_kernel(environment, tmp_path):

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -106,7 +107,10 @@ def attempt(row: Row, directory: Path) -> Line:
                 return _refusal(row, client, kernel)
             for verbs in [("save",), ("suspend", "resume"), ("suspend", "resume")]:
                 for step in verbs:
-                    client.wait(client.send(getattr(calls, step)(kernel.kernel_id)).operation_id)
+                    done = client.wait(
+                        client.send(getattr(calls, step)(kernel.kernel_id)).operation_id
+                    )
+                    _check_warnings(row, done.warnings)
                 # Output that is sent before the connection is there again is lost, as for any client without a server.
                 kernel.client.wait_for_ready(timeout=row.patience)
                 step = f"use after {verbs[-1]}"
@@ -117,6 +121,13 @@ def attempt(row: Row, directory: Path) -> Line:
         details = getattr(error, "details", "")
         return Line(row.name, "wrong", f"{step}: {error} {details}".strip())
     return Line(row.name, "works")
+
+
+def _check_warnings(row: Row, said: Sequence[str]) -> None:
+    """Raise WrongError if an operation warned of anything that the row does not name, such as a fact that the audit found changed."""
+    unknown = [text for text in said if not (row.warned and re.search(row.warned, text))]
+    if unknown:
+        raise WrongError(f"it warned: {' '.join(unknown)}")
 
 
 def _refusal(row: Row, client: Client, kernel: Kernel) -> Line:

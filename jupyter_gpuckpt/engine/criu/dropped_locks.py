@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...errors import ThawFailed
 from ...host import processes
-from ..injection.tracee import Tracee, living_thread
+from ..injection.tracee import Tracee
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import file_locks, memory_images
@@ -41,7 +41,7 @@ def take_again(images: Path, tree: Tree) -> None:
 
 def _take(pid: int, locks: Sequence[Lock]) -> None:
     try:
-        with Tracee(pid, living_thread(pid)) as tracee:
+        with Tracee(pid, processes.living_thread(pid)) as tracee:
             for lock in locks:
                 kind = fcntl.F_WRLCK if lock.exclusive else fcntl.F_RDLCK
                 length = 0 if lock.end is None else lock.end - lock.start + 1

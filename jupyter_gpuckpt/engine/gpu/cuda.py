@@ -24,7 +24,6 @@ from typing import Any
 
 from ...errors import CheckpointError, FreezeFailed, HostIncompatible, ThawFailed, ToolMissing
 from ...host import gpu, processes
-from ..injection.tracee import living_thread
 from .release import DEVICES
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ def is_cuda_process(pid: int) -> bool:
 
 def holds_gpu(pid: int) -> bool:
     """Return whether a process has descriptors of GPU devices, its own or inherited."""
-    held = processes.descriptors(living_thread(pid)).values()
+    held = processes.descriptors(processes.living_thread(pid)).values()
     return any(path.startswith(DEVICES) for path in held)
 
 
@@ -127,7 +126,7 @@ def may_be_parked(pid: int) -> bool:
     """Return whether a process has loaded the driver but holds no GPU: it is checkpointed, or never used one (see `state`)."""
     try:
         # The search is in bytes, for speed: every save does it for every process.
-        maps = Path(f"/proc/{living_thread(pid)}/maps").read_bytes()
+        maps = Path(f"/proc/{processes.living_thread(pid)}/maps").read_bytes()
     except OSError:
         return False
     return b"/libcuda.so" in maps and not holds_gpu(pid)
@@ -277,7 +276,7 @@ def _uuid(driver: Any, text: str) -> Any:  # noqa: ANN401
 
 def _is_profiled(pid: int) -> bool:
     """Return whether a process has loaded CUDA's profiling library; without it no profiler was used."""
-    return any("/libcupti" in area.path for area in processes.maps(living_thread(pid)))
+    return any("/libcupti" in area.path for area in processes.maps(processes.living_thread(pid)))
 
 
 def _check(pid: int, step: str, result: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...errors import FreezeFailed
 from ...host import processes
 from ..injection.threads_held import ThreadsHeld
-from ..injection.tracee import Tracee, living_thread
+from ..injection.tracee import Tracee
 
 DEVICES = "/dev/nvidia"
 _NR_CLOSE, _NR_MUNMAP = 3, 11
@@ -32,7 +32,7 @@ def release(pid: int, *, devices: str = DEVICES) -> Released:
     stopped (T), as before. A process without such files is not held at all. Raises CheckpointError when it cannot be stopped,
     FreezeFailed when a call fails; earlier releases are not undone, which does no harm.
     """
-    tid = living_thread(pid)
+    tid = processes.living_thread(pid)
     if not _descriptors(tid, devices) and not _mappings(tid, devices):
         return Released(0, 0)
     with ThreadsHeld(pid, return_frame=True) as held:

@@ -53,6 +53,7 @@ class Registers(ctypes.Structure):
     r8: int
     r9: int
     r10: int
+    r12: int
     rax: int
     rdx: int
     rsi: int

@@ -1,8 +1,8 @@
 """Injection of system calls into a thread of another process, which does not notice them (x86-64).
 
 Covers: stopping a thread that runs, sleeps or is stopped (state T) already, making calls in it, putting everything back.
-Does not cover: the purpose of the calls (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), the fate of the thread if the
-tracer dies (`return_frame`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+Does not cover: the purpose of the calls, the fate of the thread if the tracer dies (`return_frame`, `tree/standstill.py`).
+See also: `ptrace` (the calls), `threads_held` (all threads of a process), `call_tables` (many calls at once).
 
 How a call is injected, and why so:
 
@@ -201,6 +201,22 @@ class Tracee:
             return result
         raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
 
+    def run_code(self, address: int, r12: int, end: tuple[int, int]) -> None:
+        """Let the thread execute code until it has sent itself SIGSTOP, which alone is not delivered. `end`: rip and r12 then."""
+        self._mine()
+        values = self._begin(calls=False)
+        values.rip, values.r12 = address, r12
+        ptrace.set_registers(self.tid, values)
+        while self.stop.kind is not Kind.SIGNAL or (values.rip, values.r12) != end:
+            self.restart(ptrace.CONT, self.stop.signal if self.stop.kind is Kind.SIGNAL else 0)
+            self._wait(_CALL_SECONDS)
+            values = ptrace.registers(self.tid)
+            if self.stop.kind is Kind.SIGNAL and self.stop.signal != signal.SIGSTOP:
+                caught, self.stop = self.stop.signal, _TRAPPED
+                raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {caught}")
+        self.stop = _TRAPPED
+        self.finish()
+
     def finish(self, result: int | None = None) -> None:
         """Put signal mask and registers back; the thread stays stopped.
 
@@ -268,8 +284,7 @@ class Tracee:
     def poll(self) -> Stop | None:
         """Return the thread's next stop; None if it still runs. Raises ProcessLookupError when it has ended."""
         self._mine()
-        stop = ptrace.poll(self.tid)
-        if stop is not None:
+        if (stop := ptrace.poll(self.tid)) is not None:
             self._stopped(stop)
         return stop
 
@@ -307,12 +322,9 @@ class Tracee:
     # Internals
     def _mine(self) -> None:
         if threading.get_native_id() != self._owner:
-            message = (
-                f"thread {self.tid} was attached by thread {self._owner}; ptrace serves no other"
-            )
-            raise RuntimeError(message)
+            raise RuntimeError(f"thread {self.tid} was attached by thread {self._owner}")
 
-    def _begin(self) -> Registers:
+    def _begin(self, *, calls: bool = True) -> Registers:
         """Return the registers between calls. The first time, keep the thread's own ones and block all signals."""
         if self._original is None:
             original = ptrace.registers(self.tid)
@@ -323,7 +335,7 @@ class Tracee:
                 self._return_frame = return_frame.write_frame(self.tid, original, self._mask)
             if self._return_frame is not None:
                 self._instruction = self._return_frame.call
-            elif not self._instruction:
+            elif calls and not self._instruction:
                 self._instruction = task_memory.syscall_instruction(self.tid)
             self._original = original
             ptrace.set_registers(self.tid, self._prepared(original))
@@ -386,9 +398,3 @@ class Tracee:
         deadline = time.monotonic() + _GROUP_STOP_SECONDS
         while processes.state(self.tid) in ("t", "R") and time.monotonic() < deadline:
             time.sleep(50e-6)
-
-
-def living_thread(pid: int) -> int:
-    """Return the main thread of a process; another thread if it has ended, because then it shows no memory and descriptors."""
-    tids = [pid, *processes.threads(pid)]
-    return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Self
 
 from ...errors import FreezeFailed
+from ...host import processes
 from ..injection import ptrace
 from ..injection.ptrace import Kind
-from ..injection.tracee import Tracee, living_thread
+from ..injection.tracee import Tracee
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Ghost:
 
     def _make(self) -> Tracee:
         """Make the twin, stopped before its first instruction."""
-        tid = living_thread(self._of)
+        tid = processes.living_thread(self._of)
         with Tracee(self._of, tid, options=ptrace.TRACECLONE) as original:
             original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
             # The call's result is the twin's pid in the program's namespace; the event has its pid in ours.

@@ -25,9 +25,9 @@ from ...errors import FreezeFailed
 from ...host import connections
 from ...manifest_records import SCRATCH
 from ..criu import inet_images
+from ..tree.duplicates import duplicate_socket
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from .record import duplicate
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def correct_images(tree: Tree, images: Path) -> None:
 
 
 def _of(end: connections.End) -> _Listener:
-    with duplicate(end.pid, end.descriptor) as one:
+    with duplicate_socket(end.pid, end.descriptor) as one:
         return _Listener(
             end.pid,
             end.descriptor,
@@ -116,12 +116,12 @@ def _of(end: connections.End) -> _Listener:
 
 
 def _shut(pid: int, descriptor: int) -> None:
-    with duplicate(pid, descriptor) as one:
+    with duplicate_socket(pid, descriptor) as one:
         one.shutdown(socket.SHUT_RDWR)
 
 
 def _listen(listener: _Listener) -> None:
-    with duplicate(listener.pid, listener.descriptor) as one:
+    with duplicate_socket(listener.pid, listener.descriptor) as one:
         if os.fstat(one.fileno()).st_ino != listener.inode or _info(one)[_STATE_AT] == _LISTEN:
             return
         try:

@@ -8,7 +8,6 @@ room, cannot be read; so for a suspend the receiver gets more room, and they arr
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import itertools
 import os
@@ -30,6 +29,7 @@ from ...host.connections import End, Inner
 from ...host.tcp_table import TcpState
 from ...manifest_records import SCRATCH, TcpConnection, TcpEnd
 from ..criu import options as criu_options
+from ..tree.duplicates import duplicate_socket
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import options
@@ -39,7 +39,7 @@ from .unaccepted import Unaccepted
 STREAM = "tcp"
 #: The file, for recovery, with the socket whose option is changed temporarily and the option's former value.
 _JOURNAL = f"{SCRATCH}/low-water-mark"
-_NR_PIDFD_GETFD = 438
+_SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
 #: How long to wait until all bytes have arrived, and the interval of checks. A sender that found no room retries after 0.2 s, 0.4 s, ...
 _PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
@@ -73,7 +73,7 @@ class _HeldEnd:
 
     def __init__(self, end: End) -> None:
         self.end = end
-        self.socket = duplicate(end.pid, end.descriptor)
+        self.socket = duplicate_socket(end.pid, end.descriptor)
         self._options = options.read(self.socket)
         self._state = 0
         self.unread = b""
@@ -238,7 +238,7 @@ class Recorded:
             return False
         inode = listener.row.inode
         known = self.unaccepted.has(inode)
-        theirs = None if known else duplicate(listener.pid, listener.descriptor)
+        theirs = None if known else duplicate_socket(listener.pid, listener.descriptor)
         self.unaccepted.add(inode, theirs, client.socket)
         return True
 
@@ -303,25 +303,11 @@ def recover(tree: Tree) -> None:
     journal = tree.inside(_JOURNAL)
     with suppress(OSError, msgspec.DecodeError):
         mark = decoding.from_json(journal.read_bytes(), _Mark)
-        with duplicate(mark.pid, mark.descriptor) as end:
+        with duplicate_socket(mark.pid, mark.descriptor) as end:
             if os.fstat(end.fileno()).st_ino == mark.inode:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark.value)
     with suppress(OSError):
         journal.unlink(missing_ok=True)
-
-
-def duplicate(pid: int, descriptor: int) -> socket.socket:
-    """Duplicate a process's socket (man 2 pidfd_getfd)."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        ours = libc.syscall(_NR_PIDFD_GETFD, pidfd, descriptor, 0)
-        if ours < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
-    finally:
-        os.close(pidfd)
-    return socket.socket(fileno=ours)
 
 
 def _is_stuck(client: _HeldEnd, pids: Collection[int]) -> bool:

@@ -18,9 +18,11 @@ import signal
 import struct
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +31,7 @@ from ...errors import CheckpointError, FreezeFailed
 from ...host import processes
 from ...manifest_records import SCRATCH
 from ..injection import ptrace
+from ..injection.call_tables import code_address
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import RegistersRecord, Tracee
 from .endless_waits import restart_endless_wait
@@ -71,6 +74,19 @@ class _Journal(msgspec.Struct):
     ending: bool = False
 
 
+class Guest(Protocol):
+    """Work that is done to a tree while it stands still. It raises nothing."""
+
+    def ask(self, held: ThreadsHeld) -> None:
+        """Use the held threads of a process, whose registers are recorded."""
+
+    def begin(self, descriptors: Mapping[int, Sequence[int]]) -> None:
+        """Begin when all processes are stopped; these are their descriptors, before CRIU opens others in them."""
+
+    def end(self) -> None:
+        """End before any task runs on."""
+
+
 class Standstill:
     """One standstill of `tree`, from `begin()` to `end()`; call `repair()` if CRIU failed. Not thread-safe.
 
@@ -78,8 +94,8 @@ class Standstill:
     `found` recreates the standstill from it in another process.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    def __init__(self, tree: Tree, guest: Guest | None = None) -> None:
+        self._tree, self._guest = tree, guest
         self._records: list[TaskRecord] = []
         self._stopped: list[int] = []
         #: Host pids of processes that the user had stopped.
@@ -90,9 +106,12 @@ class Standstill:
         self._lasts = False
 
     @classmethod
-    def of(cls, tree: Tree, *, lasts: bool) -> Standstill:
-        """Return a new standstill; with `lasts` that in which the tree is already, and in which it stays."""
-        return (cls.found(tree, lasts=True) if lasts else None) or cls(tree)
+    def of(cls, tree: Tree, guest: Guest, *, lasts: bool) -> Standstill:
+        """Return a new standstill with a guest; with `lasts` that in which the tree is already, and in which it stays."""
+        found = cls.found(tree, lasts=True) if lasts else None
+        standstill = found or cls(tree)
+        standstill._guest = guest
+        return standstill
 
     @classmethod
     def found(cls, tree: Tree, *, lasts: bool = False) -> Standstill | None:
@@ -122,16 +141,22 @@ class Standstill:
         """
         self._records = []
         self._look()
-        waiting = [self._tree.keeper_pid]
-        while waiting:
-            pid = waiting.pop()
-            self._stop(pid)
-            waiting += processes.children(pid)
+        with ExitStack() as holds:
+            held, waiting = list[ThreadsHeld](), [self._tree.keeper_pid]
+            while waiting:
+                pid = waiting.pop()
+                held += self._stop(pid, holds)
+                waiting += processes.children(pid)
+            self._write()  # what the guest does to threads can be undone from the journal
+            for one in held:
+                if self._guest is not None:
+                    self._guest.ask(one)
         # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
         # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
-            wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
-        self._write()
+            wait_until(lambda pid=record.pid: all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        if self._guest is not None:
+            self._guest.begin({record.pid: record.descriptors for record in self._records})
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
@@ -169,6 +194,8 @@ class Standstill:
         Raises FreezeFailed if another process (a CRIU that Linux does not end) holds a task; a thread then lets it run on as soon
         as that process has ended.
         """
+        if self._guest is not None:
+            self._guest.end()
         if self._lasts:
             return
         held = self._let_run()
@@ -229,17 +256,18 @@ class Standstill:
         If CRIU has cleaned up itself, nothing is changed.
         """
         there = [r for r in self._records if processes.start_time(r.pid) == r.start_time]
-        wait_until(lambda: all(_all_stopped(r.pid) for r in there), timeout=_STOP_SECONDS)
+        wait_until(lambda: all(all_stopped(r.pid) for r in there), timeout=_STOP_SECONDS)
         for record in there:
             try:
                 _repair(record)
             except (OSError, CheckpointError):
                 logger.exception("process %d could not be repaired after CRIU's end", record.pid)
 
-    def _stop(self, pid: int) -> None:
+    def _stop(self, pid: int, holds: ExitStack) -> list[ThreadsHeld]:
+        """Stop a process and record it; return the hold of its threads, until `holds` ends it. There is none if it has ended."""
         state = processes.state(pid)
         if state in (None, "Z", "X"):
-            return
+            return []
         if tracer := _tracer(pid):
             raise FreezeFailed(
                 f"A process of the kernel is being traced by a debugger or strace: {processes.name(pid)}, by {processes.name(tracer)}.",
@@ -248,15 +276,19 @@ class Standstill:
             )
         if pid not in self.user_stopped:
             self._halt(pid)
-        with suppress(ProcessLookupError):
-            self._records.append(_record(pid))
+        held = holds.enter_context(ThreadsHeld(pid))
+        try:
+            self._records.append(_record(held))
+        except ProcessLookupError:
+            return []
+        return [held]
 
     def _halt(self, pid: int) -> None:
         if pid not in self._stopped:
             self._stopped.append(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
+        if not wait_until(lambda: all_stopped(pid), timeout=_STOP_SECONDS):
             frozen = any(map(_is_frozen, processes.threads(pid)))
             why = (
                 "its control group is frozen (docker pause, a batch system)"
@@ -309,35 +341,28 @@ def _is_frozen(tid: int) -> bool:
     return waits_in in {"__refrigerator", "do_freezer_trap", "get_signal"}
 
 
-def _all_stopped(pid: int) -> bool:
+def all_stopped(pid: int) -> bool:
     """Return whether no thread of a process runs any more; also True if the process has ended."""
     return all(processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid))
 
 
-def _record(pid: int) -> TaskRecord:
-    with ThreadsHeld(pid) as held:
-        if not held.tids:
-            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
-        for tracee in held.tracees():
-            restart_endless_wait(tracee)
-        address, code = _code(held.tracee())
-        return TaskRecord(
-            pid,
-            processes.start_time(pid) or 0,
-            [tracee.record() for tracee in held.tracees()],
-            [ptrace.extended_registers(tid) for tid in held.tids],
-            sorted(processes.descriptors(pid)),
-            address,
-            code,
-        )
-
-
-def _code(tracee: Tracee) -> tuple[int, bytes]:
-    """Return address and bytes of the code that CRIU overwrites in the process while it makes calls there."""
-    area = next((area for area in processes.maps(tracee.pid) if area.perms[2:3] == "x"), None)
-    if area is None:
-        return 0, b""
-    return area.start, tracee.read(area.start, _CODE_BYTES)
+def _record(held: ThreadsHeld) -> TaskRecord:
+    if not held.tids:
+        raise ProcessLookupError(errno.ESRCH, f"process {held.pid} has ended")
+    for tracee in held.tracees():
+        restart_endless_wait(tracee)
+    # The code that CRIU overwrites while it makes calls there.
+    address = code_address(held.pid)
+    code = held.tracee().read(address, _CODE_BYTES) if address else b""
+    return TaskRecord(
+        held.pid,
+        processes.start_time(held.pid) or 0,
+        [tracee.record() for tracee in held.tracees()],
+        [ptrace.extended_registers(tid) for tid in held.tids],
+        sorted(processes.descriptors(held.pid)),
+        address,
+        code,
+    )
 
 
 def _repair(record: TaskRecord) -> None:

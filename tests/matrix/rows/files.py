@@ -433,6 +433,23 @@ assert f"{n}".encode() in os.read(d, 4096)
 """,
     ),
     Row(
+        "inotify-unread",
+        "A watched folder (inotify) with events that were not read",
+        """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+os.mkdir("watched")
+d = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(d, b"watched", 0x100) == 1  # IN_CREATE
+open("watched/1", "w").close()
+""",
+        """
+os.listdir("watched")
+""",
+        exception="the events are lost; a warning of the resume says so",
+        warned="unread events of descriptor",
+    ),
+    Row(
         "directory-working",
         "A working directory that was changed, and a umask",
         """

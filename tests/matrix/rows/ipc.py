@@ -87,6 +87,7 @@ another.connect("socket")
 server.accept()[0].close()
 another.close()
 """,
+        exception="both ends of a connection no longer show the listener's name (getsockname, getpeername)",
     ),
     Row(
         "eventfd",

@@ -58,6 +58,7 @@ else:
         pass
 """,
         exception="the connection is closed in the resumed kernel, as if the other side had hung up",
+        warned="Network connections were cut",
         quick=True,
     ),
     Row(
@@ -128,6 +129,41 @@ b.send(b"question")
 assert a.recv() == b"question"
 a.send(b"answer")
 assert b.recv() == b"answer"
+""",
+    ),
+    Row(
+        "udp-options",
+        "Options and multicast groups of a UDP socket",
+        """
+import socket
+group = socket.inet_aton("239.1.2.3") + socket.inet_aton("127.0.0.1")
+options = [(0, 10, 2), (0, 33, 7), (0, 34, 0), (0, 49, 0), (1, 29, 1), (1, 40, 1), (17, 103, 1200), (17, 104, 1)]
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", 0))
+for option in options:
+    s.setsockopt(*option)
+s.setsockopt(0, socket.IP_ADD_MEMBERSHIP, group)
+""",
+        """
+assert [s.getsockopt(level, name) for level, name, _ in options] == [value for *_, value in options]
+s.setsockopt(0, socket.IP_DROP_MEMBERSHIP, group)  # it fails unless the socket is a member
+s.setsockopt(0, socket.IP_ADD_MEMBERSHIP, group)
+""",
+    ),
+    Row(
+        "listener-options",
+        "Options of a TCP socket that listens",
+        """
+import socket
+s = socket.create_server(("127.0.0.1", 0))
+options = [(6, 2, 900), (6, 7, 3), (6, 9, 7), (6, 18, 5000), (6, 23, 9), (6, 25, 20000)]
+for option in options:
+    s.setsockopt(*option)
+s.setsockopt(6, 13, b"reno")
+""",
+        """
+assert [s.getsockopt(level, name) for level, name, _ in options] == [value for *_, value in options]
+assert s.getsockopt(6, 13, 16).rstrip(b"\\0") == b"reno"
 """,
     ),
 ]

@@ -383,4 +383,84 @@ assert child.poll() is None
 """,
         refused="traced|debugger",
     ),
+    Row(
+        "attributes",
+        "I/O priority, timer slack, personality, filter of core dumps, OOM score, nice value of the session",
+        """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def attributes():
+    files = ("coredump_filter", "oom_score_adj", "autogroup")
+    shown = [open(f"/proc/self/{name}").read().split()[-1] for name in files]
+    return [*shown, libc.syscall(252, 1, 0), libc.prctl(30, 0, 0, 0, 0), libc.personality(0xffffffff)]
+libc.syscall(251, 1, 0, 3 << 13)
+libc.prctl(29, 123456, 0, 0, 0)
+libc.personality(0x0040000)
+for name, value in ("coredump_filter", "0x7f"), ("oom_score_adj", "321"), ("autogroup", "5"):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(value)
+expected = attributes()
+assert expected[1:3] == ["321", "5"]
+""",
+        """
+assert attributes() == expected, (attributes(), expected)
+""",
+    ),
+    Row(
+        "keyring",
+        "A key in the keyring of the process",
+        """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.syscall(248, b"user", b"name", b"secret", 6, -2) > 0
+""",
+        """
+libc.syscall(250, 0, -2, 0)
+""",
+        exception="the key is not in the snapshot, because it is a secret; a warning of the resume says so",
+        warned="keys of the process keyring",
+    ),
+    Row(
+        "pty-ended",
+        "Output of a program in a terminal that has ended, not read yet (pexpect)",
+        """
+import os, pty
+def begin():
+    global main
+    pid, main = pty.fork()
+    if not pid:
+        os.write(1, b"last\\nwords\\n")
+        os._exit(0)
+    os.waitpid(pid, 0)
+begin()
+""",
+        """
+found = b""
+try:
+    while True:
+        found += os.read(main, 100)
+except OSError as error:
+    assert error.errno == 5, error
+assert found == b"last\\r\\nwords\\r\\n", found
+os.close(main)
+begin()
+""",
+    ),
+    Row(
+        "pty-unread",
+        "Output and input that wait in a terminal",
+        """
+import os
+main, other = os.openpty()
+def write():
+    os.write(other, b"one\\ntwo\\n")
+    os.write(main, b"typed\\r")
+write()
+""",
+        """
+assert os.read(main, 100) == b"one\\r\\ntwo\\r\\ntyped\\r\\n"
+assert os.read(other, 100) == b"typed\\n"
+write()
+""",
+    ),
 ]

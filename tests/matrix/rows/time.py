@@ -177,4 +177,34 @@ assert signal.sigtimedwait([signal.SIGRTMIN], 0) is None
 queue(); queue()
 """,
     ),
+    Row(
+        "timerfd-absolute",
+        "A timerfd that waits for a time of the day",
+        """
+import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+d = libc.timerfd_create(0, 0)  # CLOCK_REALTIME
+at = int(time.time()) + 10_000
+assert libc.timerfd_settime(d, 1, struct.pack("qqqq", 0, 0, at, 0), None) == 0
+""",
+        """
+left = ctypes.create_string_buffer(32)
+assert libc.timerfd_gettime(d, left) == 0
+seconds, nanoseconds = struct.unpack("16xqq", left.raw)
+assert abs(time.time() + seconds + nanoseconds / 1e9 - at) < 0.1
+""",
+    ),
+    Row(
+        "processor-time",
+        "The clocks of CPU time (time.process_time, getrusage, os.times)",
+        """
+import resource, time
+""",
+        """
+assert time.process_time() >= 0 and resource.getrusage(resource.RUSAGE_SELF).ru_utime >= 0
+""",
+        exception=(
+            "Linux counts from zero after a resume. Under a Jupyter server Python's own functions go on where they stopped"
+        ),
+    ),
 ]
