@@ -252,8 +252,8 @@ class Catalog:
         finally:
             self.database.run(partial(rows.spare, left))
             self.folder.condemned.difference_update(left)
+            self.files.drop(set(names).difference(left))
         try:
-            self.database.run(lambda connection: self.files.forget(connection, names))
             self.purge()
         except sqlite3.OperationalError as error:
             logger.warning("Rows of packs that are gone stay in the catalog for now: %s", error)

@@ -3,7 +3,7 @@
 Covers: the look at all packs before an operation relies on the catalog, the look at those of a snapshot before its kernel is killed,
 what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrubbing.py).
 
-A look at a pack takes 4 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
+A look at a pack takes about 5 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
 has their bytes stores them again. A pack that may be a copy is relied on, but a suspend that has the time reads it first.
 """
 

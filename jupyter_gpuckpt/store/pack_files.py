@@ -118,9 +118,13 @@ class PackFiles:
 
     def forget(self, connection: sqlite3.Connection, names: Collection[str]) -> None:
         """Delete the facts of packs that are gone, or whose files are others."""
+        self.drop(names)
+        connection.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names])
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget the facts of packs whose rows are being deleted."""
         for name in names:
             self._known.pop(name, None)
-        connection.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names])
 
     def forget_others(self, connection: sqlite3.Connection, names: Collection[str]) -> None:
         """Delete the facts of all packs but these."""

@@ -249,6 +249,7 @@ def _delete_between(pack: int, parts: list[Bounds], connection: sqlite3.Connecti
 
 def _delete_packs(packs: list[int], connection: sqlite3.Connection) -> None:
     for query in (
+        "DELETE FROM files WHERE name = (SELECT name FROM packs WHERE id = ? AND id IN temp.gone)",
         "DELETE FROM packs WHERE id = ? AND id IN temp.gone",
         "DELETE FROM contents WHERE pack = ? AND pack IN temp.gone",
         "DELETE FROM temp.doubted WHERE pack = ?",

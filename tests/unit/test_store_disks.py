@@ -91,7 +91,8 @@ def test_a_full_disk_is_said_with_sizes_and_leaves_the_store_as_it_was(mount, si
         assert "Delete snapshots" in e.value.hint
         # What was written of it is gone, or the disk would stay full.
         assert set((store.root / "packs").iterdir()) == before
-        assert store.free_bytes() > free - (256 << 10)
+        # The rest is the catalog's log, which has some pages for each pack.
+        assert store.free_bytes() > free - (384 << 10)
         assert read_stream(stream, store) == kept
         small = os.urandom(100_000)
         stream = pack([BytesSource("c", small)], store, threads=2, progress=Progress()).streams[0]
