@@ -23,6 +23,8 @@ from .tree.launch import pids
 from .tree.tree import Tree
 
 _MB = 1 << 20
+#: Linux's name for memory of memfd_secret, which lies in no folder.
+_WITHOUT_FOLDER = "/secretmem"
 #: How many descriptors CRIU's code in a process opens at most (3), and some room.
 _CRIUS_DESCRIPTORS = 5
 _SMALLEST_GHOST_LIMIT = 256 * _MB
@@ -187,6 +189,8 @@ def _refuse_closed_folders(tree: Tree, members: list[int]) -> None:
 
 def _is_shut_in(tree: Tree, name: str, file: str) -> bool:
     """Return whether a deleted file still has another name, and its former folder exists but may not be written to."""
+    if name == _WITHOUT_FOLDER:
+        return False
     folder = tree.inside(name).parent
     try:
         if not os.stat(file).st_nlink or os.access(folder, os.W_OK | os.X_OK):

@@ -180,6 +180,7 @@ def left_in_scratch():
         "notify",
         "notify.socket",
         "hold.socket",
+        "landlock-unused",
         "lane",
         "outside-signals.so",
         "secrets",

@@ -52,6 +52,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close and unmap it, or end the process that uses it, then try again.",
     ),
     (
+        r"mapfile link .*: Operation not permitted",
+        "A process of the kernel has memory mapped that CRIU may not open (secret memory of memfd_secret, or a device's).",
+        "Unmap it, or end the process that uses it, then try again.",
+    ),
+    (
         r"Non-empty write queue on an in-flight socket|Found a closed in-flight socket",
         "A connection to a unix socket of the kernel sent data or was closed before it was accepted, which CRIU cannot save.",
         "Let the program that listens accept it (a busy server does as soon as it can), then try again.",

@@ -340,6 +340,29 @@ assert child.poll() is None
         rights=True,
     ),
     Row(
+        "landlock-child",
+        "A child in a Landlock sandbox",
+        """
+import subprocess, sys
+code = '''
+import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+ruleset = libc.syscall(444, struct.pack("QQ", 1 << 4, 0), 16, 0)
+assert ruleset >= 0
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.syscall(446, ruleset, 0) == 0
+print("ready", flush=True)
+time.sleep(1000)
+'''
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+assert child.stdout.readline() == b"ready\\n"
+""",
+        """
+assert child.poll() is None
+""",
+        refused="sandbox",
+    ),
+    Row(
         "seccomp-child",
         "A child with a seccomp filter of its own (a sandboxed browser)",
         """
