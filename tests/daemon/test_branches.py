@@ -251,6 +251,10 @@ def test_what_cannot_be_branched_is_refused(client, keeper, branch, owner):
     saved = client.wait(client.send(calls.save(kernel.kernel_id)).operation_id)
     with pytest.raises(ConfigurationError, match="listens on 1 ports"):
         branch(client, saved.snapshot_id, count=2)
+    for folder in ("sockets", "/tmp/../etc", "/tmp/\0"):
+        request = BranchRequest(owner.owner_id, saved.snapshot_id, "k", [1], sockets_folder=folder)
+        with pytest.raises(ConfigurationError, match="no absolute path"):
+            client.send(calls.branch(request))
     with pytest.raises(SnapshotNotFound):
         branch(client, "none")
     with pytest.raises(KernelStateConflict):
