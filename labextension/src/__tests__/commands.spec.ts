@@ -376,10 +376,12 @@ describe('a branch', () => {
 });
 
 /** Wait for the dialog with this text. */
+/** Wait for a dialog with this text. React fills the body later than the title is there. */
 async function dialog(text: string): Promise<HTMLElement> {
   for (;;) {
     const shown = document.querySelector<HTMLElement>('.jp-Dialog');
-    if (shown?.textContent?.includes(text)) {
+    const body = shown?.querySelector('.jp-Dialog-body')?.textContent;
+    if (shown?.textContent?.includes(text) && body) {
       return shown;
     }
     await new Promise(resolve => setTimeout(resolve, 10));
