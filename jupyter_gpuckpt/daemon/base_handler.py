@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from tornado.iostream import IOStream, StreamClosedError
@@ -44,14 +45,24 @@ class BaseHandler(RequestHandler):
         self.daemon.finish(self)
         audit.request(self.request.method or "", self.request.path, self.get_status())
 
-    #: Whether the client has disconnected without an answer.
-    is_abandoned = False
-
     def on_connection_close(self) -> None:
         """Register the request as ended, because its client has disconnected."""
         super().on_connection_close()
-        self.is_abandoned = True
         self.daemon.finish(self)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether the client has disconnected without an answer.
+
+        `on_connection_close` is not called if it did so before this handler was made, or if tornado has not noticed it yet.
+        """
+        stream: IOStream | None = cast("Any", self.request.connection).stream
+        if stream is None or stream.closed():
+            return True
+        try:
+            return not stream.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
 
     def detach(self) -> IOStream:
         """Detach the connection, and register the request as ended, because tornado will not call `on_finish`."""
