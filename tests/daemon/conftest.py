@@ -175,6 +175,7 @@ def counts(short_dir):
 def left_in_scratch():
     """Return a function that lists what no operation may leave in a kernel's scratch, by the pid of its init."""
     kept = {
+        "copy",
         "criu.kdat",
         "keeper",
         "notify",
