@@ -1,10 +1,10 @@
 """A clock that a test sets, for processes into which `clock.c` is preloaded: their time of day, and the times of their files."""
 
-import fcntl
 import itertools
 import mmap
 import struct
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +12,8 @@ SOURCE = Path(__file__).with_name("clock.c")
 #: As in `clock.c`.
 MOST_STEPS = 4000
 COUNT, STEP = struct.Struct("q"), struct.Struct("qq")
+#: Held by the thread that sets a clock. Only one process sets one clock at a time.
+STEPPING = threading.Lock()
 #: What a clock that jumps is shifted by, one after the other: a little, hours, more than the life of anything, in both directions.
 JUMPS = (-3600.0, 600.0, 2 * 86_400.0, -7200.0, -0.5, 40 * 86_400.0, -42 * 86_400.0, 60.0)
 
@@ -39,8 +41,11 @@ class Clock:
 
     def step(self, seconds):
         """Set the clock forward, or back by a negative number of seconds."""
-        with self._path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as history:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with (
+            STEPPING,  # no lock of the file: a process that is forked meanwhile would keep it
+            self._path.open("r+b") as file,
+            mmap.mmap(file.fileno(), 0) as history,
+        ):
             [count] = COUNT.unpack_from(history)
             # The last entry is replaced where no other fits: its files then have other times, as after a restored backup.
             place = min(count, MOST_STEPS - 1)
