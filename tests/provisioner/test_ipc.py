@@ -137,10 +137,12 @@ def test_a_notebook_of_nbclient_goes_on_after_a_save(ours, tmp_path):
         subprocess.Popen([sys.executable, "-c", RUN, str(path)], env=ours) as runner,
         Sessions() as sessions,
     ):
-        wait_for(lambda: any(kernel.state is KernelState.RUNNING for kernel in sessions.list()))
-        [kernel] = sessions.list()
-        sessions.save(kernel.kernel_id)
-        gate.touch()
+        try:
+            wait_for(lambda: any(kernel.state is KernelState.RUNNING for kernel in sessions.list()))
+            [kernel] = sessions.list()
+            sessions.save(kernel.kernel_id)
+        finally:
+            gate.touch()  # the runner would never end
         assert runner.wait(TIMEOUT) == 0
     assert json.loads(path.read_text())["cells"][-1]["outputs"][0]["text"] == ["21\n"]
     assert list(Path(ours["JUPYTER_RUNTIME_DIR"]).glob(f"kernel-{kernel.kernel_id}*")) == []

@@ -200,6 +200,9 @@ class Slow(Kernels):
         self.link = SimpleNamespace(served={"a": self.served("a")}, daemon=self)
         self.begun, self.ends = asyncio.Event(), asyncio.Event()
 
+    async def require_answer(self):
+        pass
+
     def list_kernel_ids(self):
         return ["a"]
 
