@@ -176,7 +176,9 @@ def thaw(
             _run_criu(restore, images, filling, watch, gpu)
         tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
-        changed = mend(tree, lambda: _facts(manifest, content), made)
+        changed = mend(
+            tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+        )
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,

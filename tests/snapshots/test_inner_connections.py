@@ -365,7 +365,7 @@ def test_an_option_that_was_changed_for_a_moment_is_put_back_after_a_crash(run) 
     program.lines()
     end = connections.survey(launch.pids(program.tree)).inner[0].ends[0]
     journal = program.tree.inside(tcp_record._JOURNAL)
-    with tcp_record._duplicate(end.pid, end.descriptor) as same:
+    with tcp_record.duplicate_socket(end.pid, end.descriptor) as same:
         mark = tcp_record._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
         journal.write_bytes(msgspec.json.encode(mark))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1000)

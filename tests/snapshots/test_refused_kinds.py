@@ -78,11 +78,6 @@ KINDS = {
         "a Landlock ruleset",
     ),
     "fsopen": ("held = made(libc.syscall(430, b'tmpfs', 0))", r"being mounted \(fsopen\)"),
-    "a time stamp of a message": (
-        "held, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); "
-        "held.setsockopt(socket.SOL_SOCKET, 29, 1); other.send(b'x')",
-        "unread message with additional data",
-    ),
 }
 
 

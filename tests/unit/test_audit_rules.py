@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, lock_facts, socket_facts
-from jupyter_gpuckpt.engine.audit.comparison import RULES, differences
+from jupyter_gpuckpt.engine.audit.comparison import RULES, Changes, differences
 from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
 
@@ -31,6 +31,8 @@ BOUNDS = {
     "option 41 26": ({"state": "1"}, {}, "", "01000000", None),
     "unread": ({"state": "1"}, {}, "10", "5", None),
     "local": (STREAM, {}, "127.0.0.1 5000", "127.0.0.1 6000", "127.0.0.1 "),
+    "ends": ({**UNIX, "local": "/own"}, {}, "", "8208", "8"),
+    "state": ({}, {}, "4", "5", "8"),
     "remote": (UNIX, {}, "/socket", "", "/other"),
     "fires": (ABSOLUTE, {}, "10000000000", "10050000000", "10200000000"),
     "it_value": ({}, {}, "(100, 5)", "(99, 7)", "(100, 6)"),
@@ -57,8 +59,8 @@ def facts(fact, value, others, of_process):
     return Facts(processes=[ProcessFacts(1, "python", of_process, threads, {3: values})])
 
 
-def changed(before, after, made=("/gone",)):
-    return [one.fact for one in differences(before, after, made)]
+def changed(before, after):
+    return [one.fact for one in differences(before, after, Changes(["/gone"], ["/own"]))]
 
 
 def test_every_rule_has_a_bound():
@@ -160,7 +162,7 @@ def test_what_is_missing_is_found(missing):
         )
 
     before = one(with_it=True)
-    found = differences(before, one(with_it=False))
+    found = differences(before, one(with_it=False), Changes())
     assert [found.fact for found in found] == [missing]
     assert "is missing" in sentences(found, before)[0]
 
@@ -168,7 +170,7 @@ def test_what_is_missing_is_found(missing):
 def test_a_stranger_s_facts_break_nothing():
     before = Facts(processes=[ProcessFacts(1, "\x1b[2J", {"SigIgn": "no number", "Umask": "\x07"})])
     after = Facts(processes=[ProcessFacts(1, "python", {"SigIgn": "0", "Umask": "0022"})])
-    told = sentences(differences(before, after), before)
+    told = sentences(differences(before, after, Changes()), before)
     assert len(told) == 2
     assert all(text.isprintable() for text in told)
 

@@ -24,6 +24,10 @@ _CHOSEN_LENGTH = 12
 #: The fact of a listener (SO_ACCEPTCONN).
 _ACCEPTS = "option 1 30"
 _LISTEN, _CLOSED = "10", "7"
+#: TCP_FIN_WAIT1 and TCP_FIN_WAIT2.
+_ENDED = {"4", "5"}
+#: POLLHUP and POLLRDHUP: nobody is at the other end.
+_GONE = str(0x10 | 0x2000)
 #: SIGCONT and the stop signals are ours, SIGCHLD tells parents of them.
 _OF_STANDSTILL = sum(
     1 << (number - 1) for number in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCHLD)
@@ -55,11 +59,12 @@ class Context(NamedTuple):
 class Changes:
     """What a resume may change: files that it has `made`, because they were gone, and ports, addresses and names.
 
-    Each of these is replaced by one other, and no two by the same.
+    Each of these is replaced by one other, and no two by the same. `own_sockets`: the names of the unix sockets on which the kernel
+    listens for its clients, who connect again.
     """
 
-    def __init__(self, made: Collection[str] = ()) -> None:
-        self.made = made
+    def __init__(self, made: Collection[str] = (), own_sockets: Collection[str] = ()) -> None:
+        self.made, self.own_sockets = made, own_sockets
         self._new: dict[str, str] = {}
         self._old: dict[str, str] = {}
 
@@ -71,10 +76,10 @@ class Changes:
 Rule = Callable[[str, str, Context], bool]
 
 
-def differences(before: Facts, after: Facts, made: Collection[str] = ()) -> list[Difference]:
-    """Return the facts that are not as they were. `made`: files that were gone and that the resume has made."""
+def differences(before: Facts, after: Facts, changes: Changes) -> list[Difference]:
+    """Return the facts that are not as they were."""
     found = {process.pid: process for process in after.processes}
-    changes, result = Changes(made), list[Difference]()
+    result = list[Difference]()
     for process in before.processes:
         if process.pid in found:
             result += _of_process(process, found[process.pid], changes)
@@ -163,12 +168,36 @@ def _is_renamed(before: str, after: str, context: Context) -> bool:
         return not after and _ACCEPTS not in context.before
     old, new = before.rpartition(" "), after.rpartition(" ")
     accepts = context.changes.accepts
-    return bool(new[2]) and accepts(before, after) and (old[0] == new[0] or accepts(old[0], new[0]))
+    # A connection within the tree is made before its listener, whose port it need not have (`tcp/remake.py`).
+    kind = "listener " if _ACCEPTS in context.before else ""
+    is_one = accepts(f"{kind}{before}", f"{kind}{after}")
+    return bool(new[2]) and is_one and (old[0] == new[0] or accepts(old[0], new[0]))
 
 
 def _is_chosen_by_linux(*names: str) -> bool:
     """Return whether these are abstract names of five digits (man 7 unix, autobind), as `socket_facts` writes them."""
     return all(name.startswith("00") and len(name) == _CHOSEN_LENGTH for name in names)
+
+
+def _is_of_client(before: str, after: str, context: Context) -> bool:
+    """Accept that a client of the kernel's own unix sockets is gone: it connects again."""
+    return _is_own(context) and after == _GONE
+
+
+def _is_read_otherwise(before: str, after: str, context: Context) -> bool:
+    """Accept other unread bytes in a TCP connection, and in one of a client of the kernel's own unix sockets."""
+    return _is_own(context) or _is_of_connection(before, after, context)
+
+
+def _is_own(context: Context) -> bool:
+    """Return whether a socket belongs to a client of the kernel's own unix sockets."""
+    is_unix = context.before.get("socket", "").startswith(_UNIX)
+    return is_unix and context.before.get("local") in context.changes.own_sockets
+
+
+def _has_ended_as_before(before: str, after: str, context: Context) -> bool:
+    """Accept that the other side has confirmed the end of a connection, or has not yet."""
+    return {before, after} == _ENDED
 
 
 def _fires_then(before: str, after: str, context: Context) -> bool:
@@ -252,9 +281,11 @@ RULES: dict[str, Rule] = {
     # MAXSEG and IPV6_V6ONLY are the program's choice for a listener.
     "option 6 2": _is_of_connection,
     "option 41 26": _is_of_connection,
-    "unread": _is_of_connection,
+    "unread": _is_read_otherwise,
+    "ends": _is_of_client,
     "local": _is_renamed,
     "remote": _is_renamed,
+    "state": _has_ended_as_before,
     "fires": _fires_then,
     "it_value": _has_run_since,
     "ticks": _at_least,

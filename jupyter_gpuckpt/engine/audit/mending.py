@@ -24,7 +24,7 @@ from . import (
     terminal_queues,
     wording,
 )
-from .comparison import differences
+from .comparison import Changes, differences
 from .records import VERSION, Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,16 @@ _STOP_SECONDS = 10.0
 _FAILURES = (OSError, ValueError, LookupError, OverflowError, struct.error, CheckpointError)
 
 
-def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> list[str]:
+def mend(
+    tree: Tree,
+    facts: Callable[[], bytes],
+    made: Collection[str] = (),
+    own_sockets: Collection[str] = (),
+) -> list[str]:
     """Compare the restored tree with the facts of its snapshot and set what can be set; return warnings of the rest.
 
-    `facts`: reads them; there are none in the snapshots of older versions. `made`: files that were gone and that the resume has
-    made. The tasks must be stopped. It never fails: errors are logged.
+    `facts`: reads them; there are none in the snapshots of older versions. `made`, `own_sockets`: see `Changes`.
+    The tasks must be stopped. It never fails: errors are logged.
     """
     try:
         if not (data := facts()):
@@ -48,11 +53,11 @@ def mend(tree: Tree, facts: Callable[[], bytes], made: Collection[str] = ()) -> 
         if before.version != VERSION:
             return lost
         after = _read(tree)
-        found = differences(before, after, made)
+        found = differences(before, after, Changes(made, own_sockets))
         if was_set := _set(tree, before, found):
             again = {process.pid: process for process in _read(tree, was_set).processes}
             after.processes = [again.get(process.pid, process) for process in after.processes]
-            found = differences(before, after, made)
+            found = differences(before, after, Changes(made, own_sockets))
         for one in found:
             logger.info("not as before: %s", one)
         return [*lost, *wording.sentences(found, before)]
