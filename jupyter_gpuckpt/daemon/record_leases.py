@@ -95,7 +95,9 @@ class RecordLeases:
         if known is not None and known.is_held:
             return
         begun = self._leases.begin(kernel_id, _new_term()) if known is None else None
-        tenure = begun or self._claim(kernel_id)
+        # A daemon of this place that was killed just after it had forgotten the kernel has left its lease.
+        heir_of = "" if begun or known else self._heir_of(kernel_id, {self._place.key})
+        tenure = begun or self._claim(kernel_id, heir_of)
         if known is not None and tenure.term != known.term + 1:
             self._leases.release(kernel_id, tenure)
             raise _moved(kernel_id)
@@ -103,10 +105,13 @@ class RecordLeases:
 
     def take(self, kernel_id: str, ended: Collection[str]) -> None:
         """Get the lease of another daemon's kernel. `ended`: keys of places whose daemons are known to have ended. Raises SessionHeld."""
-        lease = self._begun(kernel_id).lease
-        heir_of = lease.daemon_id if lease and _place_of(lease.daemon_id) in ended else ""
-        tenure = self._claim(kernel_id, heir_of)
+        tenure = self._claim(kernel_id, self._heir_of(kernel_id, ended))
         self._known[kernel_id] = _Known(tenure.term, True)
+
+    def _heir_of(self, kernel_id: str, ended: Collection[str]) -> str:
+        """Return the daemon that has a kernel's lease, if it is one of these places, whose daemons have ended; else nothing."""
+        lease = self._begun(kernel_id).lease
+        return lease.daemon_id if lease and _place_of(lease.daemon_id) in ended else ""
 
     def inherit(self, kernel_id: str) -> None:
         """Register a kernel of this place's previous daemon, and get its lease if that daemon had it. Raises SessionHeld."""
