@@ -98,7 +98,9 @@ STORM = """
 
 def test_a_thousand_calls_run_under_a_signal_storm_and_no_signal_is_lost():
     ours, theirs = os.pipe()
-    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 1 << 20)  # a full pipe would lose some that were delivered
+    fcntl.fcntl(
+        theirs, fcntl.F_SETPIPE_SZ, 1 << 20
+    )  # a full pipe would lose some that were delivered
     received = 0
 
     def count():
