@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from ..engine.tree.tree import Tree
-from ..host import processes
 from .machine import Machine
 
 #: How long to wait before a watch is tried again.
@@ -32,13 +31,11 @@ class TreeWatch(Generic[_Kernel]):
         if any(watched == tree for _, watched in self._watched.values()):
             return
         try:
-            pidfd = processes.open_pidfd(tree.init_pid)
+            pidfd = self._machine.watch(tree)
         except OSError:  # no file can be opened, for which no operation must fail
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.add, kernel, tree)
             return
-        if pidfd is None or not self._machine.alive(tree):
-            if pidfd is not None:
-                os.close(pidfd)
+        if pidfd is None:
             self._spawn(self._end(kernel, tree))
             return
         self._watched[pidfd] = (kernel, tree)

@@ -119,23 +119,30 @@ def _refuse_other_versions(tree: Tree) -> None:
 def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
     """Raise KernelNotCheckpointable for a process with a seccomp filter of its own, which CRIU would restore twice."""
     found = [pid for pid in members if seccomp.added(pid, tree.init_pid) > 0]
-    if found:
-        names = sorted({processes.name(pid) or "?" for pid in found})
-        raise KernelNotCheckpointable(
-            f"A process of the kernel runs in a sandbox of its own (seccomp): {', '.join(names)}.",
-            hint="End it (for a browser: close it, or start it with --no-sandbox), then try again.",
-            details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
-        )
+    _refuse(
+        found,
+        "A process of the kernel runs in a sandbox of its own (seccomp)",
+        "End it (for a browser: close it, or start it with --no-sandbox), then try again.",
+    )
 
 
 def _refuse_servers(members: list[int]) -> None:
     """Raise KernelNotCheckpointable for a server of a file system (FUSE): CRIU would wait for it while it stands still."""
     found = [pid for pid in members if fuse.serves(pid)]
+    _refuse(
+        found,
+        "A process of the kernel serves a file system (FUSE), which CRIU cannot save",
+        "Unmount that file system (`fusermount3 -u FOLDER`), or start its server outside of the kernel, then try again.",
+    )
+
+
+def _refuse(found: list[int], what: str, hint: str) -> None:
+    """Raise KernelNotCheckpointable if processes were found; the message begins with `what` and names their programs."""
     if found:
         names = sorted({processes.name(pid) or "?" for pid in found})
         raise KernelNotCheckpointable(
-            f"A process of the kernel serves a file system (FUSE), which CRIU cannot save: {', '.join(names)}.",
-            hint="Unmount that file system (`fusermount3 -u FOLDER`), or start its server outside of the kernel, then try again.",
+            f"{what}: {', '.join(names)}.",
+            hint=hint,
             details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
         )
 

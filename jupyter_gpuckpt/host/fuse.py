@@ -137,7 +137,7 @@ def _kill(pids: Iterable[int]) -> bool:
 
 @contextmanager
 def _control() -> Iterator[str]:
-    """Yield a path of the file system with a folder for each connection (fusectl), which need not be mounted. Raises OSError."""
+    """Yield the path of a fusectl file system, which has a folder for each FUSE connection; mount it if needed. Raises OSError."""
     if os.listdir(_USUAL):
         yield _USUAL
         return

@@ -62,7 +62,7 @@ _REFUSED = (Difference.TOO_SHORT, Difference.IN_TRANSACTION)
 
 
 class Found(NamedTuple):
-    """A file that differs. `length`, `mtime_ns`: as they are now."""
+    """A data file that differs from the snapshot's record of it. `length`, `mtime_ns`: the present ones."""
 
     file: OpenFile
     difference: Difference

@@ -23,7 +23,7 @@ class Damage:
         self._records, self._catalog = records, catalog
 
     def note(self) -> list[str]:
-        """Return what `snapshots` returns, and write it to a file for the doctor. Raises StoreUnavailable, StoreFull."""
+        """Return the damaged snapshots and write their ids to the file that the doctor reads. Raises StoreUnavailable, StoreFull."""
         found = self.snapshots()
         damage_file.write(self._manifests.parent, found)
         return found

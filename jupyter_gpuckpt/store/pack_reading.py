@@ -56,7 +56,7 @@ def forget_cached(path: Path) -> None:
 
 
 def _intact(path: Path) -> Iterator[list[bytes]]:
-    """Yield the digests of the intact chunks, some at a time."""
+    """Yield the digests of the intact chunks, in batches."""
     try:
         with _disk_errors_as_damage():
             entries = sorted(packs.read_index(path), key=lambda entry: entry.offset)

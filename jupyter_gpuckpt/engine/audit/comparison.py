@@ -35,7 +35,7 @@ _OF_STANDSTILL = sum(
 
 
 class Context(NamedTuple):
-    """What rules need besides a value: all facts of the same process, thread or descriptor, and the names that have changed."""
+    """The context of a rule: all facts of the same process, thread or descriptor, and the names that have changed."""
 
     before: Values
     after: Values
@@ -154,12 +154,12 @@ def _opened_otherwise(before: str, after: str, context: Context) -> bool:
 
 
 def _is_of_connection(before: str, after: str, context: Context) -> bool:
-    """Accept, in a TCP connection, what both ends agree on, or what `tcp/remake.py` answers for: the bytes on their way."""
+    """Accept another value in a TCP connection: both ends negotiate it, or `tcp/remake.py` restores it (the bytes in transit)."""
     return context.before.get("state", _CLOSED) not in (_LISTEN, _CLOSED)
 
 
 def _is_renamed(before: str, after: str, context: Context) -> bool:
-    """Accept another port or address if it has only one former one, and that one has become no other.
+    """Accept another port or address if the change is one to one: no two former ones become the same, and none becomes two.
 
     A unix socket keeps its name, except one that Linux chose. Both ends of a connection lose the listener's name: CRIU makes such
     a pair without a listener.

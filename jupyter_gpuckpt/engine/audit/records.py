@@ -40,14 +40,14 @@ class ProcessFacts(msgspec.Struct):
     descriptors: dict[int, Values] = {}
 
     def of(self, kind: Kind) -> dict[int, Values]:
-        """Return the facts of its parts of a kind, by number."""
+        """Return the facts of the process itself, or those of its threads or descriptors, by number."""
         if kind == "process":
             return {self.pid: self.process}
         return self.threads if kind == "thread" else self.descriptors
 
 
 class TerminalQueue(msgspec.Struct):
-    """What waits in one terminal: output for the reader of its main end, and input for the programs in it.
+    """The bytes that wait in one terminal: output for the reader of its main end, and input for the programs in it.
 
     `descriptor`: the main end in process `pid` of the tree's namespace. `ended`: no program has the other end open any more.
     """
