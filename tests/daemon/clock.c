@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define SECOND 1000000000LL
-#define MOST_STEPS 4000
+#define MOST_STEPS 100000
 
 struct history {
     int64_t count;

@@ -10,7 +10,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("clock.c")
 #: As in `clock.c`.
-MOST_STEPS = 4000
+MOST_STEPS = 100_000
+#: How long files go on getting times of the old clock after a step: a file that is written while the step is being entered would
+#: otherwise show two times, one before and one after, as no file does.
+_ENTERING_NS = 20_000_000
 COUNT, STEP = struct.Struct("q"), struct.Struct("qq")
 #: Held by the thread that sets a clock. Only one process sets one clock at a time.
 STEPPING = threading.Lock()
@@ -47,12 +50,14 @@ class Clock:
             mmap.mmap(file.fileno(), 0) as history,
         ):
             [count] = COUNT.unpack_from(history)
-            # The last entry is replaced where no other fits: its files then have other times, as after a restored backup.
-            place = min(count, MOST_STEPS - 1)
+            # Replacing an entry would change the times of files.
+            assert count < MOST_STEPS, "the clock was set too often for its file"
             shift = STEP.unpack_from(history, self._at(count - 1))[1] if count else 0
             real = time.time_ns() - (0 if self._library else shift)
-            STEP.pack_into(history, self._at(place), real, shift + round(seconds * 1e9))
-            COUNT.pack_into(history, 0, place + 1)
+            STEP.pack_into(
+                history, self._at(count), real + _ENTERING_NS, shift + round(seconds * 1e9)
+            )
+            COUNT.pack_into(history, 0, count + 1)
 
     def jump(self):
         """Set the clock, each time by another amount and in another direction than the last time."""
