@@ -41,6 +41,9 @@ LONGEST = (
 #: containers for as long as the worker lives, and those of containers take most of the machine.
 WHOLE_FOLDERS = ("tests/browser/", "tests/containers/", "tests/engines/")
 
+#: Files whose tests take long and share nothing: any worker may run any of them.
+SPLIT_FILES = ("tests/test_linters.py", "tests/test_ordinary_user.py")
+
 #: Runs tests as an ordinary user.
 THE_USERS = Path(__file__).with_name("test_ordinary_user.py")
 
@@ -98,10 +101,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _unit(nodeid: str) -> str:
-    """Return the file of a test, or its folder, if the tests there share a server, a browser or containers.
+    """Return the file of a test, its folder, if the tests there share a server, a browser or containers, or the test alone.
 
-    One worker runs all tests of a unit.
+    One worker runs all tests of a unit, and is given the next unit long before the end of a long one.
     """
+    if nodeid.startswith(SPLIT_FILES):
+        return nodeid
     return next(filter(nodeid.startswith, WHOLE_FOLDERS), nodeid.partition("::")[0])
 
 

@@ -48,6 +48,7 @@ def test_a_cell_shows_all_it_prints_over_a_reload(open_notebook, expect, stop):
     expect_everything(notebook, 0, expect, path)
 
 
+@pytest.mark.slow  # tests/server stops a server right after its sessions in every run
 def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(
     open_notebook, lab_server, expect, stop
 ):

@@ -105,6 +105,7 @@ def test_snapshots_are_listed_described_and_deleted(open_notebook, expect, lab_s
     expect(notebook.toasts.filter(has_text="Deleted 1 snapshot: freed")).to_be_visible()
 
 
+@pytest.mark.slow  # tests/server goes back in every run
 def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, expect, lab_server):
     cells = [
         'log = open("log.txt", "a"); x = 1; print(x)',

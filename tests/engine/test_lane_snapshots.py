@@ -705,9 +705,7 @@ def test_what_changed_is_copied_and_the_rest_is_shared(with_still_memory, gpu, m
     check_running(gpu)
 
 
-@pytest.mark.parametrize(
-    "how", ["no-compiler", pytest.param("nothing", marks=pytest.mark.slow), "same"]
-)
+@pytest.mark.parametrize("how", some_slow(["no-compiler", "nothing", "same"], {"same"}))
 def test_digests_that_cannot_be_used_let_everything_be_copied(
     with_still_memory, run, monkeypatch, request, how
 ):

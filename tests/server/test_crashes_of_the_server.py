@@ -14,6 +14,7 @@ from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import processes
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.programs import NOISE
 
 #: So much takes a save or a resume long enough to be in the middle of it.
@@ -92,9 +93,7 @@ def test_a_server_stopped_in_the_middle_of_a_save_suspends_the_kernel(server, ho
 
 
 # A save is met by the test after this one, too, in which the daemon is killed with the server.
-@pytest.mark.parametrize(
-    "verb", [pytest.param("save", marks=pytest.mark.slow), "suspend", "resume"]
-)
+@pytest.mark.parametrize("verb", some_slow(["save", "suspend", "resume"], {"suspend"}))
 def test_a_server_killed_in_the_middle_of_an_operation_costs_nothing(server, client, verb):
     page = server.open()
     page.run(LARGE)

@@ -12,6 +12,7 @@ from jupyter_client import BlockingKernelClient
 
 from jupyter_gpuckpt.server.messages.probe import drained
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.programs import NOISE
 
 # Tests with the same options follow each other, because one server then does for them.
@@ -58,7 +59,7 @@ def test_an_idle_kernel_is_suspended_and_a_cell_brings_it_back(culling):
     assert stays(server, page.kernel_id, "running", 5)
 
 
-@pytest.mark.parametrize("busy_too", [True, False])
+@pytest.mark.parametrize("busy_too", some_slow([True, False], {False}))
 def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, eventually, busy_too):
     busy = ["--MappingKernelManager.cull_busy=True"] if busy_too else []
     server = culling("--MappingKernelManager.cull_connected=True", *busy)

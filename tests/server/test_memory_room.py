@@ -66,6 +66,7 @@ def test_a_kernel_that_cannot_be_suspended_runs_on_and_another_one_is(group, ser
         assert f"Idle kernel {older.kernel_id} runs on: " in server.log()
 
 
+@pytest.mark.slow  # tests/unit makes room for a resume in every run
 def test_a_kernel_that_is_resumed_gets_the_memory_of_idle_ones(group, server, eventually):
     first, second = (server.open(f"{name}.ipynb") for name in ("first", "second"))
     for page in (first, second):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parameters import some_slow
+
 #: ipykernel, with null for what its messages have none of, as xeus kernels have it (C++, nlohmann::json): in what it says
 #: unasked, and in what it says in the middle of a cell.
 NULLS = """
@@ -44,7 +46,7 @@ def nulls(server):
     return "nulls"
 
 
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("binary", some_slow([False, True], {True}))
 def test_a_kernel_with_nulls_shows_what_it_says_and_is_saved_and_suspended(server, nulls, binary):
     page = server.open("nulls.ipynb", kernel=nulls, binary=binary)
     assert page.run("x = 41; print(x)") == "41\n"

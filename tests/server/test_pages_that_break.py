@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.parameters import some_slow
+
 WAITING = """
 import os, time
 print("waits")
@@ -32,7 +34,9 @@ def answer(page):
     page.send("input_reply", {"status": "ok", "value": "me"}, channel="stdin")
 
 
-@pytest.mark.parametrize(("binary", "noticed"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("binary", "noticed"), some_slow([(False, True), (True, False)], [(True, False)])
+)
 def test_an_answer_and_a_cell_are_held_until_they_are_delivered(server, binary, noticed):
     """`noticed`: the server knows that the websocket is broken before the page connects again."""
     page = server.open("notebook.ipynb", binary=binary)

@@ -51,6 +51,7 @@ def test_all_kernels_are_suspended_smallest_first_and_the_next_server_lists_them
         assert server.page(page.kernel_id).run("print(x, len(held))") == f"{size} {size}000000\n"
 
 
+@pytest.mark.slow  # tests/unit reaches the deadline in every run
 def test_one_that_does_not_make_the_deadline_runs_on_as_if_nothing_had_been(make_server):
     server = make_server("--GpuCkptDaemon.threads=1").start()
     small, large = server.open("small.ipynb"), server.open("large.ipynb")

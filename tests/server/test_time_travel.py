@@ -94,6 +94,7 @@ print(key, ssl.RAND_bytes(16).hex(), name, own, dice.random())
 """
 
 
+@pytest.mark.slow  # tests/snapshots draws secrets in copies in every run
 def test_secrets_are_new_in_every_branch_and_after_every_way_back(server, page):
     page.run(f"import random; dice = random.Random(1)\n{SECRETS}")
     snapshot_id = server.do("save", page.kernel_id)["result"]["snapshot_id"]

@@ -18,6 +18,7 @@ from jupyter_gpuckpt.snapshot_records import Change
 from jupyter_gpuckpt.snapshots import arrivals
 from jupyter_gpuckpt.snapshots.changes import changes
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.silent_disk import silent_disk
 from tests.snapshots.test_rehearsal import at
 
@@ -312,7 +313,7 @@ def changed_elsewhere(database):
         elsewhere.commit()
 
 
-@pytest.mark.parametrize("mode", ["wal", "delete"])
+@pytest.mark.parametrize("mode", some_slow(["wal", "delete"], {"wal"}))
 def test_an_idle_connection_of_a_database_that_was_changed_goes_on(run, mode):
     reader, database = database_of(run, mode)
     manifest = reader.suspend()
@@ -326,7 +327,7 @@ def test_an_idle_connection_of_a_database_that_was_changed_goes_on(run, mode):
         assert elsewhere.execute("select n from t order by n").fetchall() == [(0,), (1,), (2,)]
 
 
-@pytest.mark.parametrize("mode", ["wal", "delete"])
+@pytest.mark.parametrize("mode", some_slow(["wal", "delete"], {"delete"}))
 def test_a_transaction_does_not_go_on_with_a_database_that_was_changed(run, mode):
     reader, database = database_of(run, mode, BEGIN)
     manifest = reader.suspend()

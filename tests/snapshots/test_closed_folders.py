@@ -9,6 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.criu import missing_files
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, ThawFailed
+from tests.parameters import some_slow
 from tests.snapshots.test_failing_saves import assert_runs_on
 
 pytestmark = pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
@@ -57,7 +58,7 @@ def test_what_lies_in_them_is_found_at_a_resume(run, begin: str, go_on: str) -> 
     closed_folder(program).chmod(0o700)
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+@pytest.mark.parametrize("stop", some_slow([False, True], {True}), ids=["save", "suspend"])
 def test_a_file_that_was_deleted_there_and_has_another_name_is_refused(run, *, stop: bool) -> None:
     program = run(PROGRAM.format(begin=LINKED, go_on="print(n, file=file, flush=True)"))
     program.lines(more_than=2)

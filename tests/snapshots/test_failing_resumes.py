@@ -19,6 +19,7 @@ from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawDisturbed, ThawFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
+from tests.parameters import some_slow
 
 COUNTER = """
     import mmap, os, time
@@ -78,7 +79,9 @@ def at(stage: str, what) -> Progress:
     return Progress(look)
 
 
-@pytest.mark.parametrize("stage", [Stage.IMAGES, Stage.RESTORE, Stage.PAGES])
+@pytest.mark.parametrize(
+    "stage", some_slow([Stage.IMAGES, Stage.RESTORE, Stage.PAGES], {Stage.RESTORE, Stage.PAGES})
+)
 def test_a_killed_init_leaves_nothing_and_is_named(suspended, tmp_path: Path, stage: Stage) -> None:
     program, snapshot_id = suspended
 
@@ -111,7 +114,13 @@ def test_a_criu_that_is_killed_or_hangs_leaves_nothing(suspended, tmp_path, sign
     check(program, snapshot_id, tmp_path)
 
 
-@pytest.mark.parametrize("stage", [s for s in RESUME_STAGES if "gpu" not in s])
+@pytest.mark.parametrize(
+    "stage",
+    some_slow(
+        [stage for stage in RESUME_STAGES if "gpu" not in stage],
+        {Stage.NAMESPACES, Stage.RESTORE, Stage.LET_GO},
+    ),
+)
 def test_a_fault_at_the_begin_of_any_stage_leaves_nothing(
     suspended, tmp_path: Path, stage: Stage
 ) -> None:
@@ -215,7 +224,7 @@ def test_what_happens_while_memory_is_filled_leaves_nothing(
     check(program, snapshot_id, tmp_path)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize("again", some_slow([False, True], {True}), ids=["once", "always"])
 def test_a_task_that_is_told_to_go_on_while_memory_is_filled_does_not(
     suspended, tmp_path, monkeypatch, caplog, again
 ):

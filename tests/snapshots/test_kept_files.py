@@ -23,6 +23,7 @@ from jupyter_gpuckpt.snapshots.resume import resume
 from jupyter_gpuckpt.store.far.buckets import open_bucket
 from tests.conftest import left_in, wait_for
 from tests.far.stores import Machine
+from tests.parameters import some_slow
 from tests.snapshots.test_rehearsal import at
 from tests.snapshots.test_replaced_programs import compiled
 
@@ -54,7 +55,11 @@ READER = """
 THEN = ["open then", "mapped then", "", "3"]
 
 
-@pytest.fixture(params=[False, True, None], ids=["as it is", "in a user namespace", "plain"])
+@pytest.fixture(
+    # An ordinary user, who runs these in every run, has a user namespace as it is.
+    params=some_slow([False, True, None], {False, None}),
+    ids=["as it is", "in a user namespace", "plain"],
+)
 def anybody(request, engine):
     """Return the engine in three variants: with rights, as an ordinary user's, and with memory in CRIU's images."""
     own = bool(request.param) or engine.user_namespace
@@ -193,7 +198,7 @@ def test_branches_share_copies_which_go_when_no_kernel_has_them(reader, anybody,
     assert left_in(program.engine.kept_dir) == set()
 
 
-@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("mode", some_slow(["r", "r+"], {"r+"}))
 def test_what_the_kernel_opens_by_the_same_path_stays_another_file(reader, tmp_path, mode):
     """What it writes to does not travel."""
     program = reader()

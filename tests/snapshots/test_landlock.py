@@ -11,6 +11,7 @@ from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.snapshots.test_failing_saves import assert_runs_on
 
 pytestmark = pytest.mark.skipif(
@@ -57,8 +58,12 @@ THREAD = """
 """
 
 
-@pytest.mark.parametrize("begin", [CHILD, ORPHAN, THREAD], ids=["child", "orphan", "thread"])
-@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+@pytest.mark.parametrize(
+    "begin",
+    some_slow([CHILD, ORPHAN, THREAD], {CHILD, THREAD}),
+    ids=["child", "orphan", "thread"],
+)
+@pytest.mark.parametrize("stop", some_slow([False, True], {True}), ids=["save", "suspend"])
 def test_a_sandbox_is_refused_by_name_and_the_kernel_runs_on(
     run, begin: str, *, stop: bool
 ) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from jupyter_gpuckpt.engine.tree import launch
+from tests.parameters import some_slow
 
 #: Its session is the kernel's, or one whose leader has ended as well.
 ORPHAN = """
@@ -20,7 +21,7 @@ ORPHAN = """
 """
 
 
-@pytest.mark.parametrize("session", ["pass", "os.setsid()"])
+@pytest.mark.parametrize("session", some_slow(["pass", "os.setsid()"], {"os.setsid()"}))
 def test_an_orphan_goes_on_and_is_in_the_next_snapshot_too(run, session):
     program = run(ORPHAN.format(session=session))
     program.lines(more_than=10)

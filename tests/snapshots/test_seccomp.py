@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import seccomp
 from jupyter_gpuckpt.manifest_records import LaunchSpec
+from tests.parameters import some_slow
 from tests.programs import SANDBOX
 from tests.snapshots.test_failing_saves import assert_runs_on
 
@@ -34,7 +35,7 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", some_slow([False, True], {False}))
 def test_programs_find_no_io_uring_and_are_saved_with_one_filter_for_ever(run, engine, plain):
     program = run(SETUP + LOOP, engine=replace(engine, plain=plain))
     assert program.fresh_line().endswith("ENOSYS")

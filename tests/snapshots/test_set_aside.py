@@ -13,6 +13,7 @@ from jupyter_gpuckpt.manifest_records import SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.save import save
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.ports import free_port
 
 #: A server with one listener in an epoll set, which a forked child has, too; it answers with the number of its connections.
@@ -116,7 +117,7 @@ class Canceled(Progress):
         super().__init__(lambda record: self.cancel() if record.stage == stage else None)
 
 
-@pytest.mark.parametrize("stage", ["preflight", "freeze", "store"])
+@pytest.mark.parametrize("stage", some_slow(["preflight", "freeze", "store"], {"freeze", "store"}))
 def test_a_save_that_fails_leaves_it_standing_still(server, port, stage):
     stopped_trees.set_aside(server.tree)
     with listens(port):

@@ -19,6 +19,7 @@ from jupyter_gpuckpt.engine.tree import launch, silent_mounts, standstill
 from jupyter_gpuckpt.errors import FreezeFailed, KernelNotCheckpointable
 from jupyter_gpuckpt.host import fuse, processes
 from tests.conftest import wait_for
+from tests.parameters import some_slow
 from tests.programs import COUNTER
 from tests.snapshots.test_failing_saves import assert_runs_on
 
@@ -70,7 +71,7 @@ def unwarned(monkeypatch) -> None:
     monkeypatch.setattr(dump, "_END_SECONDS", 0.5)
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+@pytest.mark.parametrize("stop", some_slow([False, True], {True}), ids=["save", "suspend"])
 def test_a_kernel_that_serves_a_file_system_is_refused_by_name(run, *, stop: bool) -> None:
     program = run(OWN_SERVER)
     program.lines(more_than=3)
@@ -99,7 +100,7 @@ def test_a_file_system_that_does_not_answer_is_named_before_anything_stops(
     assert_runs_on(program)
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+@pytest.mark.parametrize("stop", some_slow([False, True], {True}), ids=["save", "suspend"])
 def test_processes_run_again_after_criu_waited_for_a_server_that_it_had_stopped(
     run, engine, unwarned, *, stop: bool
 ) -> None:

@@ -30,7 +30,7 @@ TESTS = {
 }
 DEFAULT_MANAGER = "jp_server_config1"
 #: With all managers, of which some are without asyncio, not jupyter_server's own, or start kernels in the background.
-WITH_ALL_MANAGERS = {"sessions": ("create",), "kernels": ("main_kernel_handler",)}
+WITH_ALL_MANAGERS = "main_kernel_handler"
 
 
 def modules() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def modules() -> tuple[str, ...]:
     for part, names in TESTS.items():
         for name in names:
             test = f"tests/services/{part}/test_api.py::test_{name}"
-            found.append(test if name in WITH_ALL_MANAGERS[part] else f"{test}[{DEFAULT_MANAGER}]")
+            found.append(test if name == WITH_ALL_MANAGERS else f"{test}[{DEFAULT_MANAGER}]")
     return tuple(found)
 
 
