@@ -135,6 +135,15 @@ def test_what_went_out_comes_in_elsewhere_and_is_not_stored_twice(store, make_st
     other.verify("s2")
 
 
+def test_an_import_stores_again_what_was_in_a_pack_that_is_gone(store, make_store):
+    other = make_store("other")
+    imported(other, exported(store, "s2"))
+    for path in pack_files(other):
+        path.unlink()
+    imported(other, exported(store))
+    other.verify("s1")
+
+
 def test_a_tar_of_a_whole_store_is_taken_as_well(store, make_store):
     store.mark_deleted("s2", 60)
     with tarfile.open(
