@@ -115,6 +115,8 @@ def recorded(
         path = "/" + entry.path.lstrip("/")
         if entry.file_id in remapped or entry.build_id or path in elsewhere:
             continue
+        if not _is_readable(entry):
+            continue
         if _is_of_users(path) and (path in files or len(files) < manifest_checks.MAX_OPEN_FILES):
             made = _recorded(path, entry, ends.get(entry.file_id, 0), databases)
             files[path] = _joined(files[path], made) if path in files else made
@@ -274,6 +276,13 @@ def _is_of_users(path: str) -> bool:
         and not name.startswith((_HISTORY, LINK_REMAP))
         and not any("\ud800" <= letter <= "\udfff" for letter in path)
     )
+
+
+def _is_readable(entry: RegularFile) -> bool:
+    """Return whether it is a folder or has content. CRIU also lists named pipes and devices, and what is open by name only."""
+    if stat.S_ISDIR(entry.mode):
+        return True
+    return stat.S_ISREG(entry.mode) and not entry.flags & os.O_PATH
 
 
 def _is_beside_database(file: OpenFile) -> bool:

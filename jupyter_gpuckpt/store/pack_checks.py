@@ -115,7 +115,7 @@ class PackChecks:
         return trust
 
     def due(self, every_seconds: float) -> list[str]:
-        """Look at all packs; return those that should be read: those that are not the files that were read last, then those read long ago."""
+        """Look at all packs; return those to read: those that are not the files that were read last, then those read long ago."""
         trusts, now = self.look(), time.time()
         other = [name for name, trust in trusts.items() if trust < Trust.SAME]
         checked = {
