@@ -17,7 +17,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER
+from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, Making
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
@@ -359,7 +359,7 @@ def test_an_archive_comes_in_at_its_place_among_the_snapshots_of_its_kernel(stor
     for snapshot_id in ("n2", "n3", "n1"):
         imported(other, exported(store, snapshot_id))
     assert [one.snapshot_id for one in other.snapshots()] == ["n3", "n2", "n1"]
-    assert EarlierSnapshots(other, "k").next_number(0) == 4
+    assert EarlierSnapshots(other, "k").number_of(Making("s")) == 4
 
 
 def test_an_archive_cannot_take_the_last_number_of_its_kernel(store, make_store):
@@ -370,4 +370,4 @@ def test_an_archive_cannot_take_the_last_number_of_its_kernel(store, make_store)
     with pytest.raises(ArchiveInvalid, match="invalid number"):
         imported(other, exported(store, "last"))
     imported(other, exported(store, "fair"))
-    assert EarlierSnapshots(other, "k").next_number(0) == MAX_ARRIVING_NUMBER + 1
+    assert EarlierSnapshots(other, "k").number_of(Making("s")) == MAX_ARRIVING_NUMBER + 1
