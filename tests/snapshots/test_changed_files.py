@@ -192,7 +192,9 @@ def test_what_a_kernel_lacks_on_another_machine_is_known_before_a_fetch(reader):
     reader.array.unlink()
     reader.log.unlink()
     [obstacle] = arrivals.check(manifest).obstacles
-    assert obstacle == f"The file {reader.array}, which the kernel has open, is not here."
+    assert obstacle == (
+        f"The file {reader.array}, which the kernel has mapped into its memory, is gone."
+    )
 
 
 def test_a_replaced_folder_is_named_on_the_same_machine_only(reader):
