@@ -35,6 +35,7 @@ from .criu.post_restore import PostRestore
 from .gpu import lane_windows
 from .gpu import restore as gpu_restore
 from .gpu_files import GpuFiles
+from .memory import huge_pages
 from .memory.filling import Filling
 from .placing import Placing
 from .restore_watch import RestoreWatch
@@ -138,12 +139,14 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
+            huge_pages.require(images)
             file_images.mend(images / "files.img")
             if ids is not None:
                 owners.mend(images, ids)
-            folders = restore.placing.make_folders
             kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
-            made = missing_files.put_in_place(images, manifest.traveling, folders, force=force)
+            made = missing_files.put_in_place(
+                images, manifest.traveling, restore.placing.make_folders, force=force
+            )
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
