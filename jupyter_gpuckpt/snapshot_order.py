@@ -38,10 +38,14 @@ class Numbered(Protocol):
 
 
 class Making(NamedTuple):
-    """A snapshot that is about to be made: its id, which the kernel's record names, and a number that its own must exceed."""
+    """A snapshot that is about to be made: its id, which the kernel's record names, and a number that its own must exceed.
+
+    `number`: the one that was reserved for it (0: none).
+    """
 
     snapshot_id: str
     above: int = 0
+    number: int = 0
 
 
 _Numbered = TypeVar("_Numbered", bound=Numbered)

@@ -252,7 +252,8 @@ class Change(StrEnum):
     CHANGED = "changed"
     REMOVED = "removed"
     SMALLER = "smaller"
-    #: A resume must be forced: the file is shorter than what the kernel needs of it, or a database in the middle of a transaction.
+    #: A resume must be forced: the file is gone, or shorter than what the kernel needs of it, or a database in the middle of a transaction.
+    MISSING = "missing"
     TOO_SHORT = "too_short"
     IN_TRANSACTION = "in_transaction"
 

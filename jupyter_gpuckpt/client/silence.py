@@ -34,7 +34,7 @@ def silent(path: Path, details: str = "") -> DaemonSilent:
     """Return the error for the daemon that listens on a socket: its process, and what to do about it."""
     pid = _listener(path)
     who = f" (process {pid})" if pid else ""
-    if pid and _state(pid) in _STOPPED:
+    if _is_stopped(pid):
         return DaemonSilent(
             f"gpuckptd does not answer: it was stopped by a signal{who}.",
             hint=f"`kill -CONT {pid}` lets it run on. {_CALM}",
@@ -45,6 +45,11 @@ def silent(path: Path, details: str = "") -> DaemonSilent:
         hint=f"It may be busy: try again in a while. {_CALM}",
         details=details,
     )
+
+
+def is_stopped(path: Path) -> bool:
+    """Return whether the process that listens on a socket is stopped, so that waiting for its answer is no use."""
+    return _is_stopped(_listener(path))
 
 
 def _listener(path: Path) -> int:
@@ -58,9 +63,9 @@ def _listener(path: Path) -> int:
     return 0
 
 
-def _state(pid: int) -> str:
+def _is_stopped(pid: int) -> bool:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape")
     except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]
+        return False
+    return text.rpartition(")")[2].split()[0] in _STOPPED

@@ -25,10 +25,12 @@ from ..manifest_records import SCRATCH
 from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
-from .silence import connect, silent
+from .silence import connect, is_stopped, silent
 
 #: The timeout of a start: a machine under load may take this long to start a Python program.
 START_SECONDS = 60.0
+#: How long a daemon that is stopped by a signal is waited for.
+_GLANCE_SECONDS = 0.5
 #: The timeout per daemon in `others`, so that one that hangs does not delay the others.
 _OTHERS_SECONDS = 10.0
 #: The bytes of the daemon's log that an error shows.
@@ -135,13 +137,22 @@ def require_answer(
     """Raise DaemonSilent if the daemon runs, but does not answer; `ensure` explains the arguments."""
     deadline = time.monotonic() + patience_seconds
     try:
-        _answer(wanted, calls.alive(), min(calls.ALIVE_SECONDS, patience_seconds))
+        _require_alive(wanted, min(calls.ALIVE_SECONDS, patience_seconds))
     except DaemonSilent as error:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if patience_seconds <= calls.ALIVE_SECONDS:
             raise
         on_silence(error)
-        _answer(wanted, calls.alive(), left)
+        _answer(wanted, calls.alive(), deadline - time.monotonic())
+
+
+def _require_alive(wanted: Target, seconds: float) -> None:
+    glance = min(_GLANCE_SECONDS, seconds)
+    try:
+        _answer(wanted, calls.alive(), glance)
+    except DaemonSilent:
+        if glance == seconds or is_stopped(wanted.socket):
+            raise
+        _answer(wanted, calls.alive(), seconds - glance)
 
 
 def accepted(found: Handshake, place: Place) -> Handshake:

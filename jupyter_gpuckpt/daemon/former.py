@@ -26,11 +26,12 @@ from ..host.memory_use import memory_uses
 from ..place import Place
 from ..progress import Progress
 from ..protocol import SaveRequest
-from ..snapshot_order import Making
+from ..snapshot_order import Making, next_number
 from ..states import KernelState, Verb
 from ..store.faults import store_errors
 from . import stopped_trees
 from .kernels import Kernels, ManagedKernel
+from .leases import DaemonLeases
 from .machine import Machine
 from .records import KernelRecord
 from .verbs import Verbs
@@ -50,6 +51,8 @@ class FormerRecord(msgspec.Struct):
     kernel: KernelRecord
     request: SaveRequest
     keep_seconds: float
+    #: The number of its snapshot; those of the new process have higher ones. 0: an older daemon set it aside.
+    number: int = 0
     #: Whether it is to take the place of the new process.
     is_returning: bool = False
 
@@ -66,9 +69,15 @@ class FormerProcesses:
     """The former processes of this daemon's kernels, at most one for each. `folder`: where their records lie."""
 
     def __init__(
-        self, folder: Path, place: Place, kernels: Kernels, verbs: Verbs, machine: Machine
+        self,
+        folder: Path,
+        place: Place,
+        kernels: Kernels,
+        verbs: Verbs,
+        machine: Machine,
+        leases: DaemonLeases,
     ) -> None:
-        self._folder = folder / place.key
+        self._folder, self._leases = folder / place.key, leases
         self._kernels, self._verbs, self._machine = kernels, verbs, machine
         self._kept: dict[str, _Former] = {}
         self._saves: dict[str, asyncio.Task[None]] = {}
@@ -93,9 +102,10 @@ class FormerProcesses:
         if tree is None or kernel.state not in kept_states or kernel.record.ends_at:
             raise KernelStateConflict(f"A kernel that is {kernel.state} cannot be set aside.")
         kernel.doomed = True  # nothing else is begun with it
-        former = _Former(FormerRecord(kernel.record, request, keep_seconds), tree)
         try:
             await self._drop(kernel_id)
+            number = await asyncio.to_thread(self._next_number, kernel_id)
+            former = _Former(FormerRecord(kernel.record, request, keep_seconds, number), tree)
             await self._write(former.record)
             await asyncio.to_thread(stopped_trees.set_aside, tree)
         except BaseException:
@@ -200,6 +210,7 @@ class FormerProcesses:
     def _keep(self, former: _Former) -> None:
         kernel_id = former.record.kernel.kernel_id
         self._kept[kernel_id] = former
+        self._machine.reserved_numbers[kernel_id] = former.record.number
         task = asyncio.get_running_loop().create_task(self._save_and_end(former))
         self._saves[kernel_id] = task
 
@@ -235,9 +246,13 @@ class FormerProcesses:
             former.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
             msgspec.structs.replace(options, stands_still=True),
-            Making(uuid.uuid4().hex, record.number),
+            Making(uuid.uuid4().hex, record.number, former.record.number),
             former.progress,
         )
+
+    def _next_number(self, kernel_id: str) -> int:
+        leases = self._leases
+        return next_number(leases.highest_here(kernel_id), leases.highest_number(kernel_id))
 
     async def _until_over(self, former: _Former) -> None:
         loop = asyncio.get_running_loop()
@@ -281,6 +296,7 @@ class FormerProcesses:
         await asyncio.to_thread(write)
 
     def _forget(self, kernel_id: str) -> None:
+        self._machine.reserved_numbers.pop(kernel_id, None)
         self._path(kernel_id).unlink(missing_ok=True)
 
     def _read(self) -> list[FormerRecord]:

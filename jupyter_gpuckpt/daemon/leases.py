@@ -166,7 +166,8 @@ class DaemonLeases:
             _log.warning("the leases of kernel %s cannot be read: %s", kernel_id, error)
         return highest
 
-    def _highest_here(self, kernel_id: str) -> int:
+    def highest_here(self, kernel_id: str) -> int:
+        """Return the highest number of a kernel's snapshots that is known here; never raises."""
         kernel = self._kernels.find(kernel_id)
         known = [kernel.record.number] if kernel is not None else []
         # Where the list cannot be read, earlier snapshots count as made in the new term, which still comes after what others made.
@@ -267,7 +268,7 @@ class DaemonLeases:
                     self.reserved,
                     self._is_over,
                     self._place,
-                    self._highest_here,
+                    self.highest_here,
                 )
             threads = self._threads.get(remote.name)
             if threads is None:

@@ -89,6 +89,8 @@ class Machine:
         self.given_back = GivenBackSums(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
+        #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.
+        self.reserved_numbers: dict[str, int] = {}
 
     @property
     def worker_threads(self) -> int:
@@ -198,13 +200,14 @@ class Machine:
         """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
         from . import late_modules  # noqa: PLC0415 - late: see there
 
+        above = max(new.above, self.reserved_numbers.get(spec.kernel_id, 0))
         return late_modules.save.save(
             tree,
             spec,
             self.store,
             self._engine(),
             options,
-            new=new,
+            new=new._replace(above=above),
             digests=self._digests,
             progress=progress,
         )

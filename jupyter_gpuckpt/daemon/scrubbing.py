@@ -80,7 +80,6 @@ class Scrubbing:
         store = self._machine.opened_store
         if store is None:
             return
-        await asyncio.to_thread(store.pack_checks.look)
         due = await asyncio.to_thread(store.pack_checks.due, self._every_seconds)
         if due:
             await self._read_all(store, due)

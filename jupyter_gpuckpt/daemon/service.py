@@ -91,7 +91,12 @@ class Daemon:
         )
         self.endings = Endings(self.kernels, self.verbs)
         self.former = FormerProcesses(
-            records.state_dir / "former", place, self.kernels, self.verbs, self.machine
+            records.state_dir / "former",
+            place,
+            self.kernels,
+            self.verbs,
+            self.machine,
+            self.leases,
         )
         on_lost = LostLeases(settings.data, self.kernels, self.verbs).note
         self.uploads = Uploads(

@@ -35,6 +35,7 @@ from .criu.post_restore import PostRestore
 from .gpu import lane_windows
 from .gpu import restore as gpu_restore
 from .gpu_files import GpuFiles
+from .memory import huge_pages
 from .memory.filling import Filling
 from .placing import Placing
 from .restore_watch import RestoreWatch
@@ -78,7 +79,7 @@ class _Restore:
         return Path(f"/proc/{self.namespaces.init_pid}/root{current(path)}")
 
 
-def thaw(
+def thaw(  # noqa: PLR0913 - all but the first three by name
     manifest: Manifest,
     content: Content,
     settings: EngineSettings,
@@ -88,13 +89,14 @@ def thaw(
     own_ports: Sequence[int] | None = None,
     allowed_gpus: Collection[str] | None = None,
     kept: Sequence[KeptFile] = (),
+    force: bool = False,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
-    GPUs that may be used; None: all. `kept`: the files of which it gets copies. Raises ThawFailed, or the content's error; then
-    nothing of the tree is left.
+    GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads. Raises
+    HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
@@ -137,12 +139,14 @@ def thaw(
             # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
+            huge_pages.require(images)
             file_images.mend(images / "files.img")
             if ids is not None:
                 owners.mend(images, ids)
-            folders = restore.placing.make_folders
             kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
-            made = missing_files.put_in_place(images, manifest.traveling, folders)
+            made = missing_files.put_in_place(
+                images, manifest.traveling, restore.placing.make_folders, force=force
+            )
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())

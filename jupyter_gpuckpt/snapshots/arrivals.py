@@ -43,13 +43,13 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
         hints.append("Make that folder, with the files that the kernel needs.")
     differing = open_files.differences(manifest, this_host, (digests or FileDigests()).outlines)
     others = (one for one in differing if one.file.path != manifest.launch.cwd)
-    if missing := open_files.missing(others):
+    if missing := open_files.missing_folders(others):
         changed += missing
-        hints.append("Copy these files to the same paths.")
+        hints.append("Copy these folders to the same paths.")
     if refused := open_files.refusals(differing):
-        found += refused
+        changed += refused
         hints.append(
-            "Copy the files that it has there, or fetch it with --force and resume it with --force."
+            "Copy the files that it has there to the same paths, or fetch it with --force and resume it with --force."
         )
     if changed and (elsewhere := resume.home_elsewhere(manifest, this_host)):
         changed += elsewhere

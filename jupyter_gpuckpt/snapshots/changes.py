@@ -19,6 +19,7 @@ from .stored_images import FILES, MEMORY, write_images
 #: What users are told of each difference; nothing of others.
 _CHANGES = {
     Difference.GONE: Change.REMOVED,
+    Difference.MISSING: Change.MISSING,
     Difference.TOO_SHORT: Change.TOO_SHORT,
     Difference.IN_TRANSACTION: Change.IN_TRANSACTION,
     Difference.SHORTER: Change.SMALLER,
@@ -36,14 +37,16 @@ def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None =
     """
     this_host, known = fingerprint.host(), digests or FileDigests()
     found = open_files.differences(manifest, this_host, known.outlines)
-    listed = [_change(one) for one in found if one.difference in _CHANGES]
+    listed = {one.file.path: _change(one) for one in found if one.difference in _CHANGES}
     problems = obstacles(manifest, this_host, known)
     if store.stubs.find(manifest.info.snapshot_id) is None:
         with TemporaryDirectory() as directory:
             images = Path(directory)
             write_images(manifest, store, images, [*FILES, *MEMORY])
-            problems += missing_files.missing(images, Path, manifest.traveling).lost
-    return Changes(listed, problems)
+            missing = missing_files.missing(images, Path, manifest.traveling)
+        problems += missing.lost
+        listed |= {path: FileChange(path, Change.MISSING, 0.0) for path in missing.needed}
+    return Changes([listed[path] for path in sorted(listed)], problems)
 
 
 def _change(found: Found) -> FileChange:

@@ -6,7 +6,7 @@ import logging
 
 from ..errors import StoreError
 from ..images.composing import Predecessor
-from ..snapshot_order import next_number
+from ..snapshot_order import Making, next_number
 from ..store.local import LocalStore
 from .gpu_tables import EarlierGpuMemory
 
@@ -25,9 +25,9 @@ class EarlierSnapshots:
             logger.warning("The earlier snapshots of the kernel cannot be listed: %s", error)
             self._listed = []
 
-    def next_number(self, above: int) -> int:
-        """Return the number of the kernel's next snapshot, which exceeds `above`."""
-        return next_number(above, *(one.info.number for one in self._listed))
+    def number_of(self, new: Making) -> int:
+        """Return the number of the kernel's next snapshot."""
+        return new.number or next_number(new.above, *(one.info.number for one in self._listed))
 
     def predecessor(self) -> tuple[Predecessor | None, EarlierGpuMemory]:
         """Return the newest snapshot, so that the new one stores only changes, and its GPU memory.

@@ -53,6 +53,7 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
 
     Raises ArchiveInvalid, SnapshotExists, FormatTooNew, StoreFull, StoreUnavailable, and what `take` raises.
     """
+    store.pack_checks.look()
     try:
         with store.writer() as writer:
             archive = _Archive(store, writer, take)

@@ -1,8 +1,8 @@
 """The files that a kernel has open or mapped and that do not travel with its snapshot: recorded at a save, compared before a resume.
 
 A resumed kernel goes on with the file that it finds under the same name. If that is shorter than what the kernel has mapped, an access
-ends the kernel (SIGBUS); if it has other content, the kernel computes with that. Grown files, such as logs, are fine. Missing ones are
-the business of `engine.criu.missing_files`, programs and libraries of `snapshots.resume`.
+ends the kernel (SIGBUS); if it has other content, the kernel computes with that. Grown files, such as logs, are fine. Does not cover:
+making missing files anew (`engine.criu.missing_files`), programs and libraries (`snapshots.resume`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _BESIDE_DATABASES = ("-wal", "-shm", "-journal")
 class Difference(Enum):
     """How a file differs from what it was at the snapshot."""
 
+    #: A folder, or a file that the kernel only writes.
     GONE = auto()
+    #: A data file that is gone and that the kernel reads or has mapped.
+    MISSING = auto()
     #: Shorter than what the kernel has mapped or has read.
     TOO_SHORT = auto()
     #: A database that is another one, in the middle of the kernel's transaction.
@@ -58,7 +61,7 @@ class Difference(Enum):
     UNKNOWN = auto()
 
 
-_REFUSED = (Difference.TOO_SHORT, Difference.IN_TRANSACTION)
+_REFUSED = (Difference.TOO_SHORT, Difference.IN_TRANSACTION, Difference.MISSING)
 
 
 class Found(NamedTuple):
@@ -72,6 +75,7 @@ class Found(NamedTuple):
     @property
     def text(self) -> str:
         """The sentence for users; empty if the difference does not concern them."""
+        how = "mapped into its memory" if self.file.mapped else "open"
         path, now, then = self.file.path, f"{self.length:,} bytes", f"{self.file.length:,}"
         if self.difference is Difference.TOO_SHORT and self.length < self.file.mapped:
             return (
@@ -79,7 +83,9 @@ class Found(NamedTuple):
                 " memory, and an access to those that are missing would end it (SIGBUS)."
             )
         return {
-            Difference.GONE: f"The file {path}, which the kernel has open, is not here.",
+            Difference.GONE: f"The folder {path}, which the kernel has open, is gone."
+            * self.file.is_folder,
+            Difference.MISSING: f"The file {path}, which the kernel has {how}, is gone.",
             Difference.TOO_SHORT: f"The file {path} has only {now} now, {then} at the snapshot. The kernel has read up to byte"
             f" {self.file.read:,} of it and would find nothing more.",
             Difference.IN_TRANSACTION: f"The file {path} was changed, and the kernel is in the middle of a transaction with this"
@@ -115,6 +121,8 @@ def recorded(
         path = "/" + entry.path.lstrip("/")
         if entry.file_id in remapped or entry.build_id or path in elsewhere:
             continue
+        if not _is_readable(entry):
+            continue
         if _is_of_users(path) and (path in files or len(files) < manifest_checks.MAX_OPEN_FILES):
             made = _recorded(path, entry, ends.get(entry.file_id, 0), databases)
             files[path] = _joined(files[path], made) if path in files else made
@@ -149,10 +157,9 @@ def differences(
     return [one for one in compared if one is not None]
 
 
-def missing(found: Iterable[Found]) -> list[str]:
-    """Return a sentence for each file that is missing and will not be made anew (`engine.criu.missing_files`)."""
-    gone = (one for one in found if one.difference is Difference.GONE)
-    return [one.text for one in gone if one.file.mapped or not one.file.is_written]
+def missing_folders(found: Iterable[Found]) -> list[str]:
+    """Return a sentence for each folder that is missing."""
+    return [one.text for one in found if one.difference is Difference.GONE and one.text]
 
 
 def refusals(found: Iterable[Found]) -> list[str]:
@@ -234,10 +241,9 @@ def _with_outline(file: OpenFile, now: Outline | OSError | None) -> OpenFile:
 
 
 def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | None:
-    if isinstance(now, FileNotFoundError | NotADirectoryError) and file.in_transaction:
-        return Found(file, Difference.IN_TRANSACTION)
     if isinstance(now, FileNotFoundError | NotADirectoryError):
-        return None if _is_beside_database(file) else Found(file, Difference.GONE)
+        gone = _absence(file)
+        return Found(file, gone) if gone else None
     if isinstance(now, TimeoutError):
         return Found(file, Difference.UNKNOWN)
     if isinstance(now, OSError):
@@ -247,6 +253,15 @@ def _compared(file: OpenFile, now: Outline | OSError, *, here: bool) -> Found | 
         return Found(file, Difference.REPLACED) if moved else None
     difference = _difference(file, now)
     return Found(file, difference, now.length, now.mtime_ns) if difference else None
+
+
+def _absence(file: OpenFile) -> Difference | None:
+    if file.in_transaction:
+        return Difference.IN_TRANSACTION
+    if _is_beside_database(file):
+        return None
+    is_needed = not file.is_folder and (file.mapped or not file.is_written)
+    return Difference.MISSING if is_needed else Difference.GONE
 
 
 def _difference(file: OpenFile, now: Outline) -> Difference | None:
@@ -274,6 +289,13 @@ def _is_of_users(path: str) -> bool:
         and not name.startswith((_HISTORY, LINK_REMAP))
         and not any("\ud800" <= letter <= "\udfff" for letter in path)
     )
+
+
+def _is_readable(entry: RegularFile) -> bool:
+    """Return whether it is a folder or has content. CRIU also lists named pipes and devices, and what is open by name only."""
+    if stat.S_ISDIR(entry.mode):
+        return True
+    return stat.S_ISREG(entry.mode) and not entry.flags & os.O_PATH
 
 
 def _is_beside_database(file: OpenFile) -> bool:

@@ -57,12 +57,13 @@ def rehearse(
             write_images(manifest, store, images, [*FILES, *MEMORY, *PROCESSES])
             if problem := problem_of_images(manifest, images):
                 found.append(f"A resume would refuse it: {problem}.")
-            found += missing_files.missing(
+            missing = missing_files.missing(
                 images,
                 tree.inside,
                 manifest.traveling,
                 is_reached=partial(missing_files.is_reached, tree),
-            ).lost
+            )
+            found += [*missing.lost, *missing.needed.values()]
             found += _incomplete(manifest, images)
             found += _limits(images)
         shortages = [reservation_shortage(manifest, store, running=True)]

@@ -1,7 +1,7 @@
 """What a save does about packs that another program may have changed: before it relies on them, and before a kernel is killed.
 
 While the kernel still runs, doubtful packs of its last snapshot are read. A suspend that may have a deadline does not wait for that: it
-stores again what is in packs that were changed, and relies on packs that may be copies, with a warning.
+stores again what is in packs that were changed, and relies on the other doubtful ones, with a warning; they are read in the background.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..images.workers.threads import share_out
 from ..manifest_records import Cause
 from ..progress import Progress
 from ..store.local import LocalStore
+from ..store.pack_files import Trust
 from ..store.pack_reading import read_pack
 
 #: The causes of snapshots that may have a deadline: the machine or the server goes, or a restart waits for a while only.
@@ -33,10 +34,10 @@ def settle(
 ) -> None:
     """Look at all packs and, if there is time, read the doubtful ones of the predecessor. Raises StoreError, OperationCancelled."""
     checks = store.pack_checks
-    checks.look()
+    doubtful = [name for name, trust in checks.look().items() if trust < Trust.SAME]
     unread: list[str] = []
     if predecessor is not None and cause not in _URGENT:
-        unread = checks.unread_with(predecessor.digests)
+        unread = checks.holders(predecessor.digests, doubtful)
 
     def read(name: str) -> None:
         try:
@@ -68,8 +69,8 @@ def problems(
         return [], []
     if cause in _URGENT:
         return [], [
-            f"{len(found.unread)} chunks of the snapshot are in packs that were copied, cut short or indexed anew and not read since,"
-            " and there was no time to read them. `jupyter gpuckpt verify` does so."
+            f"{len(found.unread)} chunks of the snapshot are in packs that were copied, linked, cut short or indexed anew and not read"
+            " since, and there was no time to read them. `jupyter gpuckpt verify` does so."
         ]
     try:
         store.check(found.unread)

@@ -84,6 +84,7 @@ def resume(
             own_ports=own_ports,
             allowed_gpus=allowed,
             kept=kept,
+            force=request.force,
             progress=progress,
         )
         try:
@@ -118,7 +119,7 @@ def _changes_of_files(
         names = open_files.former_names(found, manifest, this_host)
         told = [*refused[:_SHOWN], *names[:_SHOWN]]
         raise FilesChanged(
-            f"Files that the kernel uses have changed. {' '.join(told)}",
+            f"Files that the kernel uses have changed or are missing. {' '.join(told)}",
             hint="Put them back as they were and resume the kernel again. Or resume it all the same: *Resume Kernel* in JupyterLab asks, or"
             " `jupyter gpuckpt resume KERNEL --force`. The snapshot is untouched. Files that `c.GpuCkptProvisioner.keep_files` names"
             " travel with snapshots.",

@@ -94,7 +94,7 @@ def save(
     snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
     reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
     resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
-    `new`: the snapshot's id and a number that its own must exceed (default: any).
+    `new`: the snapshot's id and what is known of its number (default: nothing).
     """
     began, stop, variables = time.time(), options.stop, options.variables
     begun = time.monotonic()
@@ -152,7 +152,7 @@ def save(
                 spec,
                 options,
                 snapshot_id=new.snapshot_id,
-                number=prepared.earlier.next_number(new.above),
+                number=prepared.earlier.number_of(new),
                 began=began,
                 seconds=time.monotonic() - begun,
                 host_name=host.name,

@@ -119,8 +119,10 @@ class LocalStore:
         self.close()
 
     def writer(self) -> PackWriter:
-        """Return a writer for one operation, to be used as a context manager. It relies on no pack that was changed from outside."""
-        self.pack_checks.look()
+        """Return a writer for one operation, to be used as a context manager.
+
+        It relies on no pack of which `pack_checks.look` has found that it was changed from outside; so the operation begins with that.
+        """
         return PackWriter(
             self.root,
             self._packs,

@@ -4,7 +4,8 @@ Covers: the look at all packs before an operation relies on the catalog, the loo
 what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrubbing.py).
 
 A look at a pack takes about 5 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
-has their bytes stores them again. A pack that may be a copy is relied on, but a suspend that has the time reads it first.
+has their bytes stores them again. A pack of which only inode or time of change of status differ is relied on, because backups and links
+change these, too; but a suspend that has the time reads it first.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 class Found(NamedTuple):
     """What a look at the packs of some chunks found.
 
-    `lost`: how many chunks are missing, damaged, or in packs that were changed; `unread`: the digests of chunks in packs that may
-    be copies.
+    `lost`: how many chunks are missing, damaged, or in packs that were changed; `unread`: the digests of chunks in packs that are
+    relied on without having been read.
     """
 
     lost: int
@@ -47,16 +48,21 @@ class PackChecks:
     def __init__(self, root: Path, catalog: Catalog) -> None:
         self._root, self._catalog = root, catalog
 
-    def look(self) -> None:
-        """Compare all packs with what is known of them; from now on no operation relies on those that are gone or were changed."""
+    def look(self) -> dict[str, Trust]:
+        """Compare all packs with what is known of them; from now on no operation relies on those that are gone or were changed.
+
+        Return how much each pack can be relied on; those that are gone or have another length are left out.
+        """
         with store_errors(self._root):
             catalog = self._catalog
             lengths, found = catalog.lengths(), catalog.folder.found()
             other = [n for n, size in lengths.items() if n not in found or found[n].length != size]
             # One may have been removed by a collection meanwhile.
             if other and catalog.names(other) and catalog.refresh():
-                found = catalog.folder.found()
-            self._doubt({n for n, one in found.items() if self._judged(n, one) is Trust.CHANGED})
+                lengths, found = catalog.lengths(), catalog.folder.found()
+            trusts = {n: self._judged(n, one) for n, one in found.items()}
+            self._doubt({n for n, trust in trusts.items() if trust is Trust.CHANGED})
+        return {n: trust for n, trust in trusts.items() if lengths.get(n) == found[n].length}
 
     def _doubt(self, names: set[str]) -> None:
         if names == self._catalog.doubted:
@@ -73,15 +79,14 @@ class PackChecks:
         self._catalog.database.run(doubt)
         self._catalog.doubted = frozenset(names)
 
-    def unread_with(self, digests: Collection[bytes]) -> list[str]:
-        """Return the names of the packs with these chunks that were changed, or may be copies."""
+    def holders(self, digests: Collection[bytes], among: Collection[str]) -> list[str]:
+        """Return which of the packs `among` have some of these chunks."""
+        if not among:
+            return []
         with store_errors(self._root):
-            unread = {n for n, trust in self._trust().items() if trust <= Trust.UNREAD}
-            if not unread:
-                return []
             found = self._catalog.recent.locate(digests)
-            packs = {found.packs[number] for number in np.unique(found.rows["pack"]).tolist()}
-            return sorted(unread & packs)
+        packs = {found.packs[number] for number in np.unique(found.rows["pack"]).tolist()}
+        return sorted(packs.intersection(among))
 
     def find(self, digests: Collection[bytes]) -> Found:
         """Look at the packs with these chunks."""
@@ -105,23 +110,13 @@ class PackChecks:
         """Return how much a pack whose file has this identity can be relied on."""
         trust = self._catalog.files.trust(name, identity)
         # A change of the mode is a change of status, too.
-        if trust is Trust.TOUCHED and not os.access(self._catalog.path_of(name), os.R_OK):
+        if trust is Trust.UNREAD and not os.access(self._catalog.path_of(name), os.R_OK):
             return Trust.CHANGED
         return trust
 
-    def _trust(self) -> dict[str, Trust]:
-        """Return how much each pack can be relied on; those that are gone or have another length are left out."""
-        lengths = self._catalog.lengths()
-        return {
-            name: self._judged(name, identity)
-            for name, identity in self._catalog.folder.found().items()
-            if lengths.get(name) == identity.length
-        }
-
     def due(self, every_seconds: float) -> list[str]:
-        """Return the packs that should be read: those that are not the files that were read last, then those read long ago."""
-        with store_errors(self._root):
-            trusts, now = self._trust(), time.time()
+        """Look at all packs; return those to read: those that are not the files that were read last, then those read long ago."""
+        trusts, now = self.look(), time.time()
         other = [name for name, trust in trusts.items() if trust < Trust.SAME]
         checked = {
             name: facts.checked_at

@@ -28,12 +28,11 @@ class Trust(IntEnum):
 
     #: Its time of modification differs: something has written to it, or replaced it. Or it may not be read any more.
     CHANGED = 0
-    #: It is another file of the same length and time, such as a copy, or nothing is known of it.
+    #: Its length and time of modification are the same, but it may be a copy, or the time was set back after a change: its inode or
+    #: its time of change of status differs, as after hard links, backups and chmod, too. Or nothing is known of it.
     UNREAD = 1
-    #: Only the time of its last change of status differs; that is also changed by hard links, backups and chmod.
-    TOUCHED = 2
     #: It is the file that was written or read last.
-    SAME = 3
+    SAME = 2
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -59,9 +58,8 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
         if (self.length, self.modified) != (before.length, before.modified):
             return Trust.CHANGED
         same_device = self.device == before.device or self.boot != before.boot
-        if self.inode != before.inode or not same_device:
-            return Trust.UNREAD
-        return Trust.SAME if self.changed == before.changed else Trust.TOUCHED
+        is_same = same_device and (self.inode, self.changed) == (before.inode, before.changed)
+        return Trust.SAME if is_same else Trust.UNREAD
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):

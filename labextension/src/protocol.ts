@@ -216,7 +216,13 @@ export interface IVerification {
 /** A file that has changed since a snapshot. */
 export interface IChangedFile {
   path: string;
-  change: 'changed' | 'removed' | 'smaller' | 'too_short' | 'in_transaction';
+  change:
+    | 'changed'
+    | 'removed'
+    | 'smaller'
+    | 'missing'
+    | 'too_short'
+    | 'in_transaction';
   mtime: number;
   length_then: number | null;
   length_now: number | null;

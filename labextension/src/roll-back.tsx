@@ -21,7 +21,7 @@ export async function mayGoBack(
   trans: TranslationBundle
 ): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {
   const force = files.some(({ change }) =>
-    ['too_short', 'in_transaction'].includes(change)
+    ['missing', 'too_short', 'in_transaction'].includes(change)
   );
   const { button, isChecked } = await showDialog({
     title: trans.__('Restore %1?', snapshotTitle(snapshot, trans)),

@@ -99,6 +99,11 @@ export function changedFileText(
   switch (file.change) {
     case 'removed':
       return trans.__('%1 was deleted', file.path);
+    case 'missing':
+      return trans.__(
+        '%1, which the kernel reads, was deleted. Reading it may end the kernel.',
+        file.path
+      );
     case 'smaller':
       return trans.__(
         '%1 is smaller: %2, was %3',

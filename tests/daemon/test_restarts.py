@@ -156,6 +156,28 @@ def test_it_ends_when_it_is_saved_and_the_snapshot_has_its_variables(
     assert restartable.resumed(client, info.snapshot_id) == before
 
 
+def test_a_former_process_and_the_new_one_saved_at_once_have_their_order(
+    dying, settings, owner_of, restartable, eventually
+):
+    daemon = dying(methods=())
+    with Client.connect(settings) as client, owner_of(client) as owner:
+        restartable.launch(client, owner)
+        client.wait(client.send(calls.save(restartable.kernel_id)).operation_id)
+        former = client.send(calls.kernel(restartable.kernel_id))
+        daemon.hold()
+        client.send(calls.set_aside(restartable.kernel_id, ASIDE))
+        restartable.launch(client, owner)
+        eventually(daemon.held)  # its save has read the list of earlier snapshots
+        daemon.hold_no_more()
+        client.wait(client.send(calls.save(restartable.kernel_id)).operation_id)
+        daemon.go_on()
+        eventually(lambda: not processes.alive(former.init_pid))
+        found = client.send(calls.snapshots(restartable.kernel_id))
+        assert [one.cause for one in found] == [Cause.MANUAL, Cause.RESTART, Cause.MANUAL]
+        assert [one.number for one in found] == [3, 2, 1]
+        client.send(calls.kill(restartable.kernel_id))
+
+
 def test_what_cannot_be_saved_is_kept_for_its_time_and_can_be_undone(
     client, owner, spec, settings, eventually
 ):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.client import starting
 from jupyter_gpuckpt.errors import DaemonSilent
 from tests.conftest import wait_for
 
@@ -60,6 +61,14 @@ def test_commands_that_read_say_soon_that_the_daemon_does_not_answer(daemon_env,
             assert program.wait(300) == 7
         assert "Kernels can be saved here" not in out
     assert "Kernels cannot be saved here: gpuckptd does not answer" in out
+
+
+def test_a_daemon_that_was_stopped_is_not_waited_for(settings, stopped, monkeypatch):
+    monkeypatch.setattr(calls, "ALIVE_SECONDS", 2 * FEW_SECONDS)
+    began = time.monotonic()
+    with pytest.raises(DaemonSilent, match=f"stopped by a signal .process {stopped}"):
+        starting.require_answer(starting.target(settings, start=False), calls.ALIVE_SECONDS)
+    assert time.monotonic() - began < FEW_SECONDS
 
 
 def test_a_suspend_waits_until_the_daemon_answers_again(daemon_env, client, kernel, stopped):

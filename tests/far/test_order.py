@@ -1,7 +1,7 @@
 """The order of a session's snapshots, which several machines made whose clocks differ: every machine is offered the true newest."""
 
 from jupyter_gpuckpt.daemon.lease_file import KernelLease
-from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER
+from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER, Making
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.far.sessions import Facts, FarSession, FarSnapshot
@@ -10,7 +10,7 @@ from tests.far.test_daemon_leases import two, until  # noqa: F401 - a fixture
 
 def number_of_next(machine):
     earlier = EarlierSnapshots(machine.store, "k1")
-    return earlier.next_number(machine.leases.highest_number("k1"))
+    return earlier.number_of(Making("s", machine.leases.highest_number("k1")))
 
 
 async def save(machine, *snapshots):

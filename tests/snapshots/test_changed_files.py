@@ -193,7 +193,9 @@ def test_what_a_kernel_lacks_on_another_machine_is_known_before_a_fetch(reader):
     reader.array.unlink()
     reader.log.unlink()
     [obstacle] = arrivals.check(manifest).obstacles
-    assert obstacle == f"The file {reader.array}, which the kernel has open, is not here."
+    assert obstacle == (
+        f"The file {reader.array}, which the kernel has mapped into its memory, is gone."
+    )
 
 
 def test_a_replaced_folder_is_named_on_the_same_machine_only(reader):
@@ -392,3 +394,42 @@ def test_the_outlines_are_those_of_the_data_alone(reader):
     assert not programs & {file.path for file in manifest.open_files}
     assert manifest.host.boot_id == fingerprint.host().boot_id != ""
     assert FileDigests().outlines.read({}) == {}
+
+
+#: Has open what is no data file, or has no content that could change while it is suspended.
+NO_DATA = """
+    import os, socket, tempfile, time
+    os.mkfifo("fifo")
+    opened = [os.open("fifo", os.O_RDWR)]
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("socket")
+    os.mknod("null", 0o020666, os.makedev(1, 3))
+    with open("data", "w") as data:
+        data.write("data")
+    opened += [os.open(name, os.O_PATH) for name in ("fifo", "null", "data")]
+    opened += [os.open(name, os.O_RDONLY) for name in ("null", "/dev/zero", "/proc/uptime", "/sys/kernel/mm/ksm/run")]
+    opened += [os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), os.memfd_create("memory")]
+    with open("deleted", "w") as deleted:
+        deleted.write("deleted")
+    deleted = open("deleted")
+    os.remove("deleted")
+    temporary = tempfile.TemporaryFile(dir="/dev/shm")
+    temporary.write(b"temporary")
+    while True:
+        os.write(opened[-2], b"line")
+        print("runs", flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_only_regular_files_that_can_be_read_are_compared(run):
+    program = run(NO_DATA)
+    program.lines(more_than=3)
+    reader = Reader(program)
+    manifest = reader.suspend()
+    names = {Path(file.path).name for file in manifest.open_files if not file.is_folder}
+    (reader.folder / "data").write_text("other")
+    os.utime(reader.folder / "fifo")
+    assert reader.resume(manifest) == []
+    program.fresh_line()
+    assert names & set(os.listdir(reader.folder)) == {"log"}

@@ -11,6 +11,7 @@ import pytest
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, ObjectCorrupt
 from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.progress import Stage
+from jupyter_gpuckpt.store.pack_folder import PackFolder
 from tests.parameters import some_slow
 from tests.snapshots.test_failing_saves import assert_runs_on
 from tests.snapshots.test_rehearsal import at
@@ -125,3 +126,11 @@ def test_a_copied_store_is_relied_on_with_a_warning_only_when_time_is_short(prog
     assert saved.manifest.info.sizes.new_bytes < 1 << 20
     program.resume(saved.manifest.info.snapshot_id)
     assert_runs_on(program)
+
+
+def test_a_save_looks_at_all_packs_once(program, monkeypatch):
+    program.save()
+    looks, found = [], PackFolder.found
+    monkeypatch.setattr(PackFolder, "found", lambda folder: looks.append(1) or found(folder))
+    program.save(stop=True)
+    assert len(looks) == 1

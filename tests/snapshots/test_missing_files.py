@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from jupyter_gpuckpt.errors import HostIncompatible
+from jupyter_gpuckpt.errors import FilesChanged, HostIncompatible
+from jupyter_gpuckpt.snapshot_records import Change
+from jupyter_gpuckpt.snapshots.changes import changes
+from tests.conftest import wait_for
 
 HOLDER = """
     import os, time
@@ -54,10 +60,60 @@ def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path
     snapshot = program.save(stop=True).manifest.info.snapshot_id
     (directory / "data.csv").unlink()
     (directory / "both").unlink()
-    with pytest.raises(HostIncompatible, match=r"data\.csv") as caught:
+    with pytest.raises(FilesChanged, match=r"data\.csv, which the kernel has open, is gone") as no:
         program.resume(snapshot)
-    assert "Put the missing files back" in caught.value.hint
+    assert "--force" in no.value.hint
     assert not (directory / "both").exists()
     (directory / "data.csv").write_text("1,2")
     program.resume(snapshot)
     program.lines(more_than=len(program.lines()) + 3)
+
+
+#: Ways to have a file open that is needed, and what becomes of it if an empty one is in its place.
+NEEDED = {
+    "read": "data = open('data', 'rb', buffering=0); data.read(3); use = lambda: data.read(1) == b''",
+    "read and written": "written = open('data', 'ab'); data = open('data', 'rb', buffering=0); use = lambda: data.read(1) == b''",
+    "mapped": "data = mmap.mmap(os.open('data', os.O_RDONLY), 0, prot=mmap.PROT_READ); use = lambda: data[0]",
+}
+USER = """
+    import mmap, os, time
+    open("data", "wb").write(b"data")
+    {open}
+    while True:
+        print(os.path.exists("on") and use(), flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", NEEDED)
+def test_an_empty_file_takes_the_place_of_a_needed_one_only_if_a_user_says_so(run, how):
+    program = run(USER.format(open=NEEDED[how]))
+    program.lines(more_than=3)
+    manifest = program.save(stop=True).manifest
+    snapshot, data = manifest.info.snapshot_id, Path(program.spec.cwd, "data")
+    data.unlink()
+    found = changes(manifest, program.store)
+    assert [(one.path, one.change) for one in found.files] == [(str(data), Change.MISSING)]
+    assert not found.obstacles
+    with pytest.raises(FilesChanged, match="is gone"):
+        program.resume(snapshot)
+    assert not data.exists()
+    warnings = program.resume(snapshot, force=True).warnings
+    assert f"The file {data} was gone; an empty one is in its place." in warnings
+    assert os.path.getsize(data) == 0
+    program.fresh_line()
+    (data.parent / "on").touch()
+    if how == "mapped":  # SIGBUS
+        wait_for(lambda: Path(program.tree.exit_path).exists())
+    else:
+        wait_for(lambda: program.lines()[-1] == "True")
+
+
+def test_no_user_can_do_without_a_folder(run):
+    program = run(USER.format(open="os.mkdir('folder'); data = os.open('folder', os.O_RDONLY)"))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    Path(program.spec.cwd, "folder").rmdir()
+    with pytest.raises(HostIncompatible, match=r"folder.*is gone") as caught:
+        program.resume(snapshot, force=True)
+    assert not isinstance(caught.value, FilesChanged)

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER
+from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, Making
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
@@ -133,6 +133,15 @@ def test_what_went_out_comes_in_elsewhere_and_is_not_stored_twice(store, make_st
     assert imported(other, exported(store, "s2"))[0].snapshot_id == "s2"
     assert sum(path.stat().st_size for path in pack_files(other)) < before + len(OTHER) + 2_000
     other.verify("s2")
+
+
+def test_an_import_stores_again_what_was_in_a_pack_that_is_gone(store, make_store):
+    other = make_store("other")
+    imported(other, exported(store, "s2"))
+    for path in pack_files(other):
+        path.unlink()
+    imported(other, exported(store))
+    other.verify("s1")
 
 
 def test_a_tar_of_a_whole_store_is_taken_as_well(store, make_store):
@@ -350,7 +359,7 @@ def test_an_archive_comes_in_at_its_place_among_the_snapshots_of_its_kernel(stor
     for snapshot_id in ("n2", "n3", "n1"):
         imported(other, exported(store, snapshot_id))
     assert [one.snapshot_id for one in other.snapshots()] == ["n3", "n2", "n1"]
-    assert EarlierSnapshots(other, "k").next_number(0) == 4
+    assert EarlierSnapshots(other, "k").number_of(Making("s")) == 4
 
 
 def test_an_archive_cannot_take_the_last_number_of_its_kernel(store, make_store):
@@ -361,4 +370,4 @@ def test_an_archive_cannot_take_the_last_number_of_its_kernel(store, make_store)
     with pytest.raises(ArchiveInvalid, match="invalid number"):
         imported(other, exported(store, "last"))
     imported(other, exported(store, "fair"))
-    assert EarlierSnapshots(other, "k").next_number(0) == MAX_ARRIVING_NUMBER + 1
+    assert EarlierSnapshots(other, "k").number_of(Making("s")) == MAX_ARRIVING_NUMBER + 1

@@ -20,7 +20,7 @@ class Machine:
     """A machine on which nothing can be saved."""
 
     def __init__(self):
-        self.killed = asyncio.Event()
+        self.killed, self.reserved_numbers = asyncio.Event(), {}
         self.loop = asyncio.get_running_loop()
 
     def save(self, *_):
@@ -47,7 +47,8 @@ def test_it_is_kept_until_its_time_is_over_or_memory_is_short(
         spec = LaunchSpec("k", [], {}, "/", "/log")
         tree = Tree(1, 1, 1, 1, 1, 1, "")
         record = KernelRecord(spec, owner, place, KernelState.RUNNING, tree=tree)
-        kept = FormerProcesses(tmp_path, place, SimpleNamespace(), SimpleNamespace(), machine)
+        unused = SimpleNamespace()
+        kept = FormerProcesses(tmp_path, place, unused, unused, machine, unused)
         kept._keep(former._Former(FormerRecord(record, SaveRequest(), keep_seconds), tree))
         assert kept.any_kept
         async with asyncio.timeout(60):

@@ -6,6 +6,7 @@ An invalid image raises ObjectCorrupt, as in `images.py`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,10 @@ _MAP_NORESERVE = 0x4000
 _IS_GUARD = 1 << 16
 #: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
 _IS_OF_FILE = 1 << 6 | 1 << 7
+#: Shared memory without a name, which has the status of a file, too.
+_IS_MEMFD = 1 << 14
+#: Flags of mmap: huge pages, and the place of the logarithm of their size.
+_HUGETLB, _HUGE_SHIFT, _HUGE_MASK = 0x40000, 26, 0x3F
 #: VMA_AREA_VSYSCALL, VDSO, VVAR, AIORING and SHSTK.
 _IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 
@@ -75,6 +80,25 @@ def mapped_ends(images: Path) -> dict[int, int]:
             if values[_STATUS] & _IS_OF_FILE:
                 end = values[_OFFSET] + values[_END] - values[_START]
                 found[values[_FILE]] = max(found.get(values[_FILE], 0), end)
+    return found
+
+
+@strict
+def huge_bytes(images: Path) -> Counter[int]:
+    """Return the bytes of anonymous huge pages (hugetlb) of the processes, by the size of pages. Shared memory counts once."""
+    found, shared = Counter[int](), dict[int, tuple[int, int]]()
+    for path in images.glob("mm-*.img"):
+        for entry in (entry for message in messages(path) for entry in inner(message, _AREAS)):
+            values = numbers(entry)
+            flags, status = values[_MAPPED_AS], values[_STATUS]
+            size, length = 1 << (flags >> _HUGE_SHIFT & _HUGE_MASK), values[_END] - values[_START]
+            if flags & _HUGETLB and status & _IS_MEMFD:
+                end = values[_OFFSET] + length
+                shared[values[_FILE]] = size, max(end, shared.get(values[_FILE], (0, 0))[1])
+            elif flags & _HUGETLB and not status & _IS_OF_FILE:
+                found[size] += length
+    for size, length in shared.values():
+        found[size] += length
     return found
 
 

@@ -3,6 +3,7 @@
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
 IPython's history) is created empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
 reading or had mapped is named in the error, so that the user can put it back: an access to a mapping of an empty file ends a process.
+Only if the user says so it is created empty, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...errors import HostIncompatible
+from ...errors import FilesChanged, HostIncompatible
 from ...host import commands
 from ...manifest_records import FORMER_SCRATCH
 from ..settings import INIT
@@ -24,6 +25,7 @@ from . import memory_images
 from .sqlite_locks import INDEX
 
 _SHOWN = 5
+_OR_FORCE = ", or resume it all the same with empty ones (`jupyter gpuckpt resume KERNEL --force`)"
 _TEST_SECONDS = 10.0
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
@@ -32,9 +34,13 @@ _MAX_INDEX_BYTES = 1 << 30
 
 
 class Missing(NamedTuple):
-    """The files that are missing: mode and length of each that can be created, by path, and a sentence about each of the others."""
+    """The files that are missing: mode and length of each that can be created, by path, and a sentence about each of the others.
+
+    `needed`: the sentences, by path, about those that can be created, but whose content the kernel needs.
+    """
 
     can_be_made: dict[str, tuple[int, int]]
+    needed: dict[str, str]
     lost: list[str]
 
 
@@ -52,6 +58,7 @@ def missing(
     """
     renamed, mapped = criu_images.remapped(images), memory_images.mapped_ends(images)
     can_be_made: dict[str, tuple[int, int]] = {}
+    needed: dict[str, str] = {}
     lost: dict[str, str] = {}
     for file in criu_images.regular_files(images):
         path = "/" + file.path.lstrip("/")
@@ -71,20 +78,26 @@ def missing(
                 )
             continue
         end = mapped.get(file.file_id, 0)
+        is_index = path.endswith(INDEX)
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
         elif file.mode & (stat.S_ISUID | stat.S_ISGID):
             lost[path] = f"The program {path}, which runs with another's rights, is gone."
-        elif end and not path.endswith(INDEX):
-            lost[path] = f"The file {path}, which the kernel has mapped into its memory, is gone."
-        elif not stat.S_ISREG(file.mode) or (not end and _is_read_only(file)):
+        elif not stat.S_ISREG(file.mode):
             lost[path] = f"The file {path}, which the kernel has open, is gone."
         else:
-            length = max(min(end, _MAX_INDEX_BYTES), can_be_made.get(path, (0, 0))[1])
-            can_be_made[path] = (stat.S_IMODE(file.mode), length)
-    for path in lost:  # a file that several descriptors have open, some for writing
-        can_be_made.pop(path, None)
-    return Missing(can_be_made, [lost[path] for path in sorted(lost)])
+            length = min(end, _MAX_INDEX_BYTES) if is_index else 0
+            can_be_made[path] = (
+                stat.S_IMODE(file.mode),
+                max(length, can_be_made.get(path, (0, 0))[1]),
+            )
+            if end and not is_index:
+                needed[path] = (
+                    f"The file {path}, which the kernel has mapped into its memory, is gone."
+                )
+            elif not end and _is_read_only(file):
+                needed.setdefault(path, f"The file {path}, which the kernel has open, is gone.")
+    return Missing(can_be_made, needed, [lost[path] for path in sorted(lost)])
 
 
 def _is_read_only(file: criu_images.RegularFile) -> bool:
@@ -102,18 +115,24 @@ def is_reached(tree: Tree, path: str) -> bool:
 
 
 def put_in_place(
-    images: Path, traveling: Collection[str], make_folders: Callable[[Path], None]
+    images: Path,
+    traveling: Collection[str],
+    make_folders: Callable[[Path], None],
+    *,
+    force: bool,
 ) -> list[str]:
-    """Create missing files that were open for writing; return their paths.
+    """Create missing files that were open for writing, and with `force` those that were only read or were mapped; return their paths.
 
-    Raises HostIncompatible, which names missing files that were only read or were mapped; nothing is created then.
+    Raises HostIncompatible, which names missing files that cannot be created, and FilesChanged for those that would be with `force`;
+    nothing is created then.
     """
-    found, lost = missing(images, Path, traveling)
-    if lost:
-        raise HostIncompatible(
-            " ".join(lost[:_SHOWN]),
-            hint="Put the missing files back, then try again. The snapshot is untouched.",
-            details="\n".join(lost),
+    found, needed, lost = missing(images, Path, traveling)
+    named = [*lost, *needed.values()]
+    if lost or (needed and not force):
+        raise (HostIncompatible if lost else FilesChanged)(
+            " ".join(named[:_SHOWN]),
+            hint=f"Put the missing files back, then try again{'' if lost else _OR_FORCE}. The snapshot is untouched.",
+            details="\n".join(named),
         )
     made = []
     try:

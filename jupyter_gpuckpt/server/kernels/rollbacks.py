@@ -79,7 +79,7 @@ class Rollbacks:
                 "The snapshot cannot be restored here now. " + " ".join(found.obstacles),
                 hint="Undo these changes first. The kernel was not touched.",
             )
-        forced = {Change.TOO_SHORT, Change.IN_TRANSACTION}
+        forced = {Change.MISSING, Change.TOO_SHORT, Change.IN_TRANSACTION}
         changed = [file.path for file in found.files if file.change in forced]
         if changed and not force:
             raise FilesChanged(

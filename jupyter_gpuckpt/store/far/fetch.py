@@ -47,6 +47,7 @@ def fetch(
     # A stub has its manifest here; it names the chunks to fetch.
     manifest = store.manifest(far.snapshot_id) if is_stub else far.manifest()
     digests = manifests.references(manifest)
+    store.pack_checks.look()
     with store.writer() as writer:
         _fetch_missing(bucket, seal, snapshot, far, digests, store, writer, progress, checkers)
         writer.finish()
@@ -67,6 +68,7 @@ def repair(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, store: LocalStore)
     """Fetch the chunks of a snapshot in the local store that are missing there or damaged. Raises as `fetch` does."""
     far = far_manifest(bucket, seal, snapshot)
     digests = manifests.references(store.manifest(far.snapshot_id))
+    store.pack_checks.look()
     with store.writer() as writer:
         _fetch_missing(bucket, seal, snapshot, far, digests, store, writer)
         writer.finish()

@@ -269,26 +269,32 @@ describe('snapshot commands', () => {
     expect(server.bodies).toEqual(['{"snapshot_id":"s"}']);
   });
 
-  it('restore a snapshot whose file is too short after a warning only', async () => {
-    server.on('GET snapshots/s/changes', {
-      files: [
-        {
-          path: '/data.npy',
-          change: 'too_short',
-          mtime: 2000,
-          length_then: 2e6,
-          length_now: 1e6
-        }
-      ],
-      obstacles: []
-    });
-    const done = run('goBack', register({ confirmRollBack: false }));
-    const shown = await dialog('/data.npy is shorter than the kernel needs');
-    expect(shown.textContent).toContain('Restore Anyway');
-    press(shown, 'accept');
-    await done;
-    expect(server.bodies).toEqual(['{"snapshot_id":"s","force":true}']);
-  });
+  it.each([
+    ['too_short', '/data.npy is shorter than the kernel needs'],
+    ['missing', '/data.npy, which the kernel reads, was deleted']
+  ])(
+    'restore a snapshot whose file is %s after a warning only',
+    async (change, text) => {
+      server.on('GET snapshots/s/changes', {
+        files: [
+          {
+            path: '/data.npy',
+            change,
+            mtime: 2000,
+            length_then: 2e6,
+            length_now: 1e6
+          }
+        ],
+        obstacles: []
+      });
+      const done = run('goBack', register({ confirmRollBack: false }));
+      const shown = await dialog(text);
+      expect(shown.textContent).toContain('Restore Anyway');
+      press(shown, 'accept');
+      await done;
+      expect(server.bodies).toEqual(['{"snapshot_id":"s","force":true}']);
+    }
+  );
 
   it('always name files that have changed', async () => {
     const mtime = 2000;
