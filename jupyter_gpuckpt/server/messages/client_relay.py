@@ -34,6 +34,7 @@ _LAST_SECONDS = 2.0
 class RelayedClient(RedirectedClient):
     """A mixin of a kernel manager's client class: a client made while its kernel is away is connected to a relay."""
 
+    #: The relay, once the client has made a socket; None: it is connected to the kernel itself.
     _gpuckpt_relay: ClientRelay | None
 
     def gpuckpt_url(self, channel: str) -> str | None:
@@ -43,7 +44,7 @@ class RelayedClient(RedirectedClient):
         return self._gpuckpt_relay.urls.get(channel) if self._gpuckpt_relay else None
 
     def _relay(self) -> ClientRelay | None:
-        manager = self.parent
+        manager: Any = self.parent
         owner = getattr(getattr(manager, "parent", None), "gpuckpt_owner", None)
         served = owner.served.get(manager.kernel_id) if owner is not None else None
         if served is None or not served.is_away:
@@ -55,8 +56,9 @@ class RelayedClient(RedirectedClient):
     def stop_channels(self) -> None:
         """Stop the channels as the base does, then the relay."""
         super().stop_channels()
-        if getattr(self, "_gpuckpt_relay", None):
-            self._gpuckpt_relay.end()
+        relay = getattr(self, "_gpuckpt_relay", None)
+        if relay is not None:
+            relay.end()
 
 
 class _Request(NamedTuple):
@@ -83,7 +85,10 @@ class ClientRelay:
         self._streams: dict[str, ZMQStream] = {}
         self._sockets = {name: self._listening(zmq.DEALER) for name in _REQUESTS}
         self._sockets["iopub"] = self._listening(zmq.PUB)
-        self.urls = {name: one.last_endpoint.decode() for name, one in self._sockets.items()}
+        self.urls = {
+            name: one.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            for name, one in self._sockets.items()
+        }
         manager.loop.add_callback(self._start)
 
     def end(self) -> None:
@@ -127,7 +132,7 @@ class ClientRelay:
     # ---- the client's side -------------------------------------------------------------------------------------------
 
     def _listening(self, kind: int) -> zmq.Socket[bytes]:
-        listener = zmq.Context.instance().socket(kind)
+        listener: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         listener.linger = 0
         if getattr(self._manager, "curve_secretkey", None):
             listener.curve_server = True
@@ -145,7 +150,7 @@ class ClientRelay:
             self._streams[name].on_recv(partial(self._received, name))
         self._served.add_client(self)
 
-    def _received(self, channel: str, parts: list[bytes]) -> None:
+    def _received(self, channel: str, parts: list[Any]) -> None:
         try:
             _, own = self._session.feed_identities(parts)
             message = self._session.deserialize(own)
@@ -154,7 +159,9 @@ class ClientRelay:
                 "kernel %s: a request is invalid: %s", self._served.kernel_id, error
             )
             return
-        self._handle(_Request(channel, message["header"], message["content"], own[1:]))
+        self._handle(
+            _Request(channel, message["header"], message["content"], parts[-len(own) + 1 :])
+        )
 
     def _handle(self, request: _Request) -> None:
         served, kind = self._served, request.kind
