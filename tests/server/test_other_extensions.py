@@ -143,10 +143,11 @@ def test_another_program_may_use_the_port_of_an_app_meanwhile(server, page, port
     assert fetch(server, f"proxy/{port}/").text == "second"
 
 
-def test_an_app_is_known_to_the_next_server(server, page, port):
+def test_the_next_server_answers_as_the_first_one(server, page, port):
     server.do("suspend", page.kernel_id)
     server.stop()
     server.start()
+    assert usage(server, page.kernel_id)["reason"].startswith("The kernel is suspended.")
     assert fetch(server, f"proxy/{port}/").status_code == 503
 
 
