@@ -5,18 +5,27 @@ import json
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
+#: The clients that are used for the next request, too, by kernel.
+KEPT = {}
+
 
 class ClientHandler(APIHandler):
     """Makes a client, sends what the query names, and answers with the reply and what the kernel printed."""
 
     @web.authenticated
     async def get(self, kernel_id):
-        client = self.kernel_manager.get_kernel(kernel_id).client()
-        client.start_channels()
+        keeps = self.get_query_argument("keeps", "")
+        client = KEPT.pop(kernel_id, None)
+        if client is None:
+            client = self.kernel_manager.get_kernel(kernel_id).client()
+            client.start_channels()
         try:
             self.finish(json.dumps(await self.ask(client), default=str))
         finally:
-            client.stop_channels()
+            if keeps:
+                KEPT[kernel_id] = client
+            else:
+                client.stop_channels()
 
     async def ask(self, client):
         code, kind = self.get_query_argument("code", ""), self.get_query_argument("kind", "")

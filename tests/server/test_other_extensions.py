@@ -156,6 +156,21 @@ def test_a_port_that_no_kernel_used_is_left_to_the_proxy(server, page):
     assert fetch(server, f"proxy/{unused_port()}/").status_code == 500
 
 
+def test_a_client_that_lives_on_is_served_as_a_new_one(server, page):
+    assert client(server, page.kernel_id, keeps=1, code="x = 1; print(x)")["printed"] == "1\n"
+    for number in (2, 3):
+        server.do("suspend", page.kernel_id)
+        answer, seconds = timed(
+            lambda: client(server, page.kernel_id, keeps=1, kind="usage_request")
+        )
+        assert seconds < AT_ONCE
+        assert answer["reply"]["content"]["ename"] == "KernelSuspended"
+        answer = client(server, page.kernel_id, keeps=1, code="x += 1; print(x)")
+        assert answer["printed"] == f"{number}\n"
+    answer = client(server, page.kernel_id, code="for i in range(20_000): print(i)")
+    assert answer["printed"] == "".join(f"{i}\n" for i in range(20_000))
+
+
 @pytest.mark.parametrize(
     "option",
     ["--KernelManager.transport=ipc", "--KernelManager.transport_encryption=required"],

@@ -1,9 +1,8 @@
-"""The clients that other code in this server makes, by `KernelManager.client`, while their kernel cannot answer.
+"""The clients that other code in this server makes by `KernelManager.client`.
 
-Such a client has sockets of its own, which the gate does not see: nothing would answer at the ports of a suspended kernel. So a
-client that is made while the kernel is away is connected to a relay in this server. The relay answers, holds and sends on requests
-as the gate does for pages (`gate.py`), until the client ends. Nothing listens on the kernel's own ports in its place: a resume,
-which any program may request, needs them at once. Clients that were connected before wait for the kernel.
+Such a client has sockets of its own, which the gate does not see: nothing would answer at the ports of a suspended kernel. So it
+is connected to a relay in this server, which answers, holds and sends on requests as the gate does for pages (`gate.py`).
+Nothing listens on the kernel's own ports in its place: a resume, which any program may request, needs them at once.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -32,7 +31,7 @@ _LAST_SECONDS = 2.0
 
 
 class RelayedClient(RedirectedClient):
-    """A mixin of a kernel manager's client class: a client made while its kernel is away is connected to a relay."""
+    """A mixin of a kernel manager's client class: a client of a kernel under the engine is connected to a relay."""
 
     #: The relay, once the client has made a socket; None: it is connected to the kernel itself.
     _gpuckpt_relay: ClientRelay | None
@@ -47,7 +46,7 @@ class RelayedClient(RedirectedClient):
         manager: Any = self.parent
         owner = getattr(getattr(manager, "parent", None), "gpuckpt_owner", None)
         served = owner.served.get(manager.kernel_id) if owner is not None else None
-        if served is None or not served.is_away:
+        if served is None or served.kernel is None:
             return None
         relay = ClientRelay(served, manager)
         weakref.finalize(self, relay.end).atexit = False
@@ -133,7 +132,7 @@ class ClientRelay:
 
     def _listening(self, kind: int) -> zmq.Socket[bytes]:
         listener: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-        listener.linger = 0
+        listener.linger, listener.sndhwm = 0, 0  # no output is lost, however slow the client is
         if getattr(self._manager, "curve_secretkey", None):
             listener.curve_server = True
             listener.curve_secretkey = self._manager.curve_secretkey

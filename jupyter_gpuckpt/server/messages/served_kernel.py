@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
-_PRESENT = _OPEN | {KernelState.SAVING}
 #: Stages of a save during which the kernel runs again already.
 _AFTER_FREEZE = frozenset({Stage.STORE, Stage.REHEARSAL, Stage.COMMIT})
 
@@ -84,7 +83,7 @@ class Connection(Protocol):
 
 
 class Client(Protocol):
-    """A client of other code in this server that was made while the kernel was away (`client_relay.py`)."""
+    """A client of other code in this server (`client_relay.py`)."""
 
     channels: dict[str, Any]
 
@@ -220,11 +219,6 @@ class ServedKernel:
             operation = self.kernel.operation if self.kernel else None
             return operation is not None and is_past_freeze(operation)
         return self.state in _OPEN
-
-    @property
-    def is_away(self) -> bool:
-        """Return whether a request sent to the kernel itself may wait until it is resumed or unparked."""
-        return bool(self._holds) or self.is_rolling_back or self.state not in _PRESENT
 
     @property
     def is_held_by_others(self) -> bool:
