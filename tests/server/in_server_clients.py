@@ -43,7 +43,9 @@ class ClientHandler(APIHandler):
             if message["msg_type"] == "stream":
                 printed.append(message["content"]["text"])
 
-        reply = await client.execute_interactive(code, output_hook=hook, timeout=seconds)
+        reply = await client.execute_interactive(
+            code, output_hook=hook, stdin_hook=lambda asked: client.input("typed"), timeout=seconds
+        )
         return {"reply": reply, "printed": "".join(printed)}
 
 

@@ -74,6 +74,8 @@ def test_a_cell_of_a_client_resumes_the_kernel_and_its_output_is_complete(server
     answer = client(server, page.kernel_id, code=code)
     assert answer["reply"]["content"]["status"] == "ok"
     assert answer["printed"] == "0\n1\n2\n42\n"
+    server.do("suspend", page.kernel_id)
+    assert client(server, page.kernel_id, code="print(input())")["printed"] == "typed\n"
     assert page.run("print(x)") == "42\n"
 
 
