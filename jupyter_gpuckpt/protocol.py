@@ -228,6 +228,8 @@ class Kernel(msgspec.Struct, frozen=True):
     autosave_seconds: float = 0.0
     #: The estimated duration of its resume, from earlier ones on this machine; None: it has a process, or it is not known.
     resume_seconds: float | None = None
+    #: The ports, besides its own, on which it listened, while it has no process.
+    listening: list[int] = []
     position: Position = Position()
 
 

@@ -90,6 +90,7 @@ def freeze(
             "cause": request.cause,
             "error": None,
             "changed_at": 0.0,
+            "listening": saved.listening,
         }
         return Outcome(
             KernelState.SUSPENDED if stop else as_before(record),

@@ -119,6 +119,7 @@ class ManagedKernel:
             resume_seconds=self._resume_seconds(),
             taken_over=record.taken_over,
             changed_at=record.changed_at,
+            listening=record.listening if record.state in ABSENT else [],
             autosave_seconds=record.owner.autosave_seconds,
             position=self._streams.position,
         )

@@ -93,6 +93,8 @@ class KernelRecord(msgspec.Struct):
     taken_over: str = ""
     #: When it changed for the first time after its last snapshot (seconds since the epoch); 0: not known, or it did not.
     changed_at: float = 0.0
+    #: The ports, besides its own, on which it listened when it was suspended.
+    listening: list[int] = []
 
     @property
     def kernel_id(self) -> str:

@@ -24,6 +24,7 @@ from ..disk_reserve import room_beside
 from .jupyter_internals import stop_on_signals
 from .kernels.kernel_list import KernelList
 from .rest.routes import tornado_routes
+from .rest.suspended_apps import suspended_app_rule
 from .service import Service
 from .traits import CLEAN_START_ENV, ServerTraits
 
@@ -63,6 +64,9 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         os.environ.pop(CLEAN_START_ENV, None)
         if self._service is not None:
             kernels, parts = self._service.kernels, self._service.parts
+            # Before the routes of proxies, in whatever order extensions are loaded.
+            rule = suspended_app_rule(serverapp.base_url, parts.link.served)
+            serverapp.web_app.default_router.rules.insert(0, rule)
         else:
             managers: Any = serverapp
             kernels = KernelList(

@@ -19,10 +19,15 @@ from jupyter_server.services.shutdown import ShutdownHandler
 from tornado.web import RequestHandler
 
 if TYPE_CHECKING:
+    from jupyter_client.client import KernelClient
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_server.serverapp import ServerApp
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
     from zmq.eventloop.zmqstream import ZMQStream
+
+    _ClientBase = KernelClient
+else:
+    _ClientBase = object
 
 Received = Callable[[list[bytes]], None]
 #: The name of AnyIO's threads, for which the process waits at its exit.
@@ -71,6 +76,17 @@ def receiver_of(stream: ZMQStream) -> Received:
     """Return the callback that receives a stream's messages."""
     receive: Received = stream._recv_callback  # type: ignore[assignment]
     return receive
+
+
+class RedirectedClient(_ClientBase):
+    """A mixin of a class of kernel clients, which may connect a channel to another address than the kernel's."""
+
+    def gpuckpt_url(self, channel: str) -> str | None:
+        """Return the address for a channel; None: the kernel's own."""
+        raise NotImplementedError
+
+    def _make_url(self, channel: str) -> str:
+        return self.gpuckpt_url(channel) or super()._make_url(channel)
 
 
 # ---- the multi kernel manager ----------------------------------------------------------------------------------------

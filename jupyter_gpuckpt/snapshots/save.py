@@ -60,10 +60,11 @@ _HASHED_BYTES = 64 << 20
 
 
 class Saved(NamedTuple):
-    """The result of a save or suspend."""
+    """The result of a save or suspend. `listening`: the ports, besides the kernel's own, on which the tree listened before a suspend."""
 
     manifest: Manifest
     warnings: list[str]
+    listening: list[int]
 
 
 class _Preparation(NamedTuple):
@@ -104,6 +105,7 @@ def save(
         host, ids = fingerprint.host(), user_namespaces.ids_of(tree.init_pid)
     warnings, notebook = prepared.warnings, prepared.notebook
     complete: list[SnapshotInfo] = []
+    listening = list[int]()
     with (
         _naming_complete(complete),
         telling_a_loss(tree, "saved"),
@@ -130,6 +132,7 @@ def save(
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
         if stop:
+            listening = tcp.listening(tree, spec)
             warnings += tcp.lost(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
@@ -199,7 +202,7 @@ def save(
         if stop:
             with progress.stage(Stage.STOP):
                 kill(tree)
-    return Saved(manifest, warnings)
+    return Saved(manifest, warnings, listening)
 
 
 def _prepared(

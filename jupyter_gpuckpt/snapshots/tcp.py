@@ -47,6 +47,12 @@ def unkept(state: Frozen, spec: LaunchSpec) -> list[str]:
     return [lost.text for lost in state.tcp.lost if not own & set(lost.ports)]
 
 
+def listening(tree: Tree, spec: LaunchSpec) -> list[int]:
+    """Return the ports on which programs of the tree listen, except the kernel's own."""
+    found = {end.row.local.port for end in connections.listeners(pids(tree))}
+    return sorted(found - set(spec.own_ports))
+
+
 def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
     if not found:
         return []

@@ -58,7 +58,9 @@ c.Spawner.environment = given["environment"]
 # With jupyter_server 2.14 the first of these takes the place of what JupyterHub itself has enabled.
 c.Spawner.args = ["--allow-root", "--ServerApp.jpserver_extensions=jupyterhub=True", *(
     f"--ServerApp.jpserver_extensions={{name}}=False"
-    for name in ("jupyterlab", "jupyter_lsp", "notebook", "notebook_shim")
+    for name in (
+        "jupyterlab", "jupyter_lsp", "jupyter_resource_usage", "jupyter_server_proxy", "notebook", "notebook_shim"
+    )
 )]
 c.SimpleLocalProcessSpawner.home_dir_template = given["folder"] + "/home/{{username}}"
 {more}

@@ -71,6 +71,8 @@ class Server:
             "--ServerApp.jpserver_extensions=jupyter_gpuckpt=True",
             "--ServerApp.jpserver_extensions=jupyterlab=False",
             "--ServerApp.jpserver_extensions=jupyter_lsp=False",
+            "--ServerApp.jpserver_extensions=jupyter_resource_usage=False",
+            "--ServerApp.jpserver_extensions=jupyter_server_proxy=False",
             "--ServerApp.jpserver_extensions=notebook=False",
             "--ServerApp.jpserver_extensions=notebook_shim=False",
             *self.options,

@@ -98,6 +98,26 @@ def test_a_connection_waits_for_the_kernel_info_that_is_expected():
     with_kernel(work)
 
 
+def test_a_client_connects_to_another_address_where_it_is_told_one():
+    async def work(kernels, kernel_id, manager):
+        class Client(internals.RedirectedClient, manager.client_factory):
+            def gpuckpt_url(self, channel):
+                return "tcp://127.0.0.1:9" if channel == "control" else None
+
+        manager.client_factory = Client
+        client = manager.client()
+        client.start_channels(hb=False)
+        reached = {}
+        for name in ("shell", "iopub", "stdin", "control"):
+            channel = getattr(client, f"{name}_channel")
+            reached[name] = int(channel.socket.last_endpoint.decode().rpartition(":")[2])
+        client.stop_channels()
+        ports = {name: getattr(manager, f"{name}_port") for name in reached}
+        assert reached == ports | {"control": 9}
+
+    with_kernel(work)
+
+
 def test_a_manager_takes_a_kernelspec_that_is_not_installed():
     manager = ServerKernelManager(kernel_name="not-installed")
     internals.set_kernelspec(manager, KernelSpec(display_name="gone"))

@@ -23,6 +23,7 @@ from traitlets import TraitError
 from ...errors import DaemonSilent, GpuCkptError
 from ...states import KernelState
 from .. import jupyter_internals
+from ..messages.client_relay import RelayedClient
 from ..messages.kernel_messages import fields, is_about_ours, is_user_request, read
 from ..messages.probe import AGENT_MESSAGES
 from .sessions import manager_of, mixed
@@ -104,8 +105,10 @@ class GpuCkptKernels(_Base):
     def pre_start_kernel(
         self, kernel_name: str | None, kwargs: dict[str, Any]
     ) -> tuple[Any, str, str]:
-        """Prepare a start; a kernel that is adopted keeps its kernelspec if that is no longer installed."""
+        """Prepare a start: the kernel's clients may be relayed; one that is adopted keeps a kernelspec that is no longer installed."""
         manager, name, kernel_id = super().pre_start_kernel(kernel_name, kwargs)
+        if not issubclass(manager.client_factory, RelayedClient):
+            manager.client_factory = mixed(RelayedClient, manager.client_factory)
         saved = self.gpuckpt_kernelspecs.pop(kernel_id, None)
         if saved is not None:
             try:

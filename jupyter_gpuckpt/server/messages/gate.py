@@ -24,8 +24,9 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from tornado.websocket import WebSocketClosedError
 
 from ...plurals import counted
-from ..jupyter_internals import known_info, send_to_page
+from ..jupyter_internals import send_to_page
 from . import routing_ids
+from .answers import WAKING, answer, failure, refusal
 from .comms import IopubMessage, PageComms
 from .page_requests import V1, Request, read_request
 
@@ -36,23 +37,6 @@ if TYPE_CHECKING:
     _Base = ZMQChannelsWebsocketConnection
 else:
     _Base = object
-
-#: Requests caused by a user's action, not sent by a page on its own.
-_WAKING = frozenset({"execute_request", "input_reply"})
-#: Replies to requests that pages send while a user types or inspects, if there is no kernel.
-_EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "complete_request": (
-        "complete_reply",
-        {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
-    ),
-    "inspect_request": (
-        "inspect_reply",
-        {"status": "ok", "found": False, "data": {}, "metadata": {}},
-    ),
-    "is_complete_request": ("is_complete_reply", {"status": "unknown"}),
-}
-#: The answer to other requests that pages and extensions send by themselves.
-_SUSPENDED = "The kernel is suspended. Resume it, or run a cell, then try again."
 
 
 class GatedConnection(_Base):
@@ -255,7 +239,7 @@ class GatedConnection(_Base):
     def _is_waking(self, served: ServedKernel, request: Request) -> bool:
         if request.kind == "comm_msg":
             return served.comms.wants_kernel(request.content)
-        return request.kind in _WAKING
+        return request.kind in WAKING
 
     def _answer_comm(self, served: ServedKernel, request: Request) -> bool:
         """Answer a comm message in the kernel's name; return whether that was possible."""
@@ -271,19 +255,10 @@ class GatedConnection(_Base):
 
     def _answer(self, served: ServedKernel, request: Request) -> bool:
         """Answer a request in the kernel's name; return whether that was possible."""
-        kind = request.kind
-        if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
-            self._reply(request, "kernel_info_reply", info)
-        elif kind == "comm_info_request" and served.absent:
-            listed = served.comms.listed(request.content.get("target_name"))
-            self._reply(request, "comm_info_reply", listed)
-        elif kind in _EMPTY_REPLIES and served.absent:
-            self._reply(request, *_EMPTY_REPLIES[kind])
-        elif served.is_left_alone and kind.endswith("_request") and kind not in _WAKING:
-            # Nothing would answer for as long as nobody resumes it.
-            self._refuse(request, "KernelSuspended", _SUSPENDED)
-        else:
+        found = answer(served, self.kernel_manager, request.kind, request.content)
+        if found is None:
             return False
+        self._reply(request, *found)
         # JupyterLab takes no status from a reply to these requests and would show "Unknown"; older versions show the reply's "idle".
         self.show_status()
         return True
@@ -295,13 +270,9 @@ class GatedConnection(_Base):
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
     def _refuse(self, request: Request, name: str, text: str) -> None:
-        failure = {"ename": name, "evalue": text, "traceback": [text]}
         if request.kind == "execute_request":
-            self._send("iopub", "error", failure, {"header": request.header})
-        # The last three fields are those of the reply to a `debug_request`.
-        answer = {"type": "response", "success": False, "message": text}
-        reply = {"status": "error", "execution_count": 0, **failure, **answer}
-        self._reply(request, request.kind.replace("_request", "_reply"), reply)
+            self._send("iopub", "error", failure(name, text), {"header": request.header})
+        self._reply(request, *refusal(request.kind, name, text))
 
     def _send_done(self, request: Request, messages: Sequence[IopubMessage] = ()) -> None:
         """Publish the messages by which a kernel ends the handling of a message without a reply."""

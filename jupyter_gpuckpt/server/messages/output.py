@@ -24,7 +24,7 @@ from ...output_log import content_of, frame_of, frames, replace
 from .begun_cells import begun_cells, messages_of
 from .kept_messages import KeptMessages
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
-from .pages import Page, SettlingPages
+from .pages import Client, Page, SettlingPages
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class KernelOutput:
         self._asked: set[str] = set()
         self._running: set[str] = set()
         self._pages: dict[Page, None] = {}
+        #: Clients that get every message as it comes; what they receive is kept for pages all the same.
+        self.clients: list[Client] = []
         self._joining: dict[Page, asyncio.Task[None]] = {}
         self._settling = SettlingPages(self._clear_if_seen)
         #: Cell ids by request, so that a page that did not send a request can place its output.
@@ -156,6 +158,8 @@ class KernelOutput:
                 _send(page.show_again, with_cell(parts, cell))
             else:
                 _send(page.show, parts)
+        for client in list(self.clients):
+            _send(client.show, parts)
         if ended:
             self._clear_if_seen()
 

@@ -11,15 +11,19 @@ from typing import Protocol
 SETTLED_SECONDS = 10.0
 
 
-class Page(Protocol):
+class Client(Protocol):
+    """A receiver of the kernel's messages that shows no user anything (`client_relay.ClientRelay`)."""
+
+    def show(self, parts: list[bytes]) -> None:
+        """Send a message that the kernel has just published."""
+
+
+class Page(Client, Protocol):
     """A page that receives the kernel's messages (`gate.GatedConnection`)."""
 
     @property
     def client_session(self) -> str:
         """Return the page's own session id, the same when it connects again."""
-
-    def show(self, parts: list[bytes]) -> None:
-        """Send a message that the kernel has just published."""
 
     def show_again(self, parts: list[bytes]) -> None:
         """Send a message that was published while this page was not connected."""

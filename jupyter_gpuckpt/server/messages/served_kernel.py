@@ -82,6 +82,28 @@ class Connection(Protocol):
         """Take over the requests that an earlier connection of the page held; return its unsent messages."""
 
 
+class Client(Protocol):
+    """A client of other code in this server (`client_relay.py`)."""
+
+    channels: dict[str, Any]
+
+    @property
+    def client_session(self) -> str:
+        """Return the session id under which the kernel knows its sockets."""
+
+    def on_gate(self) -> None:
+        """Handle a change of gate or state."""
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """Answer held requests with the reason why the kernel cannot be resumed."""
+
+    def drop_held(self) -> None:
+        """Drop held requests: the kernel for which they were meant is gone."""
+
+    def show(self, parts: list[bytes]) -> None:
+        """Send it a message that the kernel has just published."""
+
+
 class LeftPage(Connection, Protocol):
     """A connection whose page disconnected while it held requests, which are still delivered."""
 
@@ -124,6 +146,7 @@ class ServedKernel:
         self.connections: set[Connection] = set()
         #: Pages that disconnected while requests of theirs were held, by `session_key`.
         self.left_pages: dict[str, LeftPage] = {}
+        self._clients: list[Client] = []
         #: Whether the agent runs in the kernel.
         self.has_agent = False
         #: The number of saves and suspends that were begun: the kernel buffers its output for the latest only.
@@ -211,6 +234,17 @@ class ServedKernel:
     def changed(self) -> bool:
         """Return whether a cell runs, or the kernel may have changed since this server's last snapshot."""
         return self.output.runs_cell or self.output.changes != self._saved_changes
+
+    def add_client(self, client: Client) -> None:
+        """Serve a client of other code in this server."""
+        self._clients.append(client)
+        self.output.clients.append(client)
+
+    def remove_client(self, client: Client) -> None:
+        """Stop serving a client; do nothing if it is not served."""
+        for clients in (self._clients, self.output.clients):
+            if client in clients:
+                clients.remove(client)
 
     def note_saved(self, changes: int) -> None:
         """Record that a snapshot was taken when `output.changes` had this value."""
@@ -343,8 +377,8 @@ class ServedKernel:
         """Return the routing id by which the kernel knows the sockets of a page now."""
         return routing_ids.routing_id(client_session, self.output.renewals)
 
-    def _all_connections(self) -> list[Connection]:
-        return [*self.left_pages.values(), *self.connections]
+    def _all_connections(self) -> list[Connection | Client]:
+        return [*self.left_pages.values(), *self.connections, *self._clients]
 
     def _start_reconnecting(self, *, came_back: bool) -> None:
         if self._reconnecting is not None:
