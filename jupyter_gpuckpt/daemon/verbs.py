@@ -45,6 +45,8 @@ from .whole_files import write_file
 
 #: The number of concurrent operations; more wait for a thread. Each uses many threads of its own.
 OPERATIONS_AT_ONCE = 4
+#: How long the end of an operation waits until the kernel's record is on the disk. The record is in memory in any case.
+_RECORD_SECONDS = 5.0
 #: How soon a waiting operation notices that it was canceled, in seconds.
 _LOOK_AGAIN = 0.2
 #: The verbs that are allowed for a kernel that its user has shut down.
@@ -291,7 +293,9 @@ class Verbs:
             if kernel.record.error is not before:
                 # Another machine took over the session during the operation: the user must see this although the operation succeeded.
                 changes.pop("error", None)
-            self._kernels.move(kernel, outcome.state, **changes)
+            written = asyncio.ensure_future(self._kernels.move(kernel, outcome.state, **changes))
+            # Who hears of the success relies on it also if this daemon is killed then. A disk that does not answer delays nobody for long.
+            await asyncio.wait({written}, timeout=_RECORD_SECONDS)
             operation.succeed(outcome.result)
         finally:
             self._on_end(job, operation)
