@@ -26,7 +26,7 @@ from .audit import records as audit_records
 from .audit.mending import mend
 from .capture import clear
 from .content import Content
-from .criu import action_script, dropped_locks, file_images, missing_files, owners
+from .criu import action_script, dropped_locks, file_images, missing_files, owners, scheduling
 from .criu import cache as criu_cache
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
@@ -138,6 +138,7 @@ def thaw(
             content.images(images)
             restore.placing.check(images)
             file_images.mend(images / "files.img")
+            scheduling.mend(images)
             if ids is not None:
                 owners.mend(images, ids)
             folders = restore.placing.make_folders

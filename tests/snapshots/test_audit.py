@@ -297,3 +297,47 @@ def test_a_snapshot_without_readable_facts_is_resumed(run):
     program.follow(resumed.tree)
     assert resumed.warnings == []
     program.fresh_line()
+
+
+POLICIES = """
+    import ctypes, json, os, struct, threading, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    RESET = os.SCHED_RESET_ON_FORK
+    def deadline():
+        wanted = struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 1_000_000, 10_000_000, 20_000_000)
+        libc.syscall(314, 0, wanted, 0)
+    policies = {
+        "deadline": deadline,
+        "rr": lambda: os.sched_setscheduler(0, os.SCHED_RR | RESET, os.sched_param(7)),
+        "batch": lambda: os.sched_setscheduler(0, os.SCHED_BATCH | RESET, os.sched_param(0)),
+        "other": lambda: os.sched_setscheduler(0, os.SCHED_OTHER | RESET, os.sched_param(0)),
+    }
+    seen = {}
+    def work(name):
+        refused = ""
+        try:
+            policies[name]()
+        except PermissionError:
+            refused = " refused"
+        found = ctypes.create_string_buffer(48)
+        while True:
+            libc.syscall(315, 0, found, 48, 0)
+            seen[name + refused] = found.raw.hex()
+            time.sleep(0.01)
+    for name in policies:
+        threading.Thread(target=work, args=[name], daemon=True).start()
+    while True:
+        seen.clear()
+        while len(seen) < len(policies):
+            time.sleep(0.01)
+        print(json.dumps(seen), flush=True)
+"""
+
+
+def test_scheduling_policies_that_criu_refuses_come_back(run):
+    program = run(POLICIES)
+    before = json.loads(program.fresh_line())
+    assert any(name in before for name in ("other", "deadline"))
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert json.loads(program.fresh_line()) == before
+    assert resumed.warnings == []

@@ -430,6 +430,17 @@ assert attributes() == expected, (attributes(), expected)
 """,
     ),
     Row(
+        "scheduling-reset",
+        "A scheduling policy that forked processes do not inherit",
+        """
+import os
+os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+""",
+        """
+assert os.sched_getscheduler(0) == os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+""",
+    ),
+    Row(
         "keyring",
         "A key in the keyring of the process",
         """
