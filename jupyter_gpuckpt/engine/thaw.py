@@ -137,10 +137,7 @@ def thaw(
             # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
-            file_images.mend(images / "files.img")
-            scheduling.mend(images)
-            if ids is not None:
-                owners.mend(images, ids)
+            _mend_images(images, ids)
             folders = restore.placing.make_folders
             kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(images, manifest.traveling, folders)
@@ -195,6 +192,14 @@ def thaw(
             _continue_tasks(tree, manifest)
         namespaces.close()
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
+
+
+def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
+    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
+    file_images.mend(images / "files.img")
+    scheduling.mend(images)
+    if ids is not None:
+        owners.mend(images, ids)
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

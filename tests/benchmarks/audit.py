@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jupyter_gpuckpt.engine.audit.audit import Audit
 from jupyter_gpuckpt.engine.audit.records import Facts
@@ -37,9 +37,9 @@ class _Timed(Audit):
         super().begin(descriptors)
         self.terminals += 1e3 * (time.perf_counter() - began)
 
-    def facts(self) -> Facts:
+    def read(self) -> Callable[[], Facts]:
         began = time.perf_counter()
-        found = super().facts()
+        found = super().read()
         self.reading += 1e3 * (time.perf_counter() - began)
         return found
 
@@ -67,7 +67,7 @@ for _ in range({threads} - threading.active_count()):
             audit = _Timed(kernel.tree)
             standstill = Standstill(kernel.tree, audit)
             standstill.begin()
-            audit.facts()
+            audit.read()
             standstill.end()
             for part, spent in vars(audit).items():
                 if isinstance(spent, float):

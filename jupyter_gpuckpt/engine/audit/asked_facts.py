@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
-from ..injection.call_tables import Call, Result
+from ..injection.call_tables import Call, Result, Table
 from .records import Values
 
 _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
@@ -65,18 +66,19 @@ _SPECULATION = frozenset({"store bypass", "indirect branches", "flush of the L1 
 _KEYRINGS = frozenset({"process keyring", "thread keyring", "session keyring"})
 
 
-def calls(*, main: bool) -> list[Call]:
+@cache
+def table(*, main: bool) -> Table:
     """Return the calls for a thread. `main`: also those for its process."""
-    return [*_OF_THREAD.values(), *(_OF_PROCESS.values() if main else ())]
+    return Table([*_OF_THREAD.values(), *(_OF_PROCESS.values() if main else ())])
 
 
 def of_thread(results: Sequence[Result]) -> Values:
-    """Return the facts of a thread that the results of `calls` tell."""
+    """Return the facts of a thread that the results of `table` tell."""
     return _values(_OF_THREAD, results)
 
 
 def of_process(results: Sequence[Result]) -> Values:
-    """Return the facts of a process that the results of `calls(main=True)` tell."""
+    """Return the facts of a process that the results of `table(main=True)` tell."""
     return _values(_OF_PROCESS, results[len(_OF_THREAD) :])
 
 

@@ -17,7 +17,6 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from ...host import processes
 from ..tree.duplicates import duplicate
@@ -113,7 +112,7 @@ def kind_of(link: str) -> str:
 def _of_fdinfo(pid: int, number: int) -> Values:
     found: Values = {}
     watches = []
-    text, now = _at_a_time(Path(f"/proc/{pid}/fdinfo/{number}"))
+    text, now = _at_a_time(f"/proc/{pid}/fdinfo/{number}")
     for line in text.splitlines():
         key, _, rest = line.partition(":")
         if key in _NOT_COMPARED:
@@ -131,12 +130,13 @@ def _of_fdinfo(pid: int, number: int) -> Values:
     return found
 
 
-def _at_a_time(path: Path) -> tuple[str, int]:
+def _at_a_time(path: str) -> tuple[str, int]:
     """Return the content of a file and when it was read, as exactly as a busy machine allows."""
     text, best, when = "", 0, 0
     for _ in range(_TRIES):
         begun = time.time_ns()
-        read = path.read_text()
+        with open(path, "rb", buffering=0) as file:
+            read = file.read().decode("utf-8", "surrogateescape")
         took = time.time_ns() - begun
         if not text or took < best:
             text, best, when = read, took, begun + took // 2

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ...errors import CheckpointError
 from ...host import processes
-from ..injection.call_tables import Call, CallTables
+from ..injection.call_tables import Call, CallTables, Table
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids, wait_until
 from ..tree.standstill import all_stopped
@@ -91,7 +91,7 @@ def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
             with ThreadsHeld(pid) as held:
                 answers |= reading.ask(held)
     descriptors = {pid: sorted(processes.descriptors(pid)) for pid in members}
-    return reading.read(members, answers, descriptors, only)
+    return reading.facts(reading.read(members, descriptors, only), answers)
 
 
 def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
@@ -137,7 +137,8 @@ def _make(pid: int, calls: Mapping[int, list[Call]]) -> None:
     """Let the threads of a process make these calls. Raises OSError."""
     with ThreadsHeld(pid) as held, CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
-            ids = reading.own_ids(tracee.tid)
+            ids = proc_facts.ids(proc_facts.look(tracee.tid))
             if wanted := calls.get(ids[1]):
-                results = tables.run(tracee, ids, wanted)
+                table = Table(wanted)
+                results = table.results(tables.run(tracee, ids, table))
                 logger.info("thread %d was set again: %s", ids[1], results)
