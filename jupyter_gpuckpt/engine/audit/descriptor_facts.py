@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from ...host import processes
 from ..tree.duplicates import duplicate
-from . import lock_facts, socket_facts
+from . import socket_facts
 from .records import Values
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
@@ -43,6 +43,8 @@ _NOT_COMPARED = {
     "exp_name",
     "name",
 }
+#: A lock or lease: "1: POSIX  ADVISORY  READ 1234 08:01:5678 128 EOF"; "->" after the number is a process that waits.
+_LOCK = re.compile(r"\d+: (POSIX|OFDLCK|FLOCK|LEASE) +\w+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
 _PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
 
 
@@ -120,7 +122,7 @@ def _of_fdinfo(pid: int, number: int) -> Values:
         if key in ("tfd", "inotify wd", "fanotify ino", "fanotify mnt_id"):
             watches.append(" ".join(_PARTS_NOT_COMPARED.sub("", line).split()))
         elif key == "lock":
-            found |= lock_facts.of_line(rest)
+            found |= _of_lock(rest)
         elif rest.strip():
             found[key] = rest.split()[-1] if key == "NSpid" else rest.strip()
     if watches:
@@ -128,6 +130,12 @@ def _of_fdinfo(pid: int, number: int) -> Values:
     if _is_absolute(found):
         found["fires at"] = str(now + _nanoseconds(found.pop("it_value")))
     return found
+
+
+def _of_lock(text: str) -> Values:
+    """Return the fact that a line of fdinfo tells of a lock, without its first word. A lock that a process waits for is none."""
+    match = _LOCK.search(text)
+    return {f"lock {match[1]} {match[3]} {match[4]}": match[2]} if match else {}
 
 
 def _at_a_time(path: str) -> tuple[str, int]:

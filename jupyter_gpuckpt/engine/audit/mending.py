@@ -18,7 +18,6 @@ from ..tree.tree import Tree
 from . import (
     asked_facts,
     descriptor_facts,
-    lock_facts,
     proc_facts,
     reading,
     terminal_queues,
@@ -104,7 +103,8 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
         if pid is None or (one.before is None and one.after is None):
             continue
         try:
-            if call := _call(one, facts[one.pid]):
+            values = facts[one.pid].of(one.kind).get(one.number, {})
+            if call := asked_facts.setting(one.fact, values):
                 calls[pid][one.number if one.kind == "thread" else one.pid].append(call)
                 changed.add(pid)
             elif _set_one(one, pid, facts[one.pid], here):
@@ -115,12 +115,6 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
         with suppress(*_FAILURES):
             _make(pid, by_thread)
     return changed
-
-
-def _call(one: Difference, facts: ProcessFacts) -> Call | None:
-    if one.kind == "descriptor":
-        return lock_facts.locking(one.number, one.fact, one.before or "")
-    return asked_facts.setting(one.fact, facts.of(one.kind).get(one.number, {}))
 
 
 def _set_one(one: Difference, pid: int, facts: ProcessFacts, here: Mapping[int, int]) -> bool:
