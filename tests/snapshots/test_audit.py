@@ -341,3 +341,47 @@ def test_scheduling_policies_that_criu_refuses_come_back(run):
     resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
     assert json.loads(program.fresh_line()) == before
     assert resumed.warnings == []
+
+
+OWN = """
+    import ctypes, json, os, threading, time
+    libc = ctypes.CDLL(None)
+    os.mkdir("sub")
+    shown = {}
+    def work():
+        libc.unshare(0x200 | KINDS)
+        os.chdir("sub")
+        os.umask(0o77)
+        while True:
+            os.umask(umask := os.umask(0))
+            shown["thread"] = os.path.basename(os.getcwd()), umask
+            time.sleep(0.01)
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        shown.clear()
+        while not shown:
+            time.sleep(0.01)
+        os.umask(umask := os.umask(0o22))
+        print(json.dumps([shown["thread"], os.path.basename(os.getcwd()), umask]), flush=True)
+"""
+
+
+def test_a_thread_keeps_its_own_working_directory_and_umask(run):
+    program = run(OWN.replace("KINDS", "0"))
+    before = json.loads(program.fresh_line())
+    assert before == [["sub", 0o77], program.log.parent.name, 0o22]
+    for _ in range(2):
+        resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        assert json.loads(program.fresh_line()) == before
+        assert resumed.warnings == []
+
+
+def test_descriptors_of_one_thread_are_told(run):
+    program = run(OWN.replace("KINDS", "0x400"))
+    program.fresh_line()
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    program.fresh_line()
+    name = f"python (process {program.tree.kernel_nspid})"
+    assert resumed.warnings == [
+        f"After the resume, descriptors that one thread had for itself of {name} are missing."
+    ]

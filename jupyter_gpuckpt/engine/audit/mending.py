@@ -104,8 +104,8 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
             continue
         try:
             values = facts[one.pid].of(one.kind).get(one.number, {})
-            if call := asked_facts.setting(one.fact, values):
-                calls[pid][one.number if one.kind == "thread" else one.pid].append(call)
+            if wanted := asked_facts.setting(one.fact, values):
+                calls[pid][one.number if one.kind == "thread" else one.pid] += wanted
                 changed.add(pid)
             elif _set_one(one, pid, facts[one.pid], here):
                 changed.add(pid)
@@ -131,7 +131,7 @@ def _make(pid: int, calls: Mapping[int, list[Call]]) -> None:
     """Let the threads of a process make these calls. Raises OSError."""
     with ThreadsHeld(pid) as held, CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
-            ids = proc_facts.ids(proc_facts.look(tracee.tid))
+            ids = proc_facts.ids(proc_facts.look(pid, tracee.tid))
             if wanted := calls.get(ids[1]):
                 table = Table(wanted)
                 results = table.results(tables.run(tracee, ids, table))

@@ -15,6 +15,7 @@ from .records import Values
 
 _NR_SCHED_SETATTR, _NR_SCHED_GETATTR, _NR_IOPRIO_SET, _NR_IOPRIO_GET = 314, 315, 251, 252
 _IOPRIO_WHO_PROCESS = 1
+_NR_KCMP, _KCMP_FILES, _KCMP_FS = 312, 2, 3
 #: Bytes of `struct sched_attr` with its utilization limits (include/uapi/linux/sched/types.h).
 _SCHED_ATTR_BYTES = 56
 #: Fields of /proc/PID/status that belong to the whole process, and to each thread.
@@ -50,6 +51,9 @@ _IDS = re.compile(rb"^NStgid:\t.*?(\d+)$\n.*?^NSpid:\t.*?(\d+)$", re.MULTILINE)
 _MOST_BYTES = 1 << 16
 #: Namespaced values: the last number is the one that the process sees.
 _NAMESPACED = frozenset({"NSpgid", "NSsid"})
+#: Facts of threads that do not share them with their process.
+OWN_CWD, OWN_UMASK = "own working directory", "own umask"
+OWN_DESCRIPTORS = "own descriptors"
 _FILES = ("coredump_filter", "oom_score_adj")
 _TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
@@ -61,14 +65,28 @@ class Look(NamedTuple):
     status: bytes
     ioprio: int
     scheduling: bytes
+    #: Its working directory, if it shares that and the umask with no other thread; else nothing.
+    own_cwd: str
+    has_own_descriptors: bool
 
 
-def look(tid: int) -> Look:
+def look(pid: int, tid: int) -> Look:
     """Read what `of_thread` needs; this is quick, because the thread is held meanwhile. Raises OSError if there is no such thread."""
     attributes = ctypes.create_string_buffer(_SCHED_ATTR_BYTES)
     _call(_NR_SCHED_GETATTR, tid, ctypes.addressof(attributes), _SCHED_ATTR_BYTES, 0)
     ioprio = _call(_NR_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid)
-    return Look(_read(f"/proc/{tid}/status"), ioprio, attributes.raw)
+    own_cwd = "" if _shares(pid, tid, _KCMP_FS) else os.readlink(f"/proc/{tid}/cwd")
+    has_own_descriptors = not _shares(pid, tid, _KCMP_FILES)
+    status = _read(f"/proc/{tid}/status")
+    return Look(status, ioprio, attributes.raw, own_cwd, has_own_descriptors)
+
+
+def _shares(pid: int, tid: int, kind: int) -> bool:
+    """Return whether a thread shares this with the first one of its process; True where Linux does not tell (man kcmp, unshare)."""
+    try:
+        return tid == pid or _call(_NR_KCMP, pid, tid, kind, 0, 0) == 0
+    except OSError:
+        return True
 
 
 def ids(shown: Look) -> tuple[int, int]:
@@ -139,7 +157,12 @@ def of_thread(shown: Look) -> Values:
     """Return the facts of a thread."""
     fields = _fields(shown.status)
     found = {name: fields[name] for name in _OF_THREAD if fields.get(name)}
-    return {**found, "ioprio": str(shown.ioprio), "scheduling": shown.scheduling.hex()}
+    found |= {"ioprio": str(shown.ioprio), "scheduling": shown.scheduling.hex()}
+    if shown.own_cwd:
+        found |= {OWN_CWD: shown.own_cwd, OWN_UMASK: fields.get("Umask", "")}
+    if shown.has_own_descriptors:
+        found[OWN_DESCRIPTORS] = "1"
+    return found
 
 
 def set_of_process(pid: int, fact: str, value: str) -> bool:

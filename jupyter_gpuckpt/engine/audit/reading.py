@@ -33,7 +33,7 @@ def ask(held: ThreadsHeld) -> Answers:
     found = dict[int, Answer]()
     for tracee in held.tracees():
         with suppress(OSError):  # it has ended
-            found[tracee.tid] = Answer(proc_facts.look(tracee.tid), b"", is_main=False)
+            found[tracee.tid] = Answer(proc_facts.look(held.pid, tracee.tid), b"", is_main=False)
     main = True
     with suppress(OSError, ValueError), CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
