@@ -17,7 +17,7 @@ from .measured import Row
 THREADS = [15, 500]
 ROUNDS = 15
 #: Milliseconds for a kernel with few threads, and for each thread.
-BUDGET_MS, BUDGET_MS_A_THREAD = 6.0, 0.12
+BUDGET_MS, BUDGET_MS_A_THREAD = 5.0, 0.1
 
 
 class _Timed(Audit):
