@@ -72,7 +72,7 @@ class Frozen(msgspec.Struct):
     #: TCP connections with both ends in the tree.
     tcp: tcp_record.Recorded
     #: What Linux shows of the tree (`engine.audit`).
-    facts: Facts = msgspec.field(default_factory=Facts)
+    facts: Callable[[], Facts] = Facts
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = {}
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
@@ -174,7 +174,7 @@ def frozen(
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu, tcp)
-        result.gone, result.facts, result._kept = gone, audit.facts(), keeping
+        result.gone, result.facts, result._kept = gone, audit.read(), keeping
         result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)

@@ -26,7 +26,7 @@ from .audit import records as audit_records
 from .audit.mending import mend
 from .capture import clear
 from .content import Content
-from .criu import action_script, dropped_locks, file_images, missing_files, owners
+from .criu import action_script, dropped_locks, file_images, missing_files, owners, scheduling
 from .criu import cache as criu_cache
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
@@ -140,13 +140,10 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.images(images)
             restore.placing.check(images)
             huge_pages.require(images)
-            file_images.mend(images / "files.img")
-            if ids is not None:
-                owners.mend(images, ids)
+            _mend_images(images, ids)
+            folders = restore.placing.make_folders
             kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
-            made = missing_files.put_in_place(
-                images, manifest.traveling, restore.placing.make_folders, force=force
-            )
+            made = missing_files.put_in_place(images, manifest.traveling, folders, force=force)
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
@@ -198,6 +195,14 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             _continue_tasks(tree, manifest)
         namespaces.close()
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
+
+
+def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
+    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
+    file_images.mend(images / "files.img")
+    scheduling.mend(images)
+    if ids is not None:
+        owners.mend(images, ids)
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

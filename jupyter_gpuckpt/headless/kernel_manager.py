@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from queue import Empty
 from typing import Any, cast
 
 from gpuckpt_provisioner import GpuCkptProvisioner
+from gpuckpt_provisioner.agent_installation import answer
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
@@ -231,19 +231,8 @@ class JournalClient(AsyncKernelClient):
         return True
 
     async def _control(self, kind: str, content: dict[str, Any], seconds: float) -> dict[str, Any]:
-        request = self.session.msg(kind, content)
-        async with self._one_at_a_time:  # else one caller would read the reply to another
-            self.control_channel.send(request)
-            deadline = time.monotonic() + seconds
-            while (left := deadline - time.monotonic()) > 0:
-                try:
-                    reply = await self.control_channel.get_msg(timeout=left)
-                except Empty:
-                    break
-                if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
-                    found: dict[str, Any] = reply["content"]
-                    return found
-        return {}
+        async with self._one_at_a_time:
+            return await answer(self, kind, content, seconds)
 
     async def _running(self) -> None:
         """Wait until the kernel runs; resume a lost one from its last snapshot. Raises DeadKernelError if it has ended, and Stopped."""

@@ -354,7 +354,9 @@ def send_signal(pidfd: int, signum: int) -> bool:
 
 def _read(pid: int, path: str) -> str | None:
     try:
-        data = (PROC / str(pid) / path).read_bytes()
+        # A save reads thousands of these files while the kernel stands still; pathlib would take most of the time.
+        with open(f"{PROC}/{pid}/{path}", "rb", buffering=0) as file:
+            data = file.read()
     except OSError as error:
         if is_descriptor_limit(error):
             raise

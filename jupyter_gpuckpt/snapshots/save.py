@@ -280,7 +280,7 @@ def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
     sources += state.memory
     sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
     sources += tcp.queues(state)
-    if facts := state.facts.encoded():
+    if facts := state.facts().encoded():
         sources.append(BytesSource(audit_records.STREAM, facts))
     return images, sources
 

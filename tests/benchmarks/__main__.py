@@ -24,6 +24,7 @@ BENCHMARKS = {
     "small-kernel": "small_kernel",
     "ordinary-user": "ordinary_user",
     "freeze": "freeze",
+    "audit": "audit",
     "save": "save",
     "memory-reading": "memory_reading",
     "warm-resume": "warm_resume",

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from jupyter_gpuckpt.engine.injection import ptrace
-from jupyter_gpuckpt.engine.injection.call_tables import Call, CallTables
+from jupyter_gpuckpt.engine.injection.call_tables import Call, CallTables, Table
 from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
 from jupyter_gpuckpt.host import processes
 from tests.conftest import wait_for
@@ -44,12 +44,14 @@ def still_works(program):
     return program.stdout.readline() == "4\n"
 
 
+def run(tables, tracee, *calls):
+    table = Table(calls)
+    return table.results(tables.run(tracee, (tracee.pid, tracee.tid), table))
+
+
 def ask(program, *calls):
     with ThreadsHeld(program.pid) as held, CallTables(held.tracee()) as tables:
-        return {
-            tracee.tid: tables.run(tracee, (program.pid, tracee.tid), calls)
-            for tracee in held.tracees()
-        }
+        return {tracee.tid: run(tables, tracee, *calls) for tracee in held.tracees()}
 
 
 def test_every_thread_makes_the_calls(program):
@@ -73,7 +75,7 @@ def test_signals_that_come_meanwhile_are_delivered_afterwards(program):
     with ThreadsHeld(program.pid) as held, CallTables(held.tracee()) as tables:
         os.kill(program.pid, signal.SIGUSR1)
         for tracee in held.tracees():
-            tables.run(tracee, (program.pid, tracee.tid), [Call(GETPID)])
+            run(tables, tracee, Call(GETPID))
     # Python's handler runs in the main thread, which may sleep until it gets a line.
     program.stdin.write("\n")
     program.stdin.flush()
@@ -85,7 +87,7 @@ def test_a_stop_that_comes_meanwhile_is_not_lost(program):
     with ThreadsHeld(program.pid) as held, CallTables(held.tracee()) as tables:
         os.kill(program.pid, signal.SIGSTOP)
         for tracee in held.tracees():
-            [own] = tables.run(tracee, (program.pid, tracee.tid), [Call(GETTID)])
+            [own] = run(tables, tracee, Call(GETTID))
             assert own.value == tracee.tid
     wait_for(lambda: all(processes.state(tid) == "T" for tid in processes.threads(program.pid)))
     os.kill(program.pid, signal.SIGCONT)
@@ -98,7 +100,7 @@ def test_the_memory_is_as_before(program):
             address = tables._address
             before = tables._before
             stack = held.tracee().read(registers(held).rsp - 512, 512)
-            tables.run(held.tracee(), (program.pid, program.pid), [Call(GETPID)])
+            run(tables, held.tracee(), Call(GETPID))
             assert held.tracee().read(address, len(before)) != before
         assert held.tracee().read(address, len(before)) == before
         assert held.tracee().read(registers(held).rsp - 512, 512) == stack

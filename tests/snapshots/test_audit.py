@@ -297,3 +297,91 @@ def test_a_snapshot_without_readable_facts_is_resumed(run):
     program.follow(resumed.tree)
     assert resumed.warnings == []
     program.fresh_line()
+
+
+POLICIES = """
+    import ctypes, json, os, struct, threading, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    RESET = os.SCHED_RESET_ON_FORK
+    def deadline():
+        wanted = struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 1_000_000, 10_000_000, 20_000_000)
+        libc.syscall(314, 0, wanted, 0)
+    policies = {
+        "deadline": deadline,
+        "rr": lambda: os.sched_setscheduler(0, os.SCHED_RR | RESET, os.sched_param(7)),
+        "batch": lambda: os.sched_setscheduler(0, os.SCHED_BATCH | RESET, os.sched_param(0)),
+        "other": lambda: os.sched_setscheduler(0, os.SCHED_OTHER | RESET, os.sched_param(0)),
+    }
+    seen = {}
+    def work(name):
+        refused = ""
+        try:
+            policies[name]()
+        except PermissionError:
+            refused = " refused"
+        found = ctypes.create_string_buffer(48)
+        while True:
+            libc.syscall(315, 0, found, 48, 0)
+            seen[name + refused] = found.raw.hex()
+            time.sleep(0.01)
+    for name in policies:
+        threading.Thread(target=work, args=[name], daemon=True).start()
+    while True:
+        seen.clear()
+        while len(seen) < len(policies):
+            time.sleep(0.01)
+        print(json.dumps(seen), flush=True)
+"""
+
+
+def test_scheduling_policies_that_criu_refuses_come_back(run):
+    program = run(POLICIES)
+    before = json.loads(program.fresh_line())
+    assert any(name in before for name in ("other", "deadline"))
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert json.loads(program.fresh_line()) == before
+    assert resumed.warnings == []
+
+
+OWN = """
+    import ctypes, json, os, threading, time
+    libc = ctypes.CDLL(None)
+    os.mkdir("sub")
+    shown = {}
+    def work():
+        libc.unshare(0x200 | KINDS)
+        os.chdir("sub")
+        os.umask(0o77)
+        while True:
+            os.umask(umask := os.umask(0))
+            shown["thread"] = os.path.basename(os.getcwd()), umask
+            time.sleep(0.01)
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        shown.clear()
+        while not shown:
+            time.sleep(0.01)
+        os.umask(umask := os.umask(0o22))
+        print(json.dumps([shown["thread"], os.path.basename(os.getcwd()), umask]), flush=True)
+"""
+
+
+def test_a_thread_keeps_its_own_working_directory_and_umask(run):
+    program = run(OWN.replace("KINDS", "0"))
+    before = json.loads(program.fresh_line())
+    assert before == [["sub", 0o77], program.log.parent.name, 0o22]
+    for _ in range(2):
+        resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        assert json.loads(program.fresh_line()) == before
+        assert resumed.warnings == []
+
+
+def test_descriptors_of_one_thread_are_told(run):
+    program = run(OWN.replace("KINDS", "0x400"))
+    program.fresh_line()
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    program.fresh_line()
+    name = f"python (process {program.tree.kernel_nspid})"
+    assert resumed.warnings == [
+        f"After the resume, descriptors that one thread had for itself of {name} are missing."
+    ]

@@ -78,6 +78,24 @@ def test_a_lock_that_cannot_be_taken_again_ends_the_resume_and_leaves_nothing(ru
     program.fresh_line()
 
 
+def test_a_lock_on_a_mapped_file_that_was_deleted_is_still_held_after_a_resume(run):
+    program = run("""
+        import fcntl, mmap, os, time
+        file = open("locked", "w+")
+        fcntl.lockf(file, fcntl.LOCK_EX, 10, 5)
+        file.truncate(99)
+        area = mmap.mmap(file.fileno(), 0)
+        os.unlink("locked")
+        while True:
+            print("lock:" in open(f"/proc/self/fdinfo/{file.fileno()}").read(), flush=True)
+            time.sleep(0.01)
+    """)
+    assert program.fresh_line() == "True"
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line() == "True"
+    assert resumed.warnings == []
+
+
 def test_a_lock_that_is_held_for_a_moment_is_waited_for(run):
     program = run(CODE.format(code=LOCKS["flock"]))
     program.fresh_line()

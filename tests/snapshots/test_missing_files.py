@@ -117,3 +117,21 @@ def test_no_user_can_do_without_a_folder(run):
     with pytest.raises(HostIncompatible, match=r"folder.*is gone") as caught:
         program.resume(snapshot, force=True)
     assert not isinstance(caught.value, FilesChanged)
+
+
+def test_a_thread_s_file_in_proc_is_open_after_a_resume(run):
+    """CRIU opens files before it makes the threads that they belong to."""
+    program = run("""
+        import threading, time
+        thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        thread.start()
+        file = open(f"/proc/self/task/{thread.native_id}/stat")
+        while True:
+            file.seek(0)
+            print(file.read().split()[1], flush=True)
+            time.sleep(0.01)
+    """)
+    assert program.fresh_line() == "(python)"
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line() == "(python)"
+    assert resumed.warnings == []

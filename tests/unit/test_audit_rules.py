@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, lock_facts, socket_facts
+from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, socket_facts
 from jupyter_gpuckpt.engine.audit.comparison import RULES, Changes, differences
 from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
@@ -185,15 +185,14 @@ def test_a_stranger_s_facts_reach_no_option_beyond_the_socket():
 
 
 def test_what_linux_did_not_show_is_not_set():
-    assert asked_facts.setting("cpuid", {}) is None
+    assert asked_facts.setting("cpuid", {}) == []
     assert asked_facts.setting("cpuid", {"cpuid": "1"})
     assert asked_facts.setting("memory merge", {})
 
 
-def test_a_stranger_s_locks_are_no_other_calls():
-    assert lock_facts.locking(3, "lock FLOCK 0 EOF", "UNLCK") is None
-    assert lock_facts.locking(3, "lock EXEC 0 EOF", "READ") is None
-    assert lock_facts.locking(3, "lock POSIX 128 128", "READ")
+def test_a_lock_that_is_missing_is_found():
+    old = facts("lock POSIX 128 128", "READ", {}, {})
+    assert changed(old, facts("", "", {}, {})) == ["lock POSIX 128 128"]
 
 
 def test_reading_a_socket_keeps_its_error():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 
-from ..injection.call_tables import Call, Result
+from ..injection.call_tables import Call, Result, Table
+from .proc_facts import OWN_CWD, OWN_UMASK
 from .records import Values
 
 _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
@@ -15,6 +18,7 @@ _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
     238,
 )
 _NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
+_NR_CHDIR, _NR_UMASK, _NR_UNSHARE, _CLONE_FS = 80, 95, 272, 0x200
 _KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
 _MEMBARRIER_GET_REGISTRATIONS = 1 << 9
 _GET_PERSONALITY = 0xFFFFFFFF
@@ -65,18 +69,19 @@ _SPECULATION = frozenset({"store bypass", "indirect branches", "flush of the L1 
 _KEYRINGS = frozenset({"process keyring", "thread keyring", "session keyring"})
 
 
-def calls(*, main: bool) -> list[Call]:
+@cache
+def table(*, main: bool) -> Table:
     """Return the calls for a thread. `main`: also those for its process."""
-    return [*_OF_THREAD.values(), *(_OF_PROCESS.values() if main else ())]
+    return Table([*_OF_THREAD.values(), *(_OF_PROCESS.values() if main else ())])
 
 
 def of_thread(results: Sequence[Result]) -> Values:
-    """Return the facts of a thread that the results of `calls` tell."""
+    """Return the facts of a thread that the results of `table` tell."""
     return _values(_OF_THREAD, results)
 
 
 def of_process(results: Sequence[Result]) -> Values:
-    """Return the facts of a process that the results of `calls(main=True)` tell."""
+    """Return the facts of a process that the results of `table(main=True)` tell."""
     return _values(_OF_PROCESS, results[len(_OF_THREAD) :])
 
 
@@ -101,23 +106,31 @@ def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
     return found
 
 
-def setting(fact: str, values: Values) -> Call | None:
-    """Return the call by which a thread sets a fact to that of `values` again; None if there is none. Raises ValueError."""
+def setting(fact: str, values: Values) -> list[Call]:
+    """Return the calls by which a thread sets a fact to that of `values` again; none if it cannot. Raises ValueError."""
+    if fact in (OWN_CWD, OWN_UMASK) and fact in values:
+        return [Call(_NR_UNSHARE, (_CLONE_FS,)), _setting_of_own(fact, values[fact])]
     if fact not in _SETTABLE or (fact in ALWAYS_THERE and fact not in values):
-        return None
+        return []
     number = int(values.get(fact, "0"), 0)
     if fact in _POLICY:
         mode, nodes = (int(values.get(name, "0"), 0) for name in _POLICY)
         mask = nodes.to_bytes(_NODES // 8, "little")
-        return Call(_NR_SET_MEMPOLICY, (mode, 0, _NODES if nodes else 0), 1, mask)
+        return [Call(_NR_SET_MEMPOLICY, (mode, 0, _NODES if nodes else 0), 1, mask)]
     if fact == _TRAP:
         action = number.to_bytes(_ACTION_BYTES, "little")
-        return Call(_NR_SIGACTION, (_SIGTRAP, 0, 0, 8), 1, action)
+        return [Call(_NR_SIGACTION, (_SIGTRAP, 0, 0, 8), 1, action)]
     if fact in _SPECULATION:
         which = _OF_THREAD[fact].arguments[1]
-        return Call(_NR_PRCTL, (_SET_SPECULATION, which, number or _SPECULATES))
+        return [Call(_NR_PRCTL, (_SET_SPECULATION, which, number or _SPECULATES))]
     call, arguments = _SETTERS[fact]
-    return Call(call, (*arguments, number))
+    return [Call(call, (*arguments, number))]
+
+
+def _setting_of_own(fact: str, value: str) -> Call:
+    if fact == OWN_UMASK:
+        return Call(_NR_UMASK, (int(value, 8),))
+    return Call(_NR_CHDIR, (0,), 0, os.fsencode(value) + b"\0")
 
 
 _TRAP = "action of SIGTRAP"

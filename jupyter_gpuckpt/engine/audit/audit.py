@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..injection.threads_held import ThreadsHeld
 from ..tree.tree import Tree
@@ -32,8 +32,8 @@ class Audit:
         """Put back what waits in terminals."""
         self._terminals.put_back()
 
-    def facts(self) -> Facts:
-        """Return all facts of the tree, whose tasks must stand still."""
-        found = reading.read(list(self._descriptors), self._answers, self._descriptors)
-        found.terminals = list(self._terminals.queues)
-        return found
+    def read(self) -> Callable[[], Facts]:
+        """Read the processes, which must stand still; return a function that understands all facts when they run on."""
+        found = reading.read(list(self._descriptors), self._descriptors)
+        queues = list(self._terminals.queues)
+        return lambda: reading.facts(found, self._answers, queues)

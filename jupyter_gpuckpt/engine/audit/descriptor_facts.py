@@ -17,11 +17,10 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from ...host import processes
 from ..tree.duplicates import duplicate
-from . import lock_facts, socket_facts
+from . import socket_facts
 from .records import Values
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
@@ -44,6 +43,8 @@ _NOT_COMPARED = {
     "exp_name",
     "name",
 }
+#: A lock or lease: "1: POSIX  ADVISORY  READ 1234 08:01:5678 128 EOF"; "->" after the number is a process that waits.
+_LOCK = re.compile(r"\d+: (POSIX|OFDLCK|FLOCK|LEASE) +\w+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
 _PARTS_NOT_COMPARED = re.compile(r"\b(?:ino|sdev|pos|fhandle-\w+|f_handle):\S*")
 
 
@@ -113,7 +114,7 @@ def kind_of(link: str) -> str:
 def _of_fdinfo(pid: int, number: int) -> Values:
     found: Values = {}
     watches = []
-    text, now = _at_a_time(Path(f"/proc/{pid}/fdinfo/{number}"))
+    text, now = _at_a_time(f"/proc/{pid}/fdinfo/{number}")
     for line in text.splitlines():
         key, _, rest = line.partition(":")
         if key in _NOT_COMPARED:
@@ -121,7 +122,7 @@ def _of_fdinfo(pid: int, number: int) -> Values:
         if key in ("tfd", "inotify wd", "fanotify ino", "fanotify mnt_id"):
             watches.append(" ".join(_PARTS_NOT_COMPARED.sub("", line).split()))
         elif key == "lock":
-            found |= lock_facts.of_line(rest)
+            found |= _of_lock(rest)
         elif rest.strip():
             found[key] = rest.split()[-1] if key == "NSpid" else rest.strip()
     if watches:
@@ -131,12 +132,19 @@ def _of_fdinfo(pid: int, number: int) -> Values:
     return found
 
 
-def _at_a_time(path: Path) -> tuple[str, int]:
+def _of_lock(text: str) -> Values:
+    """Return the fact that a line of fdinfo tells of a lock, without its first word. A lock that a process waits for is none."""
+    match = _LOCK.search(text)
+    return {f"lock {match[1]} {match[3]} {match[4]}": match[2]} if match else {}
+
+
+def _at_a_time(path: str) -> tuple[str, int]:
     """Return the content of a file and when it was read, as exactly as a busy machine allows."""
     text, best, when = "", 0, 0
     for _ in range(_TRIES):
         begun = time.time_ns()
-        read = path.read_text()
+        with open(path, "rb", buffering=0) as file:
+            read = file.read().decode("utf-8", "surrogateescape")
         took = time.time_ns() - begun
         if not text or took < best:
             text, best, when = read, took, begun + took // 2

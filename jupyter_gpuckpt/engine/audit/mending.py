@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ...errors import CheckpointError
 from ...host import processes
-from ..injection.call_tables import Call, CallTables
+from ..injection.call_tables import Call, CallTables, Table
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids, wait_until
 from ..tree.standstill import all_stopped
@@ -18,7 +18,6 @@ from ..tree.tree import Tree
 from . import (
     asked_facts,
     descriptor_facts,
-    lock_facts,
     proc_facts,
     reading,
     terminal_queues,
@@ -91,7 +90,7 @@ def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
             with ThreadsHeld(pid) as held:
                 answers |= reading.ask(held)
     descriptors = {pid: sorted(processes.descriptors(pid)) for pid in members}
-    return reading.read(members, answers, descriptors, only)
+    return reading.facts(reading.read(members, descriptors, only), answers)
 
 
 def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
@@ -104,8 +103,9 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
         if pid is None or (one.before is None and one.after is None):
             continue
         try:
-            if call := _call(one, facts[one.pid]):
-                calls[pid][one.number if one.kind == "thread" else one.pid].append(call)
+            values = facts[one.pid].of(one.kind).get(one.number, {})
+            if wanted := asked_facts.setting(one.fact, values):
+                calls[pid][one.number if one.kind == "thread" else one.pid] += wanted
                 changed.add(pid)
             elif _set_one(one, pid, facts[one.pid], here):
                 changed.add(pid)
@@ -115,12 +115,6 @@ def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
         with suppress(*_FAILURES):
             _make(pid, by_thread)
     return changed
-
-
-def _call(one: Difference, facts: ProcessFacts) -> Call | None:
-    if one.kind == "descriptor":
-        return lock_facts.locking(one.number, one.fact, one.before or "")
-    return asked_facts.setting(one.fact, facts.of(one.kind).get(one.number, {}))
 
 
 def _set_one(one: Difference, pid: int, facts: ProcessFacts, here: Mapping[int, int]) -> bool:
@@ -137,7 +131,8 @@ def _make(pid: int, calls: Mapping[int, list[Call]]) -> None:
     """Let the threads of a process make these calls. Raises OSError."""
     with ThreadsHeld(pid) as held, CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
-            ids = reading.own_ids(tracee.tid)
+            ids = proc_facts.ids(proc_facts.look(pid, tracee.tid))
             if wanted := calls.get(ids[1]):
-                results = tables.run(tracee, ids, wanted)
+                table = Table(wanted)
+                results = table.results(tables.run(tracee, ids, table))
                 logger.info("thread %d was set again: %s", ids[1], results)

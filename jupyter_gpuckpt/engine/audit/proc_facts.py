@@ -8,12 +8,14 @@ import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ...host import processes
 from .records import Values
 
 _NR_SCHED_SETATTR, _NR_SCHED_GETATTR, _NR_IOPRIO_SET, _NR_IOPRIO_GET = 314, 315, 251, 252
 _IOPRIO_WHO_PROCESS = 1
+_NR_KCMP, _KCMP_FILES, _KCMP_FS = 312, 2, 3
 #: Bytes of `struct sched_attr` with its utilization limits (include/uapi/linux/sched/types.h).
 _SCHED_ATTR_BYTES = 56
 #: Fields of /proc/PID/status that belong to the whole process, and to each thread.
@@ -45,24 +47,81 @@ _OF_THREAD = (
     "x86_Thread_features",
 )
 _WANTED = frozenset({*_OF_PROCESS, *_OF_THREAD, "NSpid", "NStgid"})
-_STATUS_BYTES = 1 << 16
+_IDS = re.compile(rb"^NStgid:\t.*?(\d+)$\n.*?^NSpid:\t.*?(\d+)$", re.MULTILINE)
+_MOST_BYTES = 1 << 16
 #: Namespaced values: the last number is the one that the process sees.
 _NAMESPACED = frozenset({"NSpgid", "NSsid"})
+#: Facts of threads that do not share them with their process.
+OWN_CWD, OWN_UMASK = "own working directory", "own umask"
+OWN_DESCRIPTORS = "own descriptors"
 _FILES = ("coredump_filter", "oom_score_adj")
 _TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
 
 
+class Look(NamedTuple):
+    """What /proc and Linux show of a thread, as it was read."""
+
+    status: bytes
+    ioprio: int
+    scheduling: bytes
+    #: Its working directory, if it shares that and the umask with no other thread; else nothing.
+    own_cwd: str
+    has_own_descriptors: bool
+
+
+def look(pid: int, tid: int) -> Look:
+    """Read what `of_thread` needs; this is quick, because the thread is held meanwhile. Raises OSError if there is no such thread."""
+    attributes = ctypes.create_string_buffer(_SCHED_ATTR_BYTES)
+    _call(_NR_SCHED_GETATTR, tid, ctypes.addressof(attributes), _SCHED_ATTR_BYTES, 0)
+    ioprio = _call(_NR_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid)
+    own_cwd = "" if _shares(pid, tid, _KCMP_FS) else os.readlink(f"/proc/{tid}/cwd")
+    has_own_descriptors = not _shares(pid, tid, _KCMP_FILES)
+    status = _read(f"/proc/{tid}/status")
+    return Look(status, ioprio, attributes.raw, own_cwd, has_own_descriptors)
+
+
+def _shares(pid: int, tid: int, kind: int) -> bool:
+    """Return whether a thread shares this with the first one of its process; True where Linux does not tell (man kcmp, unshare)."""
+    try:
+        return tid == pid or _call(_NR_KCMP, pid, tid, kind, 0, 0) == 0
+    except OSError:
+        return True
+
+
+def ids(shown: Look) -> tuple[int, int]:
+    """Return the ids of a thread's process and of the thread in their own PID namespace."""
+    found = _IDS.search(shown.status)
+    if found is None:
+        raise ValueError("the status of a thread has no ids")
+    return int(found[1]), int(found[2])
+
+
 def status(tid: int) -> Values:
     """Return the fields of /proc/TID/status that are facts, or that name ids. Raises OSError if there is no such thread."""
-    with open(f"/proc/{tid}/status", "rb", buffering=0) as file:
-        lines = file.read(_STATUS_BYTES).decode("utf-8", "surrogateescape").split("\n")
+    return _fields(_read(f"/proc/{tid}/status"))
+
+
+def _fields(shown: bytes) -> Values:
     found = {}
-    for line in lines:
+    for line in shown.decode("utf-8", "surrogateescape").split("\n"):
         name, _, value = line.partition(":\t")
         if name in _WANTED:
             found[name] = value.strip()
     return found
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a file of /proc; each of these files is read at once, or not at all."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _text(pid: int, name: str) -> str:
+    return _read(f"/proc/{pid}/{name}").decode("utf-8", "surrogateescape")
 
 
 def of_process(pid: int, fields: Values) -> Values:
@@ -70,42 +129,39 @@ def of_process(pid: int, fields: Values) -> Values:
     found = {name: fields[name] for name in _OF_PROCESS if name in fields}
     for name in _NAMESPACED & found.keys():
         found[name] = found[name].split()[-1]
-    folder = Path(f"/proc/{pid}")
     for name in _FILES:
         with suppress(OSError):
-            found[name] = (folder / name).read_text().strip()
+            found[name] = _text(pid, name).strip()
     with suppress(OSError):
-        for line in (folder / "limits").read_text().splitlines()[1:]:
+        for line in _text(pid, "limits").splitlines()[1:]:
             # "Max open files            1024                 4096                 files"
             found[line[:25].strip()] = " ".join(line[25:].split()[:2])
     with suppress(OSError):
-        if nice := _NICE.search((folder / "autogroup").read_text()):
+        if nice := _NICE.search(_text(pid, "autogroup")):
             found["autogroup"] = nice[1]
     with suppress(OSError):
-        timers = " ".join((folder / "timers").read_text().split())
+        timers = " ".join(_text(pid, "timers").split())
         # A timer names the process or thread that its signal goes to.
         found["timers"] = _TARGET.sub(lambda m: f"{m[1]}.{processes.nspid(int(m[2]))}", timers)
     for name in ("cwd", "root"):
         with suppress(OSError):
-            found[name] = os.readlink(folder / name)
+            found[name] = os.readlink(f"/proc/{pid}/{name}")
     with suppress(OSError, IndexError):
         # The third field is the first after the name. tty_nr and exit_signal are fields 7 and 38.
-        after_name = (
-            (folder / "stat").read_text(errors="surrogateescape").rpartition(")")[2].split()
-        )
+        after_name = _text(pid, "stat").rpartition(")")[2].split()
         found["terminal"], found["exit signal"] = after_name[4], after_name[35]
     return {fact: value for fact, value in found.items() if value not in ("", "0")}
 
 
-def of_thread(tid: int, fields: Values) -> Values:
-    """Return the facts of a thread. `fields`: its `status`."""
+def of_thread(shown: Look) -> Values:
+    """Return the facts of a thread."""
+    fields = _fields(shown.status)
     found = {name: fields[name] for name in _OF_THREAD if fields.get(name)}
-    with suppress(OSError):
-        found["ioprio"] = str(_call(_NR_IOPRIO_GET, _IOPRIO_WHO_PROCESS, tid))
-    with suppress(OSError):
-        buffer = ctypes.create_string_buffer(_SCHED_ATTR_BYTES)
-        _call(_NR_SCHED_GETATTR, tid, ctypes.addressof(buffer), _SCHED_ATTR_BYTES, 0)
-        found["scheduling"] = buffer.raw.hex()
+    found |= {"ioprio": str(shown.ioprio), "scheduling": shown.scheduling.hex()}
+    if shown.own_cwd:
+        found |= {OWN_CWD: shown.own_cwd, OWN_UMASK: fields.get("Umask", "")}
+    if shown.has_own_descriptors:
+        found[OWN_DESCRIPTORS] = "1"
     return found
 
 

@@ -1,53 +1,64 @@
-"""Reading all facts of a tree whose tasks stand still."""
+"""Reading all facts of a tree whose tasks stand still. They are understood when these run on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ...host import processes
-from ..injection.call_tables import CallTables, Result
+from ..injection.call_tables import CallTables
 from ..injection.threads_held import ThreadsHeld
 from . import asked_facts, descriptor_facts, proc_facts
-from .records import Facts, ProcessFacts, Values, plain
+from .records import Facts, ProcessFacts, TerminalQueue, plain
 
 logger = logging.getLogger(__name__)
 
-#: The results of `asked_facts.calls` by thread.
-Answers = dict[int, list[Result]]
+
+class Answer(NamedTuple):
+    """What is known of a thread. `table`: its calls in its memory, after it was asked; empty if it could not be."""
+
+    look: proc_facts.Look
+    table: bytes
+    is_main: bool
+
+
+#: By process and thread.
+Answers = dict[int, dict[int, Answer]]
 
 
 def ask(held: ThreadsHeld) -> Answers:
-    """Ask the held threads of a process. Those that cannot be asked are missing in the result."""
-    found: Answers = {}
+    """Look at the held threads of a process, and ask them. What this finds is understood later (`facts`)."""
+    found = dict[int, Answer]()
+    for tracee in held.tracees():
+        with suppress(OSError):  # it has ended
+            found[tracee.tid] = Answer(proc_facts.look(held.pid, tracee.tid), b"", is_main=False)
+    main = True
     with suppress(OSError, ValueError), CallTables(held.tracee()) as tables:
         for tracee in held.tracees():
+            if tracee.tid not in found:
+                continue
+            look, table = found[tracee.tid].look, asked_facts.table(main=main)
             try:
-                calls = asked_facts.calls(main=not found)
-                found[tracee.tid] = tables.run(tracee, own_ids(tracee.tid), calls)
+                results = tables.run(tracee, proc_facts.ids(look), table)
             except (OSError, ValueError) as error:
                 logger.info("thread %d could not be asked for the audit: %s", tracee.tid, error)
-    return found
-
-
-def own_ids(tid: int) -> tuple[int, int]:
-    """Return the ids of a thread's process and of the thread in their own PID namespace. Raises OSError if it has ended."""
-    status = proc_facts.status(tid)
-    return int(status["NStgid"].split()[-1]), int(status["NSpid"].split()[-1])
+            else:
+                found[tracee.tid], main = Answer(look, results, main), False
+    return {held.pid: found}
 
 
 def read(
     pids: Collection[int],
-    answers: Mapping[int, Sequence[Result]],
     descriptors: Mapping[int, Sequence[int]],
     only: Collection[int] | None = None,
-) -> Facts:
-    """Read the facts of processes that stand still, or of some of them. `descriptors`: the numbers of each process's descriptors.
+) -> dict[int, ProcessFacts]:
+    """Read what processes that stand still, or some of them, show beside their threads. `descriptors`: the numbers of each one's.
 
     What cannot be read is missing.
     """
-    facts, seen = Facts(), set[str]()
+    found, seen = dict[int, ProcessFacts](), set[str]()
     # In the same order before and after: of an open file that several have, the first one has the facts.
     pids = sorted(pids, key=lambda pid: processes.nspid(pid) or 0)
     for pid in pids:
@@ -55,40 +66,39 @@ def read(
             seen |= descriptor_facts.sockets(pid, descriptors.get(pid, ()))
             continue
         try:
-            facts.processes.append(_process(pid, answers, descriptors.get(pid, ()), seen))
+            found[pid] = _process(pid, descriptors.get(pid, ()), seen)
         except ProcessLookupError:
             continue
         except Exception:  # whatever Linux shows, no save or resume fails because of it
             logger.exception("process %d is missing in the audit", pid)
-    return facts
+    return found
 
 
-def _process(
-    pid: int,
-    answers: Mapping[int, Sequence[Result]],
-    descriptors: Sequence[int],
-    seen: set[str],
-) -> ProcessFacts:
+def _process(pid: int, descriptors: Sequence[int], seen: set[str]) -> ProcessFacts:
     status = proc_facts.status(pid)
-    of_process, threads = proc_facts.of_process(pid, status), dict[int, Values]()
-    for tid in processes.threads(pid):
-        try:
-            one = proc_facts.status(tid)
-        except OSError:  # it has ended
-            continue
-        values = proc_facts.of_thread(tid, one)
-        if answer := answers.get(tid):
-            values |= asked_facts.of_thread(answer)
-            of_process |= asked_facts.of_process(answer)
-        threads[int(one["NSpid"].split()[-1])] = plain(values)
+    of_process = proc_facts.of_process(pid, status)
     files = descriptor_facts.of_process(pid, descriptors, seen)
     return ProcessFacts(
         int(status["NSpid"].split()[-1]),
         plain({"name": status["Name"]})["name"],
         plain(of_process),
-        threads,
-        {number: plain(values) for number, values in files.items()},
+        descriptors={number: plain(values) for number, values in files.items()},
     )
+
+
+def facts(
+    found: Mapping[int, ProcessFacts], answers: Answers, terminals: Sequence[TerminalQueue] = ()
+) -> Facts:
+    """Return the facts of processes that `read` found, with those of their threads; the processes may run meanwhile."""
+    for pid, process in found.items():
+        for answer in answers.get(pid, {}).values():
+            values = proc_facts.of_thread(answer.look)
+            if answer.table:
+                results = asked_facts.table(main=answer.is_main).results(answer.table)
+                values |= asked_facts.of_thread(results)
+                process.process |= asked_facts.of_process(results)
+            process.threads[proc_facts.ids(answer.look)[1]] = plain(values)
+    return Facts(processes=list(found.values()), terminals=list(terminals))
 
 
 def host_pids(pids: Collection[int]) -> dict[int, int]:

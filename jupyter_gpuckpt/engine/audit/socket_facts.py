@@ -63,10 +63,13 @@ def of_socket(end: socket.socket) -> Values:
     for (level, option), default in known_options(end.family, end.type, end.proto).items():
         if level == _SOCKET and option in _BUFFERS and not locked & _BUFFERS[option]:
             continue
-        with suppress(OSError):
+        # There are eighty of them a socket, and `suppress` takes as long as the call.
+        try:
             value = end.getsockopt(level, option, _VALUE_BYTES)
-            if value != default:
-                found[f"option {level} {option}"] = value.hex()
+        except OSError:
+            continue
+        if value != default:
+            found[f"option {level} {option}"] = value.hex()
     if end.type in (socket.SOCK_DGRAM, socket.SOCK_RAW):
         found.update(_memberships(end))
     return found

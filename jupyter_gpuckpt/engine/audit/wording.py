@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .proc_facts import OWN_DESCRIPTORS
 from .records import Difference, Facts, Values
 
 #: The most sentences of one resume.
@@ -14,6 +15,8 @@ _SHOWN = 6
 #: Names of facts as users know them, where the fact's own name does not do.
 _NAMES = {
     "ioprio": "the I/O priority",
+    "own working directory": "a thread's own working directory",
+    "own umask": "a thread's own umask",
     "scheduling": "the scheduling policy or priority",
     "autogroup": "the nice value of the session's autogroup",
     "coredump_filter": "the filter of core dumps",
@@ -83,6 +86,8 @@ def _times(count: int) -> str:
 def _subject(one: Difference, facts: Values) -> str:
     if one.fact in ("process", "thread", "descriptor"):
         return f"{one.fact} {one.number}"
+    if one.fact == OWN_DESCRIPTORS:
+        return "descriptors that one thread had for itself"
     if one.fact in _KEYRINGS:
         return f"keys of the {one.fact}"
     if one.kind != "descriptor":
@@ -97,7 +102,7 @@ def _subject(one: Difference, facts: Values) -> str:
 def _became(one: Difference) -> str:
     if one.fact in ("process", "thread", "descriptor"):
         return "is missing" if one.after is None else "is new"
-    if one.fact in _KEYRINGS or one.fact == "unread":
+    if one.fact in (*_KEYRINGS, OWN_DESCRIPTORS, "unread"):
         return "are missing" if one.before else "have come"
     before, after = (value or "not set" for value in (one.before, one.after))
     if max(len(before), len(after)) > _LONG:

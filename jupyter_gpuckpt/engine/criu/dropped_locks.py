@@ -31,7 +31,7 @@ def take_again(images: Path, tree: Tree) -> None:
     files = criu_images.regular_files(images)
     paths = {file.path for file in files if file.file_id in mapped}
     dropped: dict[int, list[Lock]] = {}
-    for lock in file_locks.locks(images):
+    for lock in file_locks.locks(images, deleted=True):
         if lock.is_of_process and lock.path in paths:
             dropped.setdefault(lock.pid, []).append(lock)
     for pid in pids(tree) if dropped else ():

@@ -6,6 +6,7 @@ Field numbers are those of CRIU's images/fdinfo.proto, regfile.proto and timerfd
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ _REG_POSITION, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 3, 6, 8, 11
 #: Fields that `criu restore` compares with the file that it finds: size, build_id, checksum and its parameters.
 _REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 _VALUE_SECONDS, _VALUE_NANOSECONDS, _INTERVAL_SECONDS, _INTERVAL_NANOSECONDS = 7, 8, 9, 10
+#: The beginning of a name in /proc that belongs to a thread.
+_OF_THREAD = re.compile(rb"^(/?proc/)(\d+)/task/\d+/")
 
 _Change = Callable[[list[Field]], list[Field]]
 
@@ -72,10 +75,14 @@ def _mended(parts: list[Field]) -> list[Field]:
 
 
 def _moved(part: Field) -> Field:
-    """Return the name field of a file; a path on scratch is translated to scratch's current path."""
+    """Return the name field of a file; a path on scratch is translated to scratch's current path.
+
+    CRIU opens files before it makes the threads: a thread's file in /proc becomes that of its process's first thread.
+    """
     number, wire, value = part
     if number == _REG_NAME and isinstance(value, bytes):
-        return number, wire, os.fsencode(current(os.fsdecode(value)))
+        name = os.fsencode(current(os.fsdecode(value)))
+        return number, wire, _OF_THREAD.sub(rb"\1\2/task/\2/", name)
     return part
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,24 +73,26 @@ def _taken(lock: Lock, holder: int) -> ThawFailed:
 
 
 @criu_images.strict
-def locks(images: Path) -> list[Lock]:
-    """Return the locks on files that a restore finds by their names."""
+def locks(images: Path, *, deleted: bool = False) -> list[Lock]:
+    """Return the locks on files that a restore finds by their names. `deleted`: also those on deleted files."""
     path = images / "filelocks.img"
     if not path.exists():
         return []
-    return list(_named(images, [criu_images.numbers(one) for one in criu_images.messages(path)]))
+    entries = [criu_images.numbers(one) for one in criu_images.messages(path)]
+    return list(_named(images, entries, set() if deleted else criu_images.remapped(images)))
 
 
-def _named(images: Path, entries: list[dict[int, int]]) -> Iterator[Lock]:
+def _named(
+    images: Path, entries: list[dict[int, int]], left_out: Collection[int]
+) -> Iterator[Lock]:
     if not entries:
         return
-    remapped = criu_images.remapped(images)
     names = {file.file_id: file.path for file in criu_images.regular_files(images)}
     files = {pid: _files(images, pid) for pid in {entry[_PID] for entry in entries}}
     for entry in entries:
         file_id = files[entry[_PID]].get(entry[_FD])
         kinds = _CONFLICTS.get(entry[_KIND])  # none for a lease
-        if file_id in names and file_id not in remapped and kinds:
+        if file_id in names and file_id not in left_out and kinds:
             start, length = entry[_START], entry[_LENGTH]
             end = start + length - 1 if length else None
             exclusive = entry[_TYPE] == fcntl.F_WRLCK

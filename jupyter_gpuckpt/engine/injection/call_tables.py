@@ -46,6 +46,43 @@ class Result(NamedTuple):
     data: bytes
 
 
+class Table:
+    """The form of some calls in a thread's memory. It is made once for all threads that make them."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._words, self._pointers = list[int](), list[tuple[int, int]]()
+        used = 0
+        for call in calls:
+            first = len(self._words)
+            words = (call.number, *call.arguments)
+            self._words += [*words, *[0] * (_CALL_WORDS - len(words))]
+            if call.pointer is not None:
+                self._pointers.append((first + 1 + call.pointer, used))
+            used += len(call.data)
+        self._data = b"".join(call.data for call in calls)
+        self._layout = struct.Struct(f"<{len(self._words) + _CALL_WORDS}Q")
+        self._words = [word & (1 << 64) - 1 for word in self._words]
+        self.last = len(self._words) * _WORD_BYTES
+        self.length = self._layout.size + len(self._data)
+
+    def at(self, address: int, ids: tuple[int, int]) -> bytes:
+        """Return the table for this address, at the end of which the thread stops itself."""
+        words = [*self._words, _NR_TGKILL, *ids, signal.SIGSTOP, 0, 0]
+        for index, used in self._pointers:
+            words[index] = address + self._layout.size + used
+        return self._layout.pack(*words) + self._data
+
+    def results(self, found: bytes) -> list[Result]:
+        """Return the results of the calls. `found`: what `CallTables.run` has returned."""
+        values = struct.unpack_from(f"<{self._layout.size // _WORD_BYTES}q", found)
+        results, at = [], self._layout.size
+        for index, call in enumerate(self._calls):
+            results.append(Result(values[index * _CALL_WORDS], found[at : at + len(call.data)]))
+            at += len(call.data)
+        return results
+
+
 class CallTables:
     """The function in the memory of a process whose threads are held, as long as the `with` block lasts. Raises OSError.
 
@@ -74,26 +111,20 @@ class CallTables:
         finally:
             os.close(self._memory)
 
-    def run(self, tracee: Tracee, ids: tuple[int, int], calls: Sequence[Call]) -> list[Result]:
-        """Execute the calls in a thread; return their results. `ids`: process and thread, as they see themselves. Raises OSError."""
-        table_bytes = _CALL_WORDS * _WORD_BYTES * (len(calls) + 1)
-        length = table_bytes + sum(len(call.data) for call in calls)
-        address = (ptrace.registers(tracee.tid).rsp - _RED_ZONE - length) & ~15
-        table = _table(calls, ids, address + table_bytes) + b"".join(call.data for call in calls)
-        before = self._read(address, length)
-        self._write(address, table)
+    def run(self, tracee: Tracee, ids: tuple[int, int], table: Table) -> bytes:
+        """Execute a table in a thread; return what is in its place then. `ids`: process and thread, as they see themselves.
+
+        Raises OSError.
+        """
+        address = (ptrace.registers(tracee.tid).rsp - _RED_ZONE - table.length) & ~15
+        before = self._read(address, table.length)
+        self._write(address, table.at(address, ids))
         try:
-            last = address + table_bytes - _CALL_WORDS * _WORD_BYTES
-            tracee.run_code(self._address, address, (self._address + _AFTER_CALL, last))
-            found = self._read(address, length)
+            end = self._address + _AFTER_CALL, address + table.last
+            tracee.run_code(self._address, address, end)
+            return self._read(address, table.length)
         finally:
             self._write(address, before)
-        values = struct.unpack_from(f"<{table_bytes // _WORD_BYTES}q", found)
-        results, at = [], table_bytes
-        for index, call in enumerate(calls):
-            results.append(Result(values[index * _CALL_WORDS], found[at : at + len(call.data)]))
-            at += len(call.data)
-        return results
 
     def _read(self, address: int, length: int) -> bytes:
         data = os.pread(self._memory, length, address)
@@ -109,17 +140,3 @@ class CallTables:
 def code_address(pid: int) -> int:
     """Return the start of the first executable area of a process, 0 if there is none."""
     return next((area.start for area in processes.maps(pid) if area.perms[2:3] == "x"), 0)
-
-
-def _table(calls: Sequence[Call], ids: tuple[int, int], data: int) -> bytes:
-    """Return the table, at the end of which the thread stops itself. `data`: the address of the first call's data."""
-    words = list[int]()
-    for call in calls:
-        first = len(words)
-        words += [call.number, *call.arguments]
-        words += [0] * (first + _CALL_WORDS - len(words))
-        if call.pointer is not None:
-            words[first + 1 + call.pointer] = data
-            data += len(call.data)
-    words += [_NR_TGKILL, *ids, signal.SIGSTOP, 0, 0]
-    return struct.pack(f"<{len(words)}Q", *(word & (1 << 64) - 1 for word in words))

@@ -12,6 +12,8 @@
  */
 #include <stddef.h>
 
+#include "direct_call.h"
+
 #define FILE_ON_SCRATCH "/dev/shm/.gpuckpt/copy"
 #define MAX_KNOWN 256
 #define MAX_PARTS 16
@@ -26,14 +28,6 @@ static const unsigned *copy;
 static struct known known[MAX_KNOWN];
 static unsigned known_count;
 static long drawing;
-
-static long call(long number, long a, long b, long c, long d, long e) {
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    register long r9 __asm__("r9") = 0;
-    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
-    return number;
-}
 
 static int contains(const char *data, unsigned long length, const char *wanted) {
     unsigned long size = 0;

@@ -15,6 +15,8 @@
 #include <signal.h>
 #include <stddef.h>
 
+#include "direct_call.h"
+
 #define SELF "/dev/shm/.gpuckpt/outside-signals.so"
 #define VARIABLE "LD_PRELOAD="
 #define RESTORER 0x04000000
@@ -34,12 +36,6 @@ typedef int sigaction_function(int, const struct sigaction *, struct sigaction *
 extern char **environ __attribute__((weak));
 extern void *dlsym(void *, const char *) __attribute__((weak));
 
-static long call(long number, long a, long b, long c, long d) {
-    register long r10 __asm__("r10") = d;
-    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
-    return number;
-}
-
 void outside_signals_return(void);
 __asm__(".text\n.hidden outside_signals_return\noutside_signals_return: mov $15, %eax\n syscall\n");
 
@@ -47,8 +43,8 @@ static void handle(int number, siginfo_t *info, void *context) {
     (void)context;
     if ((info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == 0) return;
     struct action standard = {0, RESTORER, outside_signals_return, 0};
-    call(NR_RT_SIGACTION, number, (long)&standard, 0, sizeof standard.mask);
-    call(NR_KILL, call(NR_GETPID, 0, 0, 0, 0), number, 0, 0); /* delivered when this handler returns */
+    call(NR_RT_SIGACTION, number, (long)&standard, 0, sizeof standard.mask, 0);
+    call(NR_KILL, call(NR_GETPID, 0, 0, 0, 0, 0), number, 0, 0, 0); /* delivered when this handler returns */
 }
 
 static int is_ours(int number) { return number == SIGTERM || number == SIGHUP; }
@@ -96,7 +92,7 @@ __attribute__((constructor)) static void begin(void) {
     struct action ours = {(void *)handle, SA_SIGINFO | SA_RESTART | RESTORER, outside_signals_return, 0}, before;
     clean_environment(&environ ? environ : NULL);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (call(NR_RT_SIGACTION, numbers[i], 0, (long)&before, sizeof before.mask) || before.handler) continue;
-        call(NR_RT_SIGACTION, numbers[i], (long)&ours, 0, sizeof ours.mask);
+        if (call(NR_RT_SIGACTION, numbers[i], 0, (long)&before, sizeof before.mask, 0) || before.handler) continue;
+        call(NR_RT_SIGACTION, numbers[i], (long)&ours, 0, sizeof ours.mask, 0);
     }
 }

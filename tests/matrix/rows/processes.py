@@ -430,6 +430,66 @@ assert attributes() == expected, (attributes(), expected)
 """,
     ),
     Row(
+        "advice",
+        "What madvise sets for memory: not in forks, wiped in forks, not in core dumps, huge pages, order of reading",
+        """
+import ctypes, mmap
+ADVICE = {10: "dc", 18: "wf", 16: "dd", 14: "hg", 15: "nh", 1: "rr", 2: "sr", 12: "mg"}
+areas = [mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in ADVICE]
+starts = {}
+for area, advice in zip(areas, ADVICE):
+    area.madvise(advice)
+    area[0] = 1
+    starts[ctypes.addressof(ctypes.c_char.from_buffer(area))] = ADVICE[advice]
+def shown():
+    flags, start, end = {}, 0, 0
+    for line in open("/proc/self/smaps"):
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(part, 16) for part in first.split("-"))
+        elif first == "VmFlags:":
+            inside = [address for address in starts if start <= address < end]
+            flags.update((address, line.split()[1:]) for address in inside)
+    return flags
+""",
+        """
+for address, flags in shown().items():
+    assert starts[address] in flags, (starts[address], flags)
+""",
+    ),
+    Row(
+        "memory-kinds",
+        "Memory that is locked when it is used (mlock2), sealed (mseal) or has a policy of its own (mbind)",
+        """
+import ctypes, mmap, struct
+libc = ctypes.CDLL(None, use_errno=True)
+area = mmap.mmap(-1, 3 * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+area[:] = b"x" * len(area)
+start = ctypes.c_long(ctypes.addressof(ctypes.c_char.from_buffer(area)))
+libc.syscall(325, start, 4096, 1)
+libc.syscall(237, ctypes.c_long(start.value + 4096), 4096, 1, struct.pack("Q", 1), 64, 0)
+libc.syscall(462, ctypes.c_long(start.value + 8192), 4096, 0)
+""",
+        """
+assert area[:] == b"x" * len(area)
+""",
+        exception=(
+            "locked memory is locked as a whole, sealed memory is no longer sealed,"
+            " and the policy of an area is that of its thread again"
+        ),
+    ),
+    Row(
+        "scheduling-reset",
+        "A scheduling policy that forked processes do not inherit",
+        """
+import os
+os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+""",
+        """
+assert os.sched_getscheduler(0) == os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+""",
+    ),
+    Row(
         "keyring",
         "A key in the keyring of the process",
         """

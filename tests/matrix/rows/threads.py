@@ -143,6 +143,29 @@ assert open(f"/proc/self/task/{thread.native_id}/comm").read() == "row-thread\\n
 """,
     ),
     Row(
+        "thread-directory",
+        "A thread with a working directory and a umask of its own (unshare)",
+        """
+import ctypes, os, queue, threading
+questions, answers = queue.Queue(), queue.Queue()
+def work():
+    assert ctypes.CDLL(None).unshare(0x200) == 0
+    os.chdir("/usr")
+    os.umask(0o77)
+    while True:
+        questions.get()
+        os.umask(umask := os.umask(0))
+        answers.put((os.getcwd(), umask))
+threading.Thread(target=work, daemon=True).start()
+here = os.getcwd()
+""",
+        """
+questions.put(1)
+assert answers.get(timeout=100) == ("/usr", 0o77)
+assert os.getcwd() == here != "/usr"
+""",
+    ),
+    Row(
         "greenlets",
         "greenlets (gevent) that are switched out",
         """

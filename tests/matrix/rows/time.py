@@ -195,6 +195,28 @@ assert abs(time.time() + seconds + nanoseconds / 1e9 - at) < 0.1
 """,
     ),
     Row(
+        "posix-timer-absolute",
+        "A POSIX timer that waits for a time of the day (timer_create, TIMER_ABSTIME)",
+        """
+import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+timer, event = ctypes.c_void_p(), struct.pack("qii48x", 0, 0, 1)  # SIGEV_NONE
+assert libc.timer_create(0, event, ctypes.byref(timer)) == 0  # CLOCK_REALTIME
+at = int(time.time()) + 10_000
+assert libc.timer_settime(timer, 1, struct.pack("qqqq", 0, 0, at, 0), None) == 0
+""",
+        """
+left = ctypes.create_string_buffer(32)
+assert libc.timer_gettime(timer, left) == 0
+seconds, nanoseconds = struct.unpack("16xqq", left.raw)
+assert time.time() + seconds + nanoseconds / 1e9 > at - 0.1
+""",
+        exception=(
+            "it fires later by as long as the kernel was away, because Linux does not tell which timers are absolute;"
+            " a timerfd fires on time"
+        ),
+    ),
+    Row(
         "processor-time",
         "The clocks of CPU time (time.process_time, getrusage, os.times)",
         """
