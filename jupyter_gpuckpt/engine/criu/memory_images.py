@@ -35,6 +35,9 @@ _VARINT = 0
 #: mm_entry, vma_entry, and statuses of the latter (criu/include/image.h).
 _PROGRAM, _AREAS = 12, 14
 _START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS = range(1, 8)
+_ADVICE = 9
+#: MADV_WIPEONFORK, as a bit of the advice.
+_WIPE_ON_FORK = 1 << 18
 _MAP_NORESERVE = 0x4000
 _IS_GUARD = 1 << 16
 #: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
@@ -75,6 +78,19 @@ def mapped_ends(images: Path) -> dict[int, int]:
             if values[_STATUS] & _IS_OF_FILE:
                 end = values[_OFFSET] + values[_END] - values[_START]
                 found[values[_FILE]] = max(found.get(values[_FILE], 0), end)
+    return found
+
+
+@strict
+def wiped_on_fork(images: Path) -> dict[int, list[tuple[int, int]]]:
+    """Return start and end of the areas that Linux empties in a forked process (MADV_WIPEONFORK), by process."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for path in images.glob("mm-*.img"):
+        for entry in inner(next(messages(path)), _AREAS):
+            values = numbers(entry)
+            if values.get(_ADVICE, 0) & _WIPE_ON_FORK:
+                nspid = int(path.stem.removeprefix("mm-"))
+                found.setdefault(nspid, []).append((values[_START], values[_END]))
     return found
 
 
