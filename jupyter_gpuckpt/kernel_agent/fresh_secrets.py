@@ -14,7 +14,7 @@ from typing import Any
 
 
 def renew_secrets() -> None:
-    """Renew the names of temporary files, the key of multiprocessing, the numbers of uuid_utils, and an OpenSSL that is a part of Python."""
+    """Renew the names of temporary files, the key of multiprocessing, the numbers of uuid_utils, and an OpenSSL within Python."""
     # User code may have replaced what is used here; a kernel that cannot be given new names goes on all the same.
     with suppress(Exception):
         _draw(sys.modules.get("ssl"))

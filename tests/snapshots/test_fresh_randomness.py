@@ -149,9 +149,9 @@ def test_a_copy_looks_like_a_fork_to_libraries_that_notice_one(run) -> None:
     snapshot = program.save().manifest.info.snapshot_id
     wait_for(lambda: before == set(program.lines()[-40:]))
     launch.kill(program.tree)
+    after = {r"parent 0 0 b'\x01ab'", r"child 0 0 b'\x00\x00\x00'"}
     for _ in range(2):
         program.resume(snapshot)
-        after = {r"parent 0 0 b'\x01ab'", r"child 0 0 b'\x00\x00\x00'"}
         wait_for(lambda: after <= set(program.lines()[-10:]))
         launch.kill(program.tree)
 

@@ -42,6 +42,16 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close that file, unmount the file system and mount it again, then try again.",
     ),
     (
+        r"Can't obtain piped data size|Can't get \d+:\d+ opt: Bad file descriptor",
+        "The kernel has a descriptor for the name of a pipe or unix socket (O_PATH), which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"Can't get socket filter len",
+        "A socket of the kernel has a BPF program attached, which CRIU cannot save.",
+        "Detach it (SO_DETACH_BPF), or close the socket, then try again.",
+    ),
+    (
         r"SysVIPC shmem map",
         "A process of the kernel has System V shared memory attached (shmget), which CRIU cannot save.",
         "Detach it, or use POSIX shared memory (multiprocessing.shared_memory), then try again.",
