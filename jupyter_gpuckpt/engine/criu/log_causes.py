@@ -207,6 +207,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "End other programs of this user, or have the limit raised (sysctl fs.pipe-user-pages-soft), then try again.",
     ),
     (
+        r"Can't create inotify|Can't add watch for",
+        "The limit of watched files and folders (inotify) of this user is reached.",
+        "End programs that watch files, or have it raised (sysctl fs.inotify.max_user_instances, max_user_watches), then try again.",
+    ),
+    (
         r"Can't open mapped \[/\[aio\]",
         "The kernel uses asynchronous input and output (libaio), which can be saved for root only.",
         "Close the program that uses it (a database, most likely), then try again.",
