@@ -35,7 +35,7 @@ from .criu.post_restore import PostRestore
 from .gpu import lane_windows
 from .gpu import restore as gpu_restore
 from .gpu_files import GpuFiles
-from .memory import huge_pages
+from .memory import fork_flags, huge_pages
 from .memory.filling import Filling
 from .placing import Placing
 from .restore_watch import RestoreWatch
@@ -304,11 +304,12 @@ def _run_criu(
 
 
 def _restored(restore: _Restore, images: Path, exit_path: Path) -> Tree:
-    """Return the restored tree, with all locks that it had."""
+    """Return the restored tree, with all locks that it had, and with new random numbers to come."""
     manifest = restore.manifest
     init_pid = restore.namespaces.init_pid
     tree = find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
     dropped_locks.take_again(images, tree)
+    fork_flags.clear(images, tree)
     return tree
 
 

@@ -36,16 +36,16 @@ class Inner(NamedTuple):
     """A connection of which no program outside the tree has an end.
 
     It has one end only in two cases: the other end was closed by its program, or a listener of the tree has not accepted the
-    connection yet (`listener`).
+    connection yet (one of `listeners`, which share its port by SO_REUSEPORT).
     """
 
     ends: tuple[End, ...]
-    listener: End | None = None
+    listeners: tuple[End, ...] = ()
 
     @property
     def waiting(self) -> bool:
         """Whether the connection has not been accepted yet."""
-        return self.listener is not None
+        return bool(self.listeners)
 
     def __str__(self) -> str:
         return str(self.ends[0])
@@ -81,15 +81,15 @@ def survey(pids: Collection[int]) -> Survey:
         other = by_ends.get(row.ends[::-1])
         if row.inode not in held:
             client_is_outside = other is None or other.inode not in held
-            if client_is_outside and (listener := _listener_of(row, listeners)) is not None:
-                outer.append(listener._replace(row=row))
+            if client_is_outside and (theirs := _listeners_of(row, listeners)):
+                outer.append(theirs[0]._replace(row=row))
             continue
         end = End(*held[row.inode], row)
         if other is not None and other.inode in held and other.inode != row.inode:
             seen.add(other.inode)
             inner.append(Inner((end, End(*held[other.inode], other))))
-        elif other is not None and (listener := _listener_of(other, listeners)) is not None:
-            inner.append(Inner((end,), listener))
+        elif other is not None and (theirs := _listeners_of(other, listeners)):
+            inner.append(Inner((end,), theirs))
         elif _is_left(row, other):
             inner.append(Inner((end,)))
         elif row.state == TcpState.ESTABLISHED:
@@ -149,20 +149,19 @@ def is_stuck(waiting: Row) -> bool:
     return waiting.unread > (waiting.state == TcpState.CLOSE_WAIT)
 
 
-def _listener_of(row: Row, listeners: Iterable[End]) -> End | None:
-    """Return the listener in whose queue a connection is that no program has accepted; None if it is in none."""
+def _listeners_of(row: Row, listeners: Iterable[End]) -> tuple[End, ...]:
+    """Return the listeners of which one has a connection in its queue that no program has accepted; none if it is in no queue."""
     if row.inode != _WITHOUT_PROGRAM:
-        return None
+        return ()
     if row.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
-        return None
+        return ()
     own = row.local.plain
-    for listener in listeners:
-        place = listener.row.local.plain
-        if place.port == own.port and (
-            place.address.is_unspecified or place.address == own.address
-        ):
-            return listener
-    return None
+    places = [(listener, listener.row.local.plain) for listener in listeners]
+    return tuple(
+        listener
+        for listener, place in places
+        if place.port == own.port and (place.address.is_unspecified or place.address == own.address)
+    )
 
 
 def _is_left(row: Row, other: Row | None) -> bool:

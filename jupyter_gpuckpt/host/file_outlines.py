@@ -101,7 +101,7 @@ class FileOutlines:
                 return self._digests[key]
         if length > status.st_size or not may_read(min(length, WHOLE_BYTES)):
             return ""
-        # Without O_NONBLOCK a lease (man 2 fcntl) that another process holds would be waited for.
+        # Without O_NONBLOCK a lease that a process has taken meanwhile would be waited for.
         descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             made = _digest(descriptor, length)
@@ -126,6 +126,7 @@ class _Batch:
     def __init__(self, outlines: FileOutlines, found: dict[str, Outline | OSError]) -> None:
         self._outlines, self._found = outlines, found
         self._left, self._lock = _MAX_BYTES, threading.Lock()
+        self._leased = _leased()
         self.is_over = False
 
     def examine(self, files: Iterable[tuple[str, Wanted]]) -> None:
@@ -143,6 +144,8 @@ class _Batch:
         outline = Outline(status.st_mode, version(status))
         if not stat.S_ISREG(status.st_mode) or outline.version == file.known:
             return outline
+        if status.st_ino in self._leased:
+            return outline
         with suppress(OSError):  # it may be examined, but not read
             digest = self._outlines.digest(file, status, self._may_read)
             return outline._replace(digest=digest)
@@ -152,6 +155,22 @@ class _Batch:
         with self._lock:
             self._left -= length
             return self._left >= 0 and not self.is_over
+
+
+def _leased() -> set[int]:
+    """Return the inodes of files of which a process holds a lease for writing (man 2 fcntl).
+
+    If one is opened, Linux sends the process a signal that ends most programs, and the lease is lost.
+    """
+    try:
+        lines = map(str.split, Path("/proc/locks").read_text().splitlines())
+    except OSError:
+        return set()
+    return {
+        int(words[5].rpartition(":")[2])
+        for words in lines
+        if len(words) > 5 and words[1] == "LEASE" and words[3] == "WRITE"
+    }
 
 
 def version(status: os.stat_result) -> Version:

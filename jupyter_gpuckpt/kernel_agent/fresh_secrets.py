@@ -14,7 +14,7 @@ from typing import Any
 
 
 def renew_secrets() -> None:
-    """Renew the names of temporary files, the key of multiprocessing, and an OpenSSL that is a part of the Python program itself."""
+    """Renew the names of temporary files, the key of multiprocessing, the numbers of uuid_utils, and an OpenSSL within Python."""
     # User code may have replaced what is used here; a kernel that cannot be given new names goes on all the same.
     with suppress(Exception):
         _draw(sys.modules.get("ssl"))
@@ -24,6 +24,11 @@ def renew_secrets() -> None:
             tempfile._name_sequence = None
     with suppress(Exception):
         _renew_key(sys.modules.get("multiprocessing.process"))
+    with suppress(Exception):
+        # Its generator is Rust's, which asks the operating system once; it does this itself after a fork.
+        uuids: Any = sys.modules.get("uuid_utils")
+        if uuids is not None:
+            uuids.reseed_rng()
 
 
 def _draw(ssl: Any) -> None:

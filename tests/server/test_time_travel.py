@@ -2,6 +2,7 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -341,6 +342,18 @@ def test_a_restart_can_be_undone(server, page, tmp_path):
     assert page.run("print('x' in dir())") == "False\n"
     server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
     assert page.run("print(x)") == "after\n"
+
+
+def test_restarts_at_once_are_one_restart(server, page):
+    """Each would end the process of the other, and the page's sockets would reach none."""
+    page.run("x = 'before'")
+    path = f"api/kernels/{page.kernel_id}/restart"
+    with ThreadPoolExecutor(3) as users:
+        answers = list(users.map(lambda _: server.request("POST", path, ok=False), range(3)))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert page.run("print('x' in dir())") == "False\n"
+    server.do("roll_back", page.kernel_id, snapshot_id=snapshot_before(server, page))
+    assert page.run("print(x)") == "before\n"
 
 
 #: A process that cannot be saved, so that it is kept until the restart is undone.

@@ -1,6 +1,7 @@
 """A shutdown can be undone for a while, and File -> Shut Down, which shuts down all kernels first, loses none."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_a_kernel_that_was_shut_down_comes_back_with_its_session_and_its_page(
     assert server.page(page.kernel_id).run("print(x)") == "42\n"
     assert server.get("api/gpuckpt/shut_down")["kernels"] == []
     assert server.kernel(page.kernel_id)["state"] == "running"
+
+
+def test_a_kernel_that_was_shut_down_twice_at_once_answers_after_the_undo(server):
+    page = server.open()
+    page.run("x = 42")
+    path = f"api/kernels/{page.kernel_id}"
+    with ThreadPoolExecutor(2) as users:
+        answers = users.map(lambda _: server.request("DELETE", path, ok=False), range(2))
+        assert {answer.status_code for answer in answers} <= {204, 404}
+    server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/undo_shutdown")
+    assert page.run("print(x)") == "42\n"
 
 
 def test_when_the_time_is_over_it_ends_as_jupyter_ends_kernels(server_with, tmp_path):

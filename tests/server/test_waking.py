@@ -190,6 +190,22 @@ def test_an_interrupt_of_a_kernel_suspended_in_a_cell_brings_it_back_and_ends_th
         assert server.kernel(page.kernel_id)["state"] == "running"
 
 
+def test_an_interrupt_of_a_kernel_that_is_being_suspended_ends_the_cell(server):
+    page = server.open()
+    page.run(NOISE + "; data = noise(100_000_000)")  # so that the suspend takes a while
+    request = page.execute(
+        "import time\ntry:\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('stopped')"
+    )
+    page.wait_for(
+        lambda m: m["msg_type"] == "execute_input" and m["parent_header"].get("msg_id") == request
+    )
+    operation = server.begin("suspend", page.kernel_id)
+    wait_for(lambda: server.kernel(page.kernel_id)["state"] == "suspending")
+    assert server.request("POST", f"api/kernels/{page.kernel_id}/interrupt").status_code == 204
+    assert page.output(request) == "stopped\n"
+    assert server.finish(operation)["state"] == "succeeded"
+
+
 def test_a_cell_waits_for_a_daemon_that_is_being_replaced(server, monkeypatch):
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)

@@ -45,6 +45,19 @@ def test_a_lock_that_another_program_holds_is_named(run, kind):
     program.fresh_line()
 
 
+def test_a_lease_for_writing_is_kept_and_costs_no_program_its_life(run):
+    """Whoever opens the file sends the program a signal, by which it ends."""
+    code = "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
+    program = run(
+        CODE.format(code=code).replace("print(n,", "print(n, fcntl.fcntl(file, fcntl.F_GETLEASE),")
+    )
+    program.fresh_line()
+    program.save()
+    assert program.fresh_line().endswith(f" {fcntl.F_WRLCK}")
+    program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line().endswith(f" {fcntl.F_WRLCK}")
+
+
 @pytest.mark.parametrize("in_user_namespace", [False, True])
 def test_a_lock_on_a_mapped_file_is_still_held_after_a_resume(run, engine, in_user_namespace):
     """Linux drops it when CRIU closes the descriptor by which it maps the file."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine.tree import fresh_randomness, launch
+from tests.conftest import wait_for
 
 #: For each file `draw-...` it prints what a thread, another one and a forked process draw from both OpenSSLs, and from `random`.
 PROGRAM = """
@@ -123,6 +124,36 @@ def test_without_a_new_number_copies_draw_the_same(program, monkeypatch) -> None
         copies.append(secrets(draw(program)))
         launch.kill(program.tree)
     assert copies[0] == copies[1]
+
+
+#: Has memory that a fork empties, as BoringSSL and AWS-LC have: a flag, a flag of another library beside it, and what a program keeps.
+FLAGS = """
+    import mmap, os, time
+    pages = mmap.mmap(-1, 3 * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(18)  # MADV_WIPEONFORK
+    pages[0] = pages[4096] = 1
+    pages[8192:8195] = b"\\1ab"
+    child = os.fork()
+    if child == 0:
+        pages[0] = 1
+    while True:
+        print("child" if child == 0 else "parent", pages[0], pages[4096], pages[8192:8195], flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_copy_looks_like_a_fork_to_libraries_that_notice_one(run) -> None:
+    program = run(FLAGS)
+    before = {r"parent 1 1 b'\x01ab'", r"child 1 0 b'\x00\x00\x00'"}
+    wait_for(lambda: before <= set(program.lines()))
+    snapshot = program.save().manifest.info.snapshot_id
+    wait_for(lambda: before == set(program.lines()[-40:]))
+    launch.kill(program.tree)
+    after = {r"parent 0 0 b'\x01ab'", r"child 0 0 b'\x00\x00\x00'"}
+    for _ in range(2):
+        program.resume(snapshot)
+        wait_for(lambda: after <= set(program.lines()[-10:]))
+        launch.kill(program.tree)
 
 
 #: Asks three libraries for getpid(): with OpenSSL's generator, with that and Python, and with neither. Then as the agent does.

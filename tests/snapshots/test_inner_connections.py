@@ -532,6 +532,39 @@ def test_a_commit_that_fails_ends_unaccepted_connections_only(run, monkeypatch) 
     ] == [False]
 
 
+SEVERAL_LISTENERS = (
+    START
+    + """
+    listeners, clients = [], []
+    for _ in range(3):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("127.0.0.1", listeners[0].getsockname()[1] if listeners else 0))
+        listener.listen()
+        listener.settimeout(0)
+        listeners.append(listener)
+    for number in range(20):
+        clients.append(socket.create_connection(listener.getsockname()))
+        clients[-1].sendall(b"%02d" % number)
+    step("look")
+    found = []
+    for listener in listeners:
+        while select.select([listener], [], [], 0)[0]:
+            accepted = listener.accept()[0]
+            accepted.settimeout(5)
+            found.append(int(accepted.recv(2)))
+    step("end", sorted(found))
+"""
+)
+
+
+def test_what_was_sent_to_listeners_that_share_a_port_arrives_after_a_resume(run) -> None:
+    program = run(SEVERAL_LISTENERS)
+    program.lines()
+    suspended_and_resumed(program)
+    assert go_on(program, "look") == [*range(20)]
+
+
 URGENT = (
     START
     + """

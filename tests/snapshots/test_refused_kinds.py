@@ -77,6 +77,23 @@ KINDS = {
         "held = made(libc.syscall(444, struct.pack('QQ', 16, 0), 16, 0))",
         "a Landlock ruleset",
     ),
+    "the name of a pipe": (
+        "os.mkfifo('pipe'); held = os.open('pipe', os.O_PATH)",
+        r"name of a pipe or unix socket \(O_PATH\)",
+    ),
+    "the name of a socket": (
+        "socket.socket(socket.AF_UNIX).bind('socket'); held = os.open('socket', os.O_PATH)",
+        r"name of a pipe or unix socket \(O_PATH\)",
+    ),
+    "a BPF program at a socket": (
+        "code = ctypes.create_string_buffer(struct.pack('BBhiBBhi', 0xb7, 0, 0, -1, 0x95, 0, 0, 0)); "
+        "words = ctypes.create_string_buffer(b'GPL'); "
+        "asked = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(words)) + bytes(100); "
+        "program = made(libc.syscall(321, 5, asked, 48)); held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        "held.setsockopt(socket.SOL_SOCKET, 50, program); os.close(program)",
+        "BPF program attached",
+    ),
+    "a disk": ("held = os.open('/dev/loop0', os.O_RDONLY)", "has /dev/loop0 open"),
     "fsopen": ("held = made(libc.syscall(430, b'tmpfs', 0))", r"being mounted \(fsopen\)"),
 }
 

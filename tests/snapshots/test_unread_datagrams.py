@@ -86,3 +86,34 @@ def test_sockets_that_ask_for_control_messages_are_saved_with_unread_messages(ru
     for name in ("credentials", "of a stream", "of packets"):
         assert found[name] == expected[name], name
     assert all(new == "new" for _, new, *_ in map(found.get, expected.keys() - {"with a file"}))
+
+
+MORE = """
+    import os, socket, time
+    packets, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for message in (b"one", b"", b"two", b"", b"three"):
+        sender.send(message)
+    reset, other = socket.socketpair()
+    reset.send(b"never read")
+    other.send(b"before")
+    other.close()
+    print("ready", flush=True)
+    while not os.path.exists("read"):
+        time.sleep(0.01)
+    found = []
+    try:
+        while True:
+            found.append(packets.recv(10, socket.MSG_DONTWAIT).decode())
+    except BlockingIOError:
+        print(" ".join(filter(None, found)), reset.recv(10).decode(), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_messages_after_an_empty_one_and_before_a_reset_are_kept(run) -> None:
+    program = run(MORE)
+    program.lines()
+    program.save()
+    program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    (program.log.parent / "read").touch()
+    assert program.lines(more_than=1)[1] == "one two three before"

@@ -11,6 +11,7 @@ from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, socket_f
 from jupyter_gpuckpt.engine.audit.comparison import RULES, Changes, differences
 from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
+from tests.conftest import only_for_root
 
 USR1, ALRM, CHLD = (1 << (number - 1) for number in (10, 14, 17))
 ABSOLUTE = {"clockid": "0", "settime flags": "01"}
@@ -211,3 +212,15 @@ def test_other_files_are_not_duplicated(tmp_path):
     assert descriptor_facts.kind_of(str(path)) == ""
     assert descriptor_facts.kind_of("/dev/fuse") == ""
     assert descriptor_facts.kind_of("socket:[1]") == "socket"
+
+
+def test_reading_a_packet_socket_leaves_its_counters() -> None:
+    only_for_root("packet sockets")
+    statistics = 6
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as end:
+        end.bind(("lo", 3))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"a packet", ("127.0.0.1", 9))
+        end.recv(100)
+        socket_facts.of_socket(end)
+        assert int.from_bytes(end.getsockopt(263, statistics, 8)[:4], "little") > 0

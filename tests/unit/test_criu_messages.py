@@ -131,6 +131,19 @@ def test_a_message_that_follows_another_one_is_never_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Can't create inotify: Too many open files",
+        "Can't add watch for 0x7f with 0x7f: No space left on device",
+    ],
+)
+def test_limits_of_watches_are_no_limit_of_files_or_of_the_disk(text: str) -> None:
+    found = diagnosed("criu/fsnotify.c", text)
+    assert "inotify" in found.cause
+    assert "max_user_watches" in found.hint
+
+
+@pytest.mark.parametrize(
     ("what", "words"),
     [
         ("chr 1:3", "/dev/null"),

@@ -57,3 +57,20 @@ def test_a_client_that_has_reset_its_connection_is_left_out(listener):
         assert sent == b"there"
         assert [connection.sent for connection in found] == [5]
         unaccepted.close()
+
+
+def test_a_client_that_has_sent_urgent_data_is_left_out(listener):
+    unaccepted = Unaccepted()
+    with connected(listener, b"normal") as one:
+        one.send(b"!", socket.MSG_OOB)
+        unaccepted.add("7", listener.dup(), one)
+        assert unaccepted.take([kept(one)]) == ([], b"")
+        unaccepted.close()
+
+
+def test_a_client_whose_bytes_are_not_found_is_left_out(listener):
+    unaccepted = Unaccepted()
+    with connected(listener, b"") as one, socket.create_server(("127.0.0.1", 0)) as another:
+        unaccepted.add("8", another.dup(), one)
+        assert unaccepted.take([kept(one)]) == ([], b"")
+        unaccepted.close()

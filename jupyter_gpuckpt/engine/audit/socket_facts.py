@@ -31,6 +31,8 @@ _NOT_READ = {
     # WINDOW_CLAMP, INFO, QUICKACK, MD5SIG, everything of TCP_REPAIR, TIMESTAMP, CC_INFO, SAVED_SYN, FASTOPEN_KEY,
     # ZEROCOPY_RECEIVE, MD5SIG_EXT, authentication.
     _TCP: {10, 11, 12, 14, 19, 20, 21, 22, 24, 26, 28, 29, 32, 33, 35, *range(38, 44)},
+    # STATISTICS, which reading sets to zero, ROLLOVER_STATS.
+    _PACKET: {6, 21},
 }
 #: Multicast options of an accepted connection are what its peer had sent, and have no effect.
 _OF_PEER = {(_IP, 32), (_IP, 33), (_IP, 34), (_IP, 49), *((_IPV6, n) for n in (17, 18, 19, 29))}

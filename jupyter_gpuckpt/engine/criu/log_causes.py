@@ -42,6 +42,16 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close that file, unmount the file system and mount it again, then try again.",
     ),
     (
+        r"Can't obtain piped data size|Can't get \d+:\d+ opt: Bad file descriptor",
+        "The kernel has a descriptor for the name of a pipe or unix socket (O_PATH), which CRIU cannot save.",
+        "Close it and try again.",
+    ),
+    (
+        r"Can't get socket filter len",
+        "A socket of the kernel has a BPF program attached, which CRIU cannot save.",
+        "Detach it (SO_DETACH_BPF), or close the socket, then try again.",
+    ),
+    (
         r"SysVIPC shmem map",
         "A process of the kernel has System V shared memory attached (shmget), which CRIU cannot save.",
         "Detach it, or use POSIX shared memory (multiprocessing.shared_memory), then try again.",
@@ -195,6 +205,11 @@ _TABLE: list[tuple[str, str, str]] = [
         r"Can't pick pipe data",
         "A pipe of the kernel is full of data, and the pipes of this user take all the memory that Linux gives them.",
         "End other programs of this user, or have the limit raised (sysctl fs.pipe-user-pages-soft), then try again.",
+    ),
+    (
+        r"Can't create inotify|Can't add watch for",
+        "The limit of watched files and folders (inotify) of this user is reached.",
+        "End programs that watch files, or have it raised (sysctl fs.inotify.max_user_instances, max_user_watches), then try again.",
     ),
     (
         r"Can't open mapped \[/\[aio\]",

@@ -106,7 +106,7 @@ def named(what: str) -> str:
     if device:
         kind = "char" if device["kind"] == "chr" else "block"
         return _device_name(kind, device["number"]) or f"a device ({kind} {device['number']})"
-    what = what.removeprefix("anon ")
+    what = what.removeprefix("anon ").removeprefix("unknown ")
     if what.startswith(_ANONYMOUS):
         name = what.removeprefix(_ANONYMOUS)
         return _KINDS.get(name, f"a descriptor of Linux ({name.strip('[]')})")

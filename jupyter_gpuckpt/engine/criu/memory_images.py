@@ -36,6 +36,9 @@ _VARINT = 0
 #: mm_entry, vma_entry, and statuses of the latter (criu/include/image.h).
 _PROGRAM, _AREAS = 12, 14
 _START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS = range(1, 8)
+_ADVICE = 9
+#: MADV_WIPEONFORK, as a bit of the advice.
+_WIPE_ON_FORK = 1 << 18
 _MAP_NORESERVE = 0x4000
 _IS_GUARD = 1 << 16
 #: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
@@ -99,6 +102,19 @@ def huge_bytes(images: Path) -> Counter[int]:
                 found[size] += length
     for size, length in shared.values():
         found[size] += length
+    return found
+
+
+@strict
+def wiped_on_fork(images: Path) -> dict[int, list[tuple[int, int]]]:
+    """Return start and end of the areas that Linux empties in a forked process (MADV_WIPEONFORK), by process."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for path in images.glob("mm-*.img"):
+        for entry in inner(next(messages(path)), _AREAS):
+            values = numbers(entry)
+            if values.get(_ADVICE, 0) & _WIPE_ON_FORK:
+                nspid = int(path.stem.removeprefix("mm-"))
+                found.setdefault(nspid, []).append((values[_START], values[_END]))
     return found
 
 

@@ -3,7 +3,13 @@
  * In a dump CRIU peeks at them, and refuses every control message (man 3 cmsg) except descriptors. Linux adds the others, for instance
  * times, addresses and credentials, when a message is read, because an option of the socket asks for them. CRIU saves the option, so
  * that they are there again after a restore, and here they are left out.
+ *
+ * It takes an empty message for the end, and would leave out all that comes after it. So it gets the next one: Linux leaves out empty
+ * messages that were peeked at. An error of the socket, which Linux tells once, is no error of CRIU's reading: it reads again.
  */
+#define _GNU_SOURCE /* POLLRDHUP */
+#include <asm/errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "preload.h"
@@ -31,8 +37,19 @@ static void keep_descriptors(struct msghdr *message) {
     message->msg_controllen = kept;
 }
 
+/* Of sockets whose messages have borders. At the end of such a connection nothing can be told from an empty message. */
+static int is_empty_message(int fd) {
+    int kind = SOCK_STREAM;
+    socklen_t length = sizeof kind;
+    getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &length);
+    struct pollfd end = {.fd = fd, .events = POLLRDHUP};
+    return kind != SOCK_STREAM && call(SYS_poll, (long)&end, 1, 0, 0) == 0;
+}
+
 long recvmsg(int fd, struct msghdr *message, int flags) {
     long result = call(SYS_recvmsg, fd, (long)message, flags, 0);
-    if (result >= 0 && flags & MSG_PEEK && message->msg_control && is_dump()) keep_descriptors(message);
+    if (!(flags & MSG_PEEK) || !is_dump()) return returned(result);
+    if (result == -ECONNRESET || (result == 0 && is_empty_message(fd))) return recvmsg(fd, message, flags);
+    if (result >= 0 && message->msg_control) keep_descriptors(message);
     return returned(result);
 }

@@ -160,9 +160,19 @@ def unsent(end: socket.socket) -> int:
 
 def is_readable(end: socket.socket) -> bool:
     """Return whether a read, or the acceptance of a connection, would not wait."""
+    return bool(events(end, select.POLLIN))
+
+
+def has_urgent_data(end: socket.socket) -> bool:
+    """Return whether a byte of urgent data was not read (MSG_OOB)."""
+    return bool(events(end, select.POLLPRI) & select.POLLPRI)
+
+
+def events(end: socket.socket, wanted: int) -> int:
+    """Return which events a socket has now (man poll): the wanted ones, an error, the end."""
     poll = select.poll()
-    poll.register(end, select.POLLIN)
-    return bool(poll.poll(0))
+    poll.register(end, wanted)
+    return next((found for _, found in poll.poll(0)), 0)
 
 
 def end_at_once(end: socket.socket) -> None:

@@ -88,7 +88,7 @@ class _HeldEnd:
                 raise _UnkeepableError("it is read by looking ahead (SO_PEEK_OFF)")
         if self._flags() & os.O_ASYNC:
             raise _UnkeepableError("it sends signals (O_ASYNC)")
-        if self._events(select.POLLPRI):
+        if options.has_urgent_data(self.socket):
             raise _UnkeepableError("it has urgent data")
 
     @property
@@ -142,7 +142,7 @@ class _HeldEnd:
     def record(self) -> TcpEnd:
         """Return its record for the manifest."""
         state = f"{self._state:02X}"
-        read_shut = bool(self._events(select.POLLRDHUP))
+        read_shut = bool(options.events(self.socket, select.POLLRDHUP) & select.POLLRDHUP)
         return TcpEnd(
             inode=int(self.end.row.inode),
             family=self.socket.family,
@@ -164,11 +164,6 @@ class _HeldEnd:
 
     def _flags(self) -> int:
         return fcntl.fcntl(self.socket, fcntl.F_GETFL)
-
-    def _events(self, wanted: int) -> int:
-        poll = select.poll()
-        poll.register(self.socket, wanted)
-        return next((events & wanted for _, events in poll.poll(0)), 0)
 
 
 class Recorded:
@@ -232,14 +227,14 @@ class Recorded:
         return [held.unread for held in ends]
 
     def _is_unaccepted(self, inner: Inner, client: _HeldEnd, members: list[int]) -> bool:
-        """Return whether bytes were sent over a connection that is not accepted yet; then note its listener."""
-        listener = inner.listener
-        if listener is None or not _is_stuck(client, members):
+        """Return whether bytes were sent over a connection that is not accepted yet; then note the listeners that may have it."""
+        if not (inner.waiting and _is_stuck(client, members)):
             return False
-        inode = listener.row.inode
-        known = self.unaccepted.has(inode)
-        theirs = None if known else duplicate_socket(listener.pid, listener.descriptor)
-        self.unaccepted.add(inode, theirs, client.socket)
+        for listener in inner.listeners:
+            inode = listener.row.inode
+            known = self.unaccepted.has(inode)
+            theirs = None if known else duplicate_socket(listener.pid, listener.descriptor)
+            self.unaccepted.add(inode, theirs, client.socket)
         return True
 
     def _ends_kept(self) -> int:

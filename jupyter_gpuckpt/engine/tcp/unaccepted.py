@@ -69,6 +69,8 @@ class Unaccepted:
                     continue
                 sent.append(data)
                 ordered.append(msgspec.structs.replace(kept, sent=len(data)))
+        for address in self._clients.keys() & waiting.keys():
+            logger.warning("connection %s was not found at its listener", waiting.pop(address).name)
         left = waiting.values()
         others = [kept for kept in connections if not kept.waiting or kept in left]
         return [*others, *ordered], b"".join(sent)
@@ -103,6 +105,8 @@ def _address(name: Sequence[str | int]) -> tuple[str, int]:
 
 def _received(accepted: socket.socket, client: socket.socket | None, deadline: float) -> bytes:
     """Return all that a client has sent, also what it still keeps because there was no room. Raises OSError."""
+    if options.has_urgent_data(accepted):
+        raise OSError(errno.EPROTO, "it has urgent data")
     data = bytearray()
     while time.monotonic() < deadline:
         if options.is_readable(accepted):

@@ -59,7 +59,7 @@ def install_kernel_manager(
     ours = cast("GpuCkptKernels", kernels)
     ours.gpuckpt_owner, ours.gpuckpt_listener = owner, listener
     ours.gpuckpt_suspends_idle = suspends_idle
-    ours.gpuckpt_kernelspecs, ours.gpuckpt_stop = {}, None
+    ours.gpuckpt_kernelspecs, ours.gpuckpt_restarts, ours.gpuckpt_stop = {}, {}, None
     # The agent's requests and replies are no activity of a user.
     if jupyter_internals.has_untracked_types(kernels):
         ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
@@ -76,6 +76,8 @@ class GpuCkptKernels(_Base):
     gpuckpt_suspends_idle: bool
     #: Kernelspecs of kernels to adopt, by kernel id: they may have been uninstalled since.
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
+    #: Restarts that run, by kernel id.
+    gpuckpt_restarts: dict[str, asyncio.Task[None]]
     gpuckpt_stop: asyncio.Task[None] | None
 
     def __len__(self) -> int:
@@ -175,8 +177,10 @@ class GpuCkptKernels(_Base):
     async def interrupt_kernel(self, kernel_id: str) -> None:  # type: ignore[override] # as the async base
         """Interrupt a kernel after an operation in flight; one that was suspended in the middle of a cell is resumed for it.
 
-        Do nothing for a suspended kernel that was idle: a message would wait for its next cell.
+        Do nothing for a suspended kernel that was idle: a message would wait for its next cell; nor for one that is being restarted.
         """
+        if kernel_id in self.gpuckpt_restarts:
+            return
         served = self._served(kernel_id)
         if served is not None:
             try:
@@ -190,7 +194,18 @@ class GpuCkptKernels(_Base):
         await ensure_async(super().interrupt_kernel(kernel_id))
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
-        """Restart a kernel; a policy may keep its process."""
+        """Restart a kernel; a policy may keep its process. A restart that runs already answers this request as well.
+
+        Two at once would end each other's processes: the page's sockets would reach neither, and the undo would be lost.
+        """
+        restart = self.gpuckpt_restarts.get(kernel_id)
+        if restart is None:
+            restart = asyncio.ensure_future(self._restart(kernel_id, now=now))
+            self.gpuckpt_restarts[kernel_id] = restart
+            restart.add_done_callback(lambda _: self.gpuckpt_restarts.pop(kernel_id))
+        await asyncio.shield(restart)
+
+    async def _restart(self, kernel_id: str, *, now: bool) -> None:
         if self._served(kernel_id) is not None:
             try:
                 await self.gpuckpt_owner.require_answer()

@@ -96,6 +96,9 @@ class ShutDowns(KernelListener):
                 await daemon.send(calls.undo_end(kernel_id))
                 open_gate()
                 return False
+            if kernel_id in self._kept:  # by another request meanwhile
+                open_gate()
+                return True
         except GpuCkptError as error:
             open_gate()
             self._log.warning("kernel %s is shut down for good: %s", kernel_id, error)

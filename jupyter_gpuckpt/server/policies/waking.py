@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.1
 _AWAY = frozenset({KernelState.SUSPENDED, KernelState.PARKED})
+_IN_A_CELL = frozenset({KernelState.SUSPENDED, KernelState.SUSPENDING})
 _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING, KernelState.RESUMING})
 
 
@@ -32,9 +33,9 @@ class Waking(KernelListener):
         self._operations, self._gpu_room, self._log = operations, gpu_room, log
 
     async def before_interrupt(self, kernel_id: str) -> None:
-        """Resume a kernel that was suspended in the middle of a cell. Raises GpuCkptError if it cannot be resumed."""
+        """Resume a kernel that was, or is being, suspended in the middle of a cell. Raises GpuCkptError if it cannot be resumed."""
         served = self._operations.served(kernel_id)
-        if served.state is KernelState.SUSPENDED and served.output.runs_cell:
+        if served.state in _IN_A_CELL and served.output.runs_cell:
             await self._bring_back(served)
 
     def kernel_wanted(self, served: ServedKernel) -> None:
