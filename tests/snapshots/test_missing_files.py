@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
-from jupyter_gpuckpt.errors import HostIncompatible
+from jupyter_gpuckpt.errors import HostIncompatible, ThawFailed
 
 HOLDER = """
     import os, time
@@ -59,5 +65,69 @@ def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path
     assert "Put the missing files back" in caught.value.hint
     assert not (directory / "both").exists()
     (directory / "data.csv").write_text("1,2")
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere/at/all")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "is a named pipe"),
+        (make_folder, "is a folder"),
+        (make_link_to_nothing, "is a link that leads nowhere"),
+        (make_loop, "is a link that leads nowhere"),
+        (make_device, "is a device"),
+    ],
+)
+def test_another_kind_of_file_is_named_at_once_and_put_back_it_is_no_obstacle(
+    run, tmp_path, make, words
+):
+    directory = tmp_path / "program-0"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    former = (directory / "log").rename(directory / "former")
+    make(directory / "log")
+    began = time.monotonic()
+    for force in (False, True):
+        with pytest.raises(HostIncompatible, match=rf"{directory}/log, .*{words} now"):
+            program.resume(snapshot, force=force)
+    assert time.monotonic() - began < 30
+    if make is make_folder:
+        (directory / "log").rmdir()
+    former.replace(directory / "log")
+    assert program.resume(snapshot).warnings == []
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+def test_a_file_that_cannot_be_opened_any_more_is_not_said_to_be_gone(run, tmp_path):
+    log = tmp_path / "program-0" / "log"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    former = log.rename(log.with_name("former"))
+    shutil.copy2(shutil.which("sleep"), log)
+    with subprocess.Popen([log, "300"]) as busy:  # Linux opens no running program for writing
+        with pytest.raises(ThawFailed, match=f"{log}, .*cannot be opened: Text file busy") as caught:
+            program.resume(snapshot)
+        assert "Put it back" in caught.value.hint
+        busy.kill()
+    former.replace(log)
     program.resume(snapshot)
     program.lines(more_than=len(program.lines()) + 3)

@@ -3,10 +3,13 @@
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
 IPython's history) is created empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
 reading or had mapped is named in the error, so that the user can put it back: an access to a mapping of an empty file ends a process.
+So is a path at which something of another kind is now: CRIU would say that the file is gone, or would wait for ever for the other end
+of a named pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Collection
@@ -29,10 +32,20 @@ _TEST_SECONDS = 10.0
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 #: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
 _MAX_INDEX_BYTES = 1 << 30
+_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class Missing(NamedTuple):
-    """The files that are missing: mode and length of each that can be created, by path, and a sentence about each of the others."""
+    """The files that are missing or of another kind: mode and length of each that can be created, by path, and a sentence about each of the others."""
 
     can_be_made: dict[str, tuple[int, int]]
     lost: list[str]
@@ -60,7 +73,8 @@ def missing(
         if path in traveling:
             continue
         try:
-            inside(path).lstat()
+            if other := _other_kind(inside(path), file.mode):
+                lost[path] = f"In the place of {path}, which the kernel has open, is {other} now."
             continue
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -87,6 +101,20 @@ def missing(
     return Missing(can_be_made, [lost[path] for path in sorted(lost)])
 
 
+def _other_kind(path: Path, mode: int) -> str:
+    """Return the name of what is at a path if that is of another kind than `mode` says; empty if it is not. Raises OSError."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) and not stat.S_ISLNK(mode):
+        try:
+            status = path.stat()
+        except OSError as error:
+            if error.errno in _LEADS_NOWHERE:
+                return "a link that leads nowhere"
+            raise
+    kind = stat.S_IFMT(status.st_mode)
+    return "" if kind == stat.S_IFMT(mode) else _KINDS.get(kind, "a file of another kind")
+
+
 def _is_read_only(file: criu_images.RegularFile) -> bool:
     """Return whether a descriptor only reads. The entries of mappings all say so."""
     return file.flags & os.O_ACCMODE == os.O_RDONLY
@@ -106,7 +134,7 @@ def put_in_place(
 ) -> list[str]:
     """Create missing files that were open for writing; return their paths.
 
-    Raises HostIncompatible, which names missing files that were only read or were mapped; nothing is created then.
+    Raises HostIncompatible, which names the files that cannot be created; nothing is created then.
     """
     found, lost = missing(images, Path, traveling)
     if lost:
