@@ -124,7 +124,9 @@ def test_a_file_that_cannot_be_opened_any_more_is_not_said_to_be_gone(run, tmp_p
     former = log.rename(log.with_name("former"))
     shutil.copy2(shutil.which("sleep"), log)
     with subprocess.Popen([log, "300"]) as busy:  # Linux opens no running program for writing
-        with pytest.raises(ThawFailed, match=f"{log}, .*cannot be opened: Text file busy") as caught:
+        with pytest.raises(
+            ThawFailed, match=f"{log}, .*cannot be opened: Text file busy"
+        ) as caught:
             program.resume(snapshot)
         assert "Put it back" in caught.value.hint
         busy.kill()

@@ -45,7 +45,10 @@ _KINDS = {
 
 
 class Missing(NamedTuple):
-    """The files that are missing or of another kind: mode and length of each that can be created, by path, and a sentence about each of the others."""
+    """The files that are missing or of another kind.
+
+    Mode and length of each that can be created, by path, and a sentence about each of the others.
+    """
 
     can_be_made: dict[str, tuple[int, int]]
     lost: list[str]
@@ -68,9 +71,8 @@ def missing(
     lost: dict[str, str] = {}
     for file in criu_images.regular_files(images):
         path = "/" + file.path.lstrip("/")
-        if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
-            continue
-        if path in traveling:
+        is_of_others = path.startswith(_OTHERS) or path in traveling
+        if file.file_id in renamed or file.build_id or is_of_others:
             continue
         try:
             if other := _other_kind(inside(path), file.mode):
