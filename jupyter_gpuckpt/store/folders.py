@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 #: The name of the file with a store's catalog.
 CATALOG = "catalog.sqlite"
 #: What may be in a folder before it is a store.
-_EARLY = frozenset({"lock", disk_reserve.NAME})
+_EARLY = frozenset({"lock", disk_reserve.NAME, disk_reserve.FILES_NAME})
 
 
 def prepare(root: Path, packs: Path) -> None:
