@@ -145,6 +145,43 @@ def test_a_child_that_never_executes_its_program_is_named_and_all_run_on(run, mo
     program.save()
 
 
+#: A child that starts another one and ends when the pipe has been opened by a writer.
+SUCCESSION = """
+    import os, time
+    os.mkfifo("pipe")
+    if not os.fork():
+        open("pipe").read()
+        if os.fork():
+            os._exit(0)
+        while True:
+            time.sleep(0.01)
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_child_of_a_process_that_ends_just_before_it_is_stopped_runs_on(run, monkeypatch) -> None:
+    program = run(SUCCESSION)
+    program.lines(more_than=3)
+    [first] = processes.children(program.tree.kernel_pid)
+    original = Standstill._halt
+
+    def halt(standstill: Standstill, pid: int) -> None:
+        if pid == first and processes.state(first) != "Z":
+            (program.log.parent / "pipe").open("w").close()
+            wait_for(lambda: processes.state(first) == "Z")
+        original(standstill, pid)
+
+    monkeypatch.setattr(Standstill, "_halt", halt)
+    program.save()
+    [second] = set(processes.children(program.tree.keeper_pid)) - {program.tree.kernel_pid}
+    wait_for(lambda: processes.state(second) == "S")
+    assert_runs_on(program)
+
+
 def criu_pid(root_pid: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -151,6 +151,7 @@ class Standstill:
                 pid = waiting.pop()
                 held += self._stop(pid, holds)
                 waiting += processes.children(pid)
+                waiting = waiting or self._missed()
             self._write()  # what the guest does to threads can be undone from the journal
             for one in held:
                 if self._guest is not None:
@@ -161,6 +162,25 @@ class Standstill:
             wait_until(lambda pid=record.pid: all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
         if self._guest is not None:
             self._guest.begin({record.pid: record.descriptors for record in self._records})
+
+    def _missed(self) -> list[int]:
+        """Return the processes that do not stand still: children of one that ended before it was stopped have another parent now.
+
+        Raises FreezeFailed if there are always new ones.
+        """
+        recorded = set(self.pids)
+        missed = [
+            pid
+            for pid in pids(self._tree)
+            if pid not in recorded and processes.state(pid) not in (None, "Z", "X")
+        ]
+        if missed and time.monotonic() > self.began + _STOP_SECONDS:
+            raise FreezeFailed(
+                f"The kernel cannot be stopped: {processes.name(missed[0])} starts processes all the time.",
+                hint="Wait until it is done, or end it, then try again.",
+                details=f"processes {missed[:20]} were not stopped",
+            )
+        return missed
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
