@@ -133,3 +133,45 @@ def test_a_file_that_cannot_be_opened_any_more_is_not_said_to_be_gone(run, tmp_p
     former.replace(log)
     program.resume(snapshot)
     program.lines(more_than=len(program.lines()) + 3)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(run, tmp_path):
+    below = tmp_path / "program-0" / "below"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    shutil.rmtree(below)
+    below.touch()
+    with pytest.raises(HostIncompatible, match=f"a folder of {below}/written, .*is a file now"):
+        program.resume(snapshot)
+    below.unlink()
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+LISTENER = """
+    import socket, time
+    server = socket.socket(socket.AF_UNIX)
+    server.bind("socket")
+    server.listen()
+    count = 0
+    while True:
+        count += 1
+        print(count, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_file_in_the_place_of_a_unix_socket_is_no_network_port(run, tmp_path):
+    path = tmp_path / "program-0" / "socket"
+    program = run(LISTENER)
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    path.unlink(missing_ok=True)
+    path.write_text("precious")
+    with pytest.raises(ThawFailed, match="unix socket on which the kernel listens"):
+        program.resume(snapshot)
+    assert path.read_text() == "precious"
+    path.unlink()
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)

@@ -252,6 +252,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Create it again.",
     ),
     (
+        r"sk-unix\.c.*Address already in use",
+        "Something else is in the place of a unix socket on which the kernel listens.",
+        "Remove or rename it, then try again.",
+    ),
+    (
         r"Can't bind inet socket|Address already in use",
         "A network port that the kernel listens on is taken.",
         "End the program that uses it and try again.",

@@ -75,17 +75,11 @@ def missing(
         if file.file_id in renamed or file.build_id or is_of_others:
             continue
         try:
-            if other := _other_kind(inside(path), file.mode):
-                lost[path] = f"In the place of {path}, which the kernel has open, is {other} now."
+            if problem := _problem(path, inside(path), file.mode, is_reached):
+                lost[path] = problem
             continue
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             pass
-        except OSError as error:
-            if not (isinstance(error, PermissionError) and is_reached(path)):
-                lost[path] = (
-                    f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
-                )
-            continue
         end = mapped.get(file.file_id, 0)
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
@@ -101,6 +95,21 @@ def missing(
     for path in lost:  # a file that several descriptors have open, some for writing
         can_be_made.pop(path, None)
     return Missing(can_be_made, [lost[path] for path in sorted(lost)])
+
+
+def _problem(path: str, found: Path, mode: int, is_reached: Callable[[str], bool]) -> str:
+    """Return why what is `found` at a path cannot be the kernel's file; empty if it can. Raises FileNotFoundError."""
+    try:
+        other = _other_kind(found, mode)
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:
+        return f"In the place of a folder of {path}, which the kernel has open, is a file now."
+    except OSError as error:
+        if isinstance(error, PermissionError) and is_reached(path):
+            return ""
+        return f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
+    return f"In the place of {path}, which the kernel has open, is {other} now." if other else ""
 
 
 def _other_kind(path: Path, mode: int) -> str:
