@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.conftest import wait_for
 
-FILLER = "filler"
+FILLER, FILES = "filler", "files"
 
 
 @contextmanager
@@ -53,3 +54,21 @@ def empty(disk: Path) -> None:
 def is_full(disk: Path) -> bool:
     """Return whether no block is free."""
     return os.statvfs(disk).f_bavail == 0
+
+
+def use_all_files(disk: Path) -> None:
+    """Make empty files until a disk allows no further one, also for another program that runs meanwhile."""
+    folder = disk / FILES
+    folder.mkdir(exist_ok=True)
+    wait_for(lambda: _use_all_files(folder) or has_no_file_left(disk))
+
+
+def _use_all_files(folder: Path) -> None:
+    with suppress(OSError):
+        while True:
+            os.close(tempfile.mkstemp(dir=folder)[0])
+
+
+def has_no_file_left(disk: Path) -> bool:
+    """Return whether a disk allows no further file."""
+    return os.statvfs(disk).f_favail == 0

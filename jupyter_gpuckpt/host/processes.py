@@ -225,9 +225,11 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Return its children, their children and so on, without `pid`; parents come before their children."""
-    found = []
-    for child in children(pid):
-        found += [child, *descendants(child)]
+    found, left = list[int](), [pid]
+    while left:
+        its_own = children(left.pop())
+        found += its_own
+        left += its_own
     return found
 
 

@@ -62,7 +62,11 @@ class Catalog:
         #: The same as `locate`, but quicker for what was looked up last.
         self.recent = RecentPlaces(self)
         self.database = Database(path, self._reconcile)
-        self.database.run(self._reconcile)
+        try:
+            self.database.run(self._reconcile)
+        except BaseException:
+            self.close()  # the next attempt would find the file locked
+            raise
 
     def close(self) -> None:
         """Close the file; may be called again."""

@@ -22,7 +22,12 @@ def free_bytes(path: Path) -> int:
 
 def is_nearly_full(path: Path) -> bool:
     """Return whether the file system of `path` counts as full for a deletion, whose user needs room now."""
-    return free_bytes(path) < _FULL_BYTES
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize < _FULL_BYTES or _has_no_file_left(facts)
+
+
+def _has_no_file_left(facts: os.statvfs_result) -> bool:
+    return facts.f_files > 0 and facts.f_favail == 0  # both are 0 where the number is not limited
 
 
 @contextmanager
@@ -41,8 +46,8 @@ def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
     if is_disk_full(error):
         return _full(root, needed_bytes)
     return StoreUnavailable(
-        f"The snapshot store {root} cannot be used: {error.strerror or error}.",
-        hint=f"Make the directory {root} readable and writable for the user that runs gpuckptd, or choose another store.",
+        f"The directory {root} cannot be used: {error.strerror or error}.",
+        hint=f"Make the directory {root} readable and writable for the user that runs gpuckptd, or choose another one.",
         details=str(error),
     )
 
@@ -61,11 +66,14 @@ def catalog_error(root: Path, error: sqlite3.OperationalError) -> StoreError:
 
 def _full(root: Path, needed_bytes: int) -> StoreFull:
     try:
-        free = f"{free_bytes(root):,} bytes are free"
+        facts = os.statvfs(root)
+        free = f"{facts.f_bavail * facts.f_frsize:,} bytes are free"
+        if _has_no_file_left(facts):
+            free += ", but the disk allows no further files (inodes)"
     except OSError:
         free = "how much is free is unknown"
     needed = f"at least {needed_bytes:,} more bytes are needed, " if needed_bytes else ""
     return StoreFull(
-        f"The snapshot store {root} is full: {needed}{free}.",
+        f"The disk of {root} is full: {needed}{free}.",
         hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
     )

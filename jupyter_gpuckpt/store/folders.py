@@ -7,14 +7,17 @@ from pathlib import Path
 from .. import disk_reserve
 from ..errors import ConfigurationError
 
+#: The name of the file with a store's catalog.
+CATALOG = "catalog.sqlite"
 #: What may be in a folder before it is a store.
-_EARLY = frozenset({"lock", disk_reserve.NAME})
+_EARLY = frozenset({"lock", disk_reserve.NAME, disk_reserve.FILES_NAME})
 
 
 def prepare(root: Path, packs: Path) -> None:
     """Create the folder of a store, whose packs will be in `packs`. Raises OSError, ConfigurationError if it holds other files."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not packs.exists() and any(p.name not in _EARLY for p in root.iterdir()):
+    is_store = packs.exists() or (root / CATALOG).exists()  # the packs may have been removed
+    if not is_store and any(p.name not in _EARLY for p in root.iterdir()):
         raise ConfigurationError(
             f"{root} holds other files, so it is not used as a snapshot store.",
             hint="Choose a directory that is empty, or that does not exist yet.",

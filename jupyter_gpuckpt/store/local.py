@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,19 +74,18 @@ class LocalStore:
         self._lock = threading.RLock()
         # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
-        with store_errors(root):
+        with store_errors(root), ExitStack() as undo:
             folders.prepare(root, self._packs)
             store_lock = StoreLock(root / "lock")
-            try:
-                for directory in (self._packs, self._manifests):
-                    folders.make(directory)
-                leftovers.remove(self._packs, self._manifests)
-                self._catalog = Catalog(root / "catalog.sqlite", self._packs)
-                self._records = Records(self._manifests, self._catalog)
-                upkeep = Upkeep(self._catalog, self._records)
-            except BaseException:
-                store_lock.release()
-                raise
+            undo.callback(store_lock.release)
+            for directory in (self._packs, self._manifests):
+                folders.make(directory)
+            leftovers.remove(self._packs, self._manifests)
+            self._catalog = Catalog(root / folders.CATALOG, self._packs)
+            undo.callback(self._catalog.close)
+            self._records = Records(self._manifests, self._catalog)
+            upkeep = Upkeep(self._catalog, self._records)
+            undo.pop_all()
         self._listing = Listing(self._manifests, self._records)
         self._staging = Staging(self._records, self._leases, self._lock)
         #: The snapshots whose chunks are only in a remote.

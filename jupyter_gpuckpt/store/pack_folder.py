@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +39,9 @@ class PackFolder:
                 if name == entry.name or name.startswith(packs.TEMPORARY):
                     continue
                 with suppress(FileNotFoundError):  # it was removed just now
-                    found[name] = Identity.of(entry.stat())
+                    status = entry.stat()
+                    if stat.S_ISREG(status.st_mode):  # the opening of a named pipe would not end
+                        found[name] = Identity.of(status)
         return {name: one for name, one in found.items() if name not in self.condemned}
 
     def reconcile(self, connection: sqlite3.Connection) -> None:

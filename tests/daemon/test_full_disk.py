@@ -1,4 +1,4 @@
-"""A disk without a free byte: it costs saves, nothing else."""
+"""A disk without a free byte, or on which no further file can be made: it costs saves, nothing else."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import StoreFull
 from tests.conftest import end_everything_below, environment, wait_for
 from tests.daemon.conftest import LARGE
-from tests.full_disks import fill, is_full, small_disk
+from tests.full_disks import fill, has_no_file_left, is_full, small_disk, use_all_files
 
 
 @pytest.fixture
@@ -34,8 +34,13 @@ def counting(counts, kernel_id):
     return wait_for(lambda: counts(kernel_id) > before)
 
 
+@pytest.mark.parametrize(
+    ("fill", "is_full"),
+    [(fill, is_full), (use_all_files, has_no_file_left)],
+    ids=["bytes", "files"],
+)
 def test_a_full_disk_costs_saves_and_nothing_else(
-    settings, disk, client, owner, spec, counts, short_dir
+    settings, disk, client, owner, spec, counts, short_dir, fill, is_full
 ):
     def launch(megabytes=4):
         kernel_id = str(uuid.uuid4())

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine.criu import options as criu_options
-from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree import launch, standstill
 from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.errors import (
     FreezeFailed,
@@ -25,6 +25,7 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.programs import COUNTER, NOISE
 
@@ -113,6 +114,72 @@ def test_a_kernel_of_a_version_that_is_not_known_is_refused_and_runs_on(run, *, 
         program.save(stop=stop)
     assert "Restart" in caught.value.hint
     elsewhere.rename(keeper)
+    assert_runs_on(program)
+
+
+STARTER = """
+    import os, time
+    os.mkfifo("pipe")
+    if not os.fork():
+        # As vfork does it: the child shares our memory, and waits for the pipe's other end before it executes its program.
+        wait = (os.POSIX_SPAWN_OPEN, 9, "pipe", os.O_RDONLY, 0)
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[wait]), 0)
+        os._exit(0)
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_child_that_never_executes_its_program_is_named_and_all_run_on(run, monkeypatch) -> None:
+    program = run(STARTER)
+    program.lines(more_than=3)
+    monkeypatch.setattr(standstill, "_STOP_SECONDS", 0.5)
+    with pytest.raises(FreezeFailed, match="is starting a program"):
+        program.save()
+    (program.log.parent / "pipe").open("w").close()
+    [starter] = processes.children(program.tree.kernel_pid)
+    wait_for(lambda: processes.state(starter) == "Z")
+    assert_runs_on(program)
+    program.save()
+
+
+#: A child that starts another one and ends when the pipe has been opened by a writer.
+SUCCESSION = """
+    import os, time
+    os.mkfifo("pipe")
+    if not os.fork():
+        open("pipe").read()
+        if os.fork():
+            os._exit(0)
+        while True:
+            time.sleep(0.01)
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_child_of_a_process_that_ends_just_before_it_is_stopped_runs_on(run, monkeypatch) -> None:
+    program = run(SUCCESSION)
+    program.lines(more_than=3)
+    [first] = processes.children(program.tree.kernel_pid)
+    original = Standstill._halt
+
+    def halt(standstill: Standstill, pid: int) -> None:
+        if pid == first and processes.state(first) != "Z":
+            (program.log.parent / "pipe").open("w").close()
+            wait_for(lambda: processes.state(first) == "Z")
+        original(standstill, pid)
+
+    monkeypatch.setattr(Standstill, "_halt", halt)
+    program.save()
+    [second] = set(processes.children(program.tree.keeper_pid)) - {program.tree.kernel_pid}
+    wait_for(lambda: processes.state(second) == "S")
     assert_runs_on(program)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.errors import FilesChanged, HostIncompatible
+from jupyter_gpuckpt.errors import FilesChanged, HostIncompatible, ThawFailed
 from jupyter_gpuckpt.snapshot_records import Change
 from jupyter_gpuckpt.snapshots.changes import changes
 from tests.conftest import wait_for
@@ -135,3 +138,111 @@ def test_a_thread_s_file_in_proc_is_open_after_a_resume(run):
     resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
     assert program.fresh_line() == "(python)"
     assert resumed.warnings == []
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere/at/all")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "is a named pipe"),
+        (make_folder, "is a folder"),
+        (make_link_to_nothing, "is a link that leads nowhere"),
+        (make_loop, "is a link that leads nowhere"),
+        (make_device, "is a device"),
+    ],
+)
+def test_another_kind_of_file_is_named_at_once_and_put_back_it_is_no_obstacle(
+    run, tmp_path, make, words
+):
+    directory = tmp_path / "program-0"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    former = (directory / "log").rename(directory / "former")
+    make(directory / "log")
+    began = time.monotonic()
+    for force in (False, True):
+        with pytest.raises(HostIncompatible, match=rf"{directory}/log, .*{words} now"):
+            program.resume(snapshot, force=force)
+    assert time.monotonic() - began < 30
+    if make is make_folder:
+        (directory / "log").rmdir()
+    former.replace(directory / "log")
+    assert program.resume(snapshot).warnings == []
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+def test_a_file_that_cannot_be_opened_any_more_is_not_said_to_be_gone(run, tmp_path):
+    log = tmp_path / "program-0" / "log"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    former = log.rename(log.with_name("former"))
+    shutil.copy2(shutil.which("sleep"), log)
+    with subprocess.Popen([log, "300"]) as busy:  # Linux opens no running program for writing
+        with pytest.raises(
+            ThawFailed, match=f"{log}, .*cannot be opened: Text file busy"
+        ) as caught:
+            program.resume(snapshot)
+        assert "Put it back" in caught.value.hint
+        busy.kill()
+    former.replace(log)
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(run, tmp_path):
+    below = tmp_path / "program-0" / "below"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    shutil.rmtree(below)
+    below.touch()
+    with pytest.raises(HostIncompatible, match=f"a folder of {below}/written, .*is a file now"):
+        program.resume(snapshot)
+    below.unlink()
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
+
+
+LISTENER = """
+    import socket, time
+    server = socket.socket(socket.AF_UNIX)
+    server.bind("socket")
+    server.listen()
+    count = 0
+    while True:
+        count += 1
+        print(count, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_file_in_the_place_of_a_unix_socket_is_no_network_port(run, tmp_path):
+    path = tmp_path / "program-0" / "socket"
+    program = run(LISTENER)
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    path.unlink(missing_ok=True)
+    path.write_text("precious")
+    with pytest.raises(ThawFailed, match="unix socket on which the kernel listens"):
+        program.resume(snapshot)
+    assert path.read_text() == "precious"
+    path.unlink()
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.disk_reserve import BYTES, LEFT_BYTES, NAME, fill, room_beside, with_room
+from jupyter_gpuckpt.disk_reserve import (
+    BYTES,
+    FILES,
+    FILES_NAME,
+    LEFT_BYTES,
+    NAME,
+    fill,
+    room_beside,
+    with_room,
+)
 from tests import full_disks
 from tests.full_disks import small_disk
 
@@ -44,6 +53,21 @@ def test_what_the_reserve_must_keep_stays_and_the_error_is_that_of_the_write(dis
     full_disks.empty(disk)
     fill(disk)
     assert size(disk) == BYTES
+
+
+def test_a_write_gets_files_where_the_disk_allows_no_further_ones(disk):
+    full_disks.empty(disk)
+    fill(disk)
+    full_disks.use_all_files(disk)
+    path = disk / "folder" / "file"
+    with pytest.raises(OSError, match="No space left"):
+        path.parent.mkdir()
+    with_room(path, lambda: (path.parent.mkdir(exist_ok=True), path.touch()))
+    assert len(list((disk / FILES_NAME).iterdir())) == FILES - 2
+    assert size(disk) == BYTES
+    with room_beside(disk, path):
+        path.with_name("other").touch()
+    assert full_disks.has_no_file_left(disk)
 
 
 def test_a_database_on_a_full_disk_goes_on(disk):

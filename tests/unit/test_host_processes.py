@@ -117,6 +117,12 @@ def test_a_name_with_parentheses_and_spaces_misleads_nobody(tmp_path):
         process.wait()
 
 
+def test_there_may_be_more_generations_than_python_calls(monkeypatch):
+    last = 2 * sys.getrecursionlimit()
+    monkeypatch.setattr(processes, "children", lambda pid: [pid + 1] if pid < last else [])
+    assert processes.descendants(1) == list(range(2, last + 1))
+
+
 def test_descendants_come_parents_first(family):
     children = processes.children(family.pid)
     found = processes.descendants(family.pid)

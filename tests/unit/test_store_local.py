@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.leases import PUBLISH_SECONDS
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.store.stores import open_free
 from tests.manifests import manifest
 
 ONE, TWO, THREE = (os.urandom(10_000) for _ in range(3))
@@ -272,6 +274,41 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path):
         LocalStore(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_store_whose_opening_failed_can_be_opened_when_the_cause_is_gone(tmp_path):
+    root = tmp_path / "store"
+    LocalStore(root).close()
+    loop = root / "packs" / "loop.pack"
+    loop.symlink_to(loop)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="symbolic links"):
+            open_free(root, lambda: False)
+    loop.unlink()
+    open_free(root, lambda: False).close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_no_pack(store, make):
+    """The opening of a named pipe would wait for ever."""
+    put(store, ONE)
+    [pack] = pack_files(store)
+    store.close()
+    pack.unlink()
+    make(pack)
+    with LocalStore(store.root) as again:
+        assert again.missing({digest_of(ONE)})
+        put(again, ONE)
+        assert again.load(digest_of(ONE)) == ONE
+
+
+def test_a_store_whose_packs_were_removed_goes_on(store):
+    put(store, ONE)
+    store.close()
+    shutil.rmtree(store.root / "packs")
+    with LocalStore(store.root) as again:
+        put(again, ONE)
+        assert again.load(digest_of(ONE)) == ONE
 
 
 def test_free_bytes_are_those_of_the_disk(store):

@@ -242,29 +242,34 @@ _TABLE: list[tuple[str, str, str]] = [
         "End child processes that share GPU memory (CUDA IPC) and try again.",
     ),
     (
-        r"File (?P<file>\S+) has bad size",
-        "The file {file} changed since the snapshot.",
+        r"File /?(?P<file>.+?) has bad size",
+        "The file /{file} changed since the snapshot.",
         "Put the old version of the file (or of the package it belongs to) back.",
     ),
     (
-        r"File (?P<file>\S+) has bad build-ID",
-        "The program or library {file} is not the one that the kernel used.",
+        r"File /?(?P<file>.+?) has bad build-ID",
+        "The program or library /{file} is not the one that the kernel used.",
         "Install the version of its package that was there when the snapshot was taken.",
     ),
     (
-        r"File (?P<file>\S+) has bad mode",
-        "The file {file} is of another kind than at the snapshot, or runs with other rights.",
+        r"File /?(?P<file>.+?) has bad mode",
+        "The file /{file} is of another kind than at the snapshot, or runs with other rights.",
         "Put it back as it was.",
     ),
     (
-        r"Can't open file (?P<file>\S+) on restore|Can't open (?P<file2>\S+) on restore",
-        "The file {file} is gone.",
-        "Put it back; the kernel had it open or mapped.",
+        r"Can't open file /?(?P<file>.+?) on restore: (?P<reason>.+)",
+        "The file /{file}, which the kernel has open, cannot be opened: {reason}.",
+        "Put it back as it was, with the rights with which the kernel opened it.",
     ),
     (
         r"Can't open cwd|Can't chdir|files\.c.*cwd",
         "The working directory of a process of the kernel is gone.",
         "Create it again.",
+    ),
+    (
+        r"sk-unix\.c.*Address already in use",
+        "Something else is in the place of a unix socket on which the kernel listens.",
+        "Remove or rename it, then try again.",
     ),
     (
         r"Can't bind inet socket|Address already in use",
@@ -339,6 +344,7 @@ def _filled(cause: str, found: re.Match[str]) -> str:
         file=log_subjects.named(names.get("file", "")),
         family=log_subjects.family(names.get("family", "")),
         protocol=log_subjects.protocol(names.get("protocol", "")),
+        reason=names.get("reason", ""),
     )
 
 

@@ -3,11 +3,13 @@
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
 IPython's history) is created empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
 reading or had mapped is named in the error, so that the user can put it back: an access to a mapping of an empty file ends a process.
-Only if the user says so it is created empty, too.
+Only if the user says so it is created empty, too. A path at which something of another kind is now is named as well: CRIU would say
+that the file is gone, or would wait for ever for the other end of a named pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Collection
@@ -31,12 +33,23 @@ _TEST_SECONDS = 10.0
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 #: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
 _MAX_INDEX_BYTES = 1 << 30
+_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class Missing(NamedTuple):
-    """The files that are missing: mode and length of each that can be created, by path, and a sentence about each of the others.
+    """The files that are missing or of another kind.
 
-    `needed`: the sentences, by path, about those that can be created, but whose content the kernel needs.
+    Mode and length of each that can be created, by path, and a sentence about each of the others. `needed`: the sentences, by path, about
+    those that can be created, but whose content the kernel needs.
     """
 
     can_be_made: dict[str, tuple[int, int]]
@@ -62,21 +75,15 @@ def missing(
     lost: dict[str, str] = {}
     for file in criu_images.regular_files(images):
         path = "/" + file.path.lstrip("/")
-        if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
-            continue
-        if path in traveling:
+        is_of_others = path.startswith(_OTHERS) or path in traveling
+        if file.file_id in renamed or file.build_id or is_of_others:
             continue
         try:
-            inside(path).lstat()
+            if problem := _problem(path, inside(path), file.mode, is_reached):
+                lost[path] = problem
             continue
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             pass
-        except OSError as error:
-            if not (isinstance(error, PermissionError) and is_reached(path)):
-                lost[path] = (
-                    f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
-                )
-            continue
         end = mapped.get(file.file_id, 0)
         is_index = path.endswith(INDEX)
         if stat.S_ISDIR(file.mode):
@@ -98,6 +105,35 @@ def missing(
             elif not end and _is_read_only(file):
                 needed.setdefault(path, f"The file {path}, which the kernel has open, is gone.")
     return Missing(can_be_made, needed, [lost[path] for path in sorted(lost)])
+
+
+def _problem(path: str, found: Path, mode: int, is_reached: Callable[[str], bool]) -> str:
+    """Return why what is `found` at a path cannot be the kernel's file; empty if it can. Raises FileNotFoundError."""
+    try:
+        other = _other_kind(found, mode)
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:
+        return f"In the place of a folder of {path}, which the kernel has open, is a file now."
+    except OSError as error:
+        if isinstance(error, PermissionError) and is_reached(path):
+            return ""
+        return f"The file {path}, which the kernel has open, cannot be reached: {error.strerror}."
+    return f"In the place of {path}, which the kernel has open, is {other} now." if other else ""
+
+
+def _other_kind(path: Path, mode: int) -> str:
+    """Return the name of what is at a path if that is of another kind than `mode` says; empty if it is not. Raises OSError."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) and not stat.S_ISLNK(mode):
+        try:
+            status = path.stat()
+        except OSError as error:
+            if error.errno in _LEADS_NOWHERE:
+                return "a link that leads nowhere"
+            raise
+    kind = stat.S_IFMT(status.st_mode)
+    return "" if kind == stat.S_IFMT(mode) else _KINDS.get(kind, "a file of another kind")
 
 
 def _is_read_only(file: criu_images.RegularFile) -> bool:

@@ -50,6 +50,10 @@ _JOURNAL = f"{SCRATCH}/standstill"
 _CODE_BYTES = 64
 #: The name of the memory that holds CRIU's code in a task (`PARASITE_MEMFD_NAME` and others).
 _CRIU_MEMORY = "/memfd:CRIUMFD"
+#: In which functions of Linux a thread waits whose control group is frozen (of version 1 or 2), and one until its child of a vfork
+#: executes a program.
+_FROZEN = {"__refrigerator", "do_freezer_trap", "get_signal"}
+_STARTING = {"wait_for_vfork_done", "kernel_clone", "_do_fork"}
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -147,6 +151,7 @@ class Standstill:
                 pid = waiting.pop()
                 held += self._stop(pid, holds)
                 waiting += processes.children(pid)
+                waiting = waiting or self._missed()
             self._write()  # what the guest does to threads can be undone from the journal
             for one in held:
                 if self._guest is not None:
@@ -157,6 +162,25 @@ class Standstill:
             wait_until(lambda pid=record.pid: all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
         if self._guest is not None:
             self._guest.begin({record.pid: record.descriptors for record in self._records})
+
+    def _missed(self) -> list[int]:
+        """Return the processes that do not stand still: children of one that ended before it was stopped have another parent now.
+
+        Raises FreezeFailed if there are always new ones.
+        """
+        recorded = set(self.pids)
+        missed = [
+            pid
+            for pid in pids(self._tree)
+            if pid not in recorded and processes.state(pid) not in (None, "Z", "X")
+        ]
+        if missed and time.monotonic() > self.began + _STOP_SECONDS:
+            raise FreezeFailed(
+                f"The kernel cannot be stopped: {processes.name(missed[0])} starts processes all the time.",
+                hint="Wait until it is done, or end it, then try again.",
+                details=f"processes {missed[:20]} were not stopped",
+            )
+        return missed
 
     def begin_with(self, held: UserThreads) -> None:
         """Stop the processes whose threads are held, and their ancestors, before all others.
@@ -289,14 +313,8 @@ class Standstill:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         if not wait_until(lambda: all_stopped(pid), timeout=_STOP_SECONDS):
-            frozen = any(map(_is_frozen, processes.threads(pid)))
-            why = (
-                "its control group is frozen (docker pause, a batch system)"
-                if frozen
-                else "it waits for a device or a network file system"
-            )
             raise FreezeFailed(
-                f"A process of the kernel cannot be stopped: {why}.",
+                f"A process of the kernel cannot be stopped: {_obstacle_to_stop(pid)}.",
                 hint="Try again when it runs again.",
                 details=f"process {pid} ({processes.name(pid)})",
             )
@@ -332,13 +350,22 @@ def _holder(pid: int) -> int:
     return next((tracer for tracer in tracers if tracer not in ours), 0)
 
 
-def _is_frozen(tid: int) -> bool:
-    """Return whether a thread is frozen by its control group (of version 1 or 2); False where that may not be read."""
+def _obstacle_to_stop(pid: int) -> str:
+    """Return in words what a process waits for that does not stop."""
+    places = {place for tid in processes.threads(pid) for place in _waits_in(tid)}
+    if places & _FROZEN:
+        return "its control group is frozen (docker pause, a batch system)"
+    if places & _STARTING:
+        return f"{processes.name(pid)} is starting a program (vfork), and that has not begun"
+    return "it waits for a device or a network file system"
+
+
+def _waits_in(tid: int) -> list[str]:
+    """Return the function of Linux in which a thread waits; nothing where that may not be read."""
     try:
-        waits_in = Path(f"/proc/{tid}/wchan").read_text()
+        return [Path(f"/proc/{tid}/wchan").read_text()]
     except OSError:
-        return False
-    return waits_in in {"__refrigerator", "do_freezer_trap", "get_signal"}
+        return []
 
 
 def all_stopped(pid: int) -> bool:
