@@ -58,7 +58,7 @@ demo: setup
 	$(run) $(BIN)/python tools/demo.py
 
 demo-far: setup $(STAMPS)/far
-	$(run) $(BIN)/python tools/demo_far.py $(REMOTE)
+	$(run) $(BIN)/python tools/demo_remote.py $(REMOTE)
 
 demo-reclaim: setup $(STAMPS)/far
 	$(run) $(BIN)/python tools/demo_reclaim.py $(if $(NOTICE),--notice $(NOTICE)) $(REMOTE)
@@ -92,7 +92,7 @@ test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMP
 		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
-MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
+MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/remote
 test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
 test-newest: export PIP_PRE = 1
 test-oldest test-newest:
@@ -122,7 +122,7 @@ front-end: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm build:prod
 
 fuzz: setup $(STAMPS)/test
-	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz tests/far/test_mutations.py $(PYTEST_ARGS)
+	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz tests/remote/test_mutations.py $(PYTEST_ARGS)
 
 upstream: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))

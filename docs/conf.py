@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _generate import filled
 
-from jupyter_gpuckpt.protocol import package_version
+from jupyter_gpuckpt.wire.protocol import package_version
 
 project = "jupyter-gpuckpt"
 author = "jupyter-gpuckpt contributors"

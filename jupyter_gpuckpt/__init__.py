@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Define the magics: `%load_ext jupyter_gpuckpt`."""
-    from .magics import load  # noqa: PLC0415 - importing the package must stay cheap
+    from .client.magics import load  # noqa: PLC0415 - importing the package must stay cheap
 
     load(shell)
 

@@ -16,15 +16,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from . import calls
 from .client import Client, starting, this_owner
 from .client.reviving import revive, write_connection_file
-from .daemon_settings import Settings
 from .errors import GpuCkptError, KernelNotFound
-from .manifest_records import Cause
-from .protocol import Kernel, Operation, OwnerKind, Result, SaveRequest
-from .snapshot_records import Snapshot
-from .states import ALIVE, GPU_AWAY, KernelState
+from .wire import calls
+from .wire.daemon_settings import Settings
+from .wire.manifest_records import Cause
+from .wire.protocol import Kernel, Operation, OwnerKind, Result, SaveRequest
+from .wire.snapshot_records import Snapshot
+from .wire.states import ALIVE, GPU_AWAY, KernelState
 
 __all__ = [
     "AsyncSessions",

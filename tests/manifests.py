@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from jupyter_gpuckpt.manifest_records import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
 from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.wire.manifest_records import (
+    Chunk,
+    Host,
+    LaunchSpec,
+    Manifest,
+    SnapshotInfo,
+    Stream,
+)
 
 
 def manifest_of(info: SnapshotInfo, *streams: Stream) -> Manifest:

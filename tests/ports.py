@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from jupyter_gpuckpt.ports import HeldPorts
+from jupyter_gpuckpt.linux.ports import HeldPorts
 
 #: Ports below these are given to nobody who does not ask for one by its number.
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")

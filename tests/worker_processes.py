@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images.workers import processes as worker_processes
+from jupyter_gpuckpt.images import worker_processes
 from tests.conftest import wait_for
 
 

@@ -9,7 +9,7 @@ from gpuckpt_provisioner import GpuCkptProvisioner
 from traitlets import HasTraits, TraitType
 from traitlets.utils.sentinel import Sentinel
 
-from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
+from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin
 from jupyter_gpuckpt.server.traits import ServerTraits
 

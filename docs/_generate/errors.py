@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_gpuckpt.errors import GpuCkptError, record_of, subclasses
-from jupyter_gpuckpt.statuses import exit_code, http_status
+from jupyter_gpuckpt.wire.statuses import exit_code, http_status
 
 from .markdown import code, table
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .. import calls
 from ..errors import (
     ConfigurationError,
     GpuCkptError,
@@ -18,31 +17,30 @@ from ..errors import (
     SessionLost,
     StoreError,
 )
-from ..protocol import Kernel, Operation
+from ..wire import calls
+from ..wire.protocol import Kernel, Operation
 from . import (
     all_kernels,
-    doctor,
+    doctor_command,
     executing,
     hub_report,
-    kubernetes,
-    moving,
+    kubernetes_command,
     notice,
-    output,
-    remotes,
+    printing,
     resuming,
     slurm_script,
     summary,
-    uploads,
 )
 from . import prune as pruning
 from . import snapshots as keeping
 from .at_risk import at_risk
 from .daemon_calls import daemon, finish
-from .ids import one_kernel, one_of, one_snapshot
+from .id_arguments import one_kernel, one_of, one_snapshot
+from .remote import move_command, remote_command, upload_command
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..snapshot_records import Snapshot
+    from ..wire.snapshot_records import Snapshot
 
 #: Columns that are aligned to the right, so that values can be compared.
 NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
@@ -60,17 +58,17 @@ def ps(args: Namespace) -> int:
     risks = {one.kernel_id: at_risk(one, taken, now) for one in kernels} if has_remotes else {}
     if args.json:
         found = {"far_only": far, "at_risk": {name: one._asdict() for name, one in risks.items()}}
-        output.say_json({"kernels": kernels, **{name: one for name, one in found.items() if one}})
+        printing.say_json({"kernels": kernels, **{name: one for name, one in found.items() if one}})
         return 0
-    short = output.short_ids(kernel.kernel_id for kernel in kernels)
-    snapshots = output.short_ids(kernel.snapshot_id for kernel in kernels)
+    short = printing.short_ids(kernel.kernel_id for kernel in kernels)
+    snapshots = printing.short_ids(kernel.snapshot_id for kernel in kernels)
     rows = [
         [
             short[kernel.kernel_id],
             _state(kernel),
             kernel.name or "-",
             str(kernel.pid or "-"),
-            output.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
+            printing.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
             _gpu(kernel),
             (snapshots[kernel.snapshot_id] or "-")
             + (", not here" if kernel.snapshot_id in far else ""),
@@ -80,15 +78,15 @@ def ps(args: Namespace) -> int:
     ]
     heads = ["KERNEL", "STATE", "NAME", "PID", "MEMORY", "GPU", "SNAPSHOT"]
     heads += ["AT RISK"] * bool(risks)
-    output.say(output.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
+    printing.say(printing.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
     for kernel in kernels:
         if kernel.error is not None and kernel.error.code == SessionLost.code:
             name, error = short[kernel.kernel_id], kernel.error
-            output.warn(f"Kernel {name}: {error.message} {error.hint}")
+            printing.warn(f"Kernel {name}: {error.message} {error.hint}")
         if (risk := risks.get(kernel.kernel_id)) is not None and risk.is_late:
-            output.warn(
+            printing.warn(
                 f"Kernel {short[kernel.kernel_id]}: with this machine more would be lost than the last"
-                f" {output.duration(kernel.autosave_seconds)}, after which it is to be saved: {risk}."
+                f" {printing.duration(kernel.autosave_seconds)}, after which it is to be saved: {risk}."
                 " `jupyter gpuckpt remote status` shows what waits, and why."
             )
     return 0
@@ -111,7 +109,7 @@ def _far_only(found: list[Snapshot], snapshot_ids: set[str]) -> dict[str, str]:
 
 def _gpu(kernel: Kernel) -> str:
     busy = kernel.gpu_utilization
-    used = output.size(kernel.gpu_bytes) if kernel.gpu_bytes else "-"
+    used = printing.size(kernel.gpu_bytes) if kernel.gpu_bytes else "-"
     return used if busy is None else f"{used} {busy} %"
 
 
@@ -167,7 +165,7 @@ def resume(args: Namespace) -> int:
     for one in revived:
         path = one.write_connection_file()
         if path is not None and not args.json:
-            output.note(f"`jupyter console --existing {path}` connects to it.")
+            printing.note(f"`jupyter console --existing {path}` connects to it.")
     return status
 
 
@@ -183,16 +181,16 @@ def _operate(
         try:
             operation = finish(client, operation, title)
         except KeyboardInterrupt:
-            output.warn(
+            printing.warn(
                 f"{title} continues in the daemon; `jupyter gpuckpt ps` shows its progress."
             )
             raise
     if args.json:
-        output.say_json({"operation": operation})
+        printing.say_json({"operation": operation})
     else:
-        output.say(summary.of_operation(operation))
+        printing.say(summary.of_operation(operation))
         for warning in operation.result.warnings if operation.result else []:
-            output.warn(warning)
+            printing.warn(warning)
     return 0
 
 
@@ -210,10 +208,10 @@ def list_snapshots(args: Namespace) -> int:
             )
         found = [info for info in found if info.kernel_id == kernel_id]
     if args.json:
-        output.say_json({"snapshots": found})
+        printing.say_json({"snapshots": found})
         return 0
-    snapshots = output.short_ids(info.snapshot_id for info in found)
-    kernels = output.short_ids(info.kernel_id for info in found)
+    snapshots = printing.short_ids(info.snapshot_id for info in found)
+    kernels = printing.short_ids(info.kernel_id for info in found)
     rows = [
         [
             snapshots[info.snapshot_id],
@@ -221,18 +219,18 @@ def list_snapshots(args: Namespace) -> int:
             info.reason,
             info.name or "-",
             info.heading or "-",
-            output.age(time.time() - info.created),
-            output.size(info.sizes.raw_bytes),
-            output.size(info.sizes.gpu_bytes) if info.sizes.gpu_bytes else "-",
-            output.size(info.sizes.stored_bytes),
+            printing.age(time.time() - info.created),
+            printing.size(info.sizes.raw_bytes),
+            printing.size(info.sizes.gpu_bytes) if info.sizes.gpu_bytes else "-",
+            printing.size(info.sizes.stored_bytes),
         ]
         for info in found
     ]
     heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "TITLE", "CREATED", "MEMORY", "GPU", "STORED"]
     if any(info.uploads or info.far_only is not None for info in found):
         heads.append("REMOTES")
-        rows = [[*row, uploads.as_text(info)] for row, info in zip(rows, found, strict=True)]
-    output.say(output.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
+        rows = [[*row, upload_command.as_text(info)] for row, info in zip(rows, found, strict=True)]
+    printing.say(printing.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
     return 0
 
 
@@ -244,9 +242,9 @@ def show(args: Namespace) -> int:
             calls.manifest_summary(one_snapshot(args.snapshot, known))
         )
     if args.json:
-        output.say_json({"snapshot": found})
+        printing.say_json({"snapshot": found})
     else:
-        output.say(summary.of_record(found, now=time.time()))
+        printing.say(summary.of_record(found, now=time.time()))
     return 0
 
 
@@ -258,25 +256,25 @@ def remove(args: Namespace) -> int:
         wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in args.snapshot))
         if not args.yes and sys.stdin.isatty():
             for snapshot_id in wanted:
-                output.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
+                printing.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
             those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
-            if not output.ask(f"Delete {those}?"):
+            if not printing.ask(f"Delete {those}?"):
                 raise OperationCancelled("Nothing was deleted.")
         for snapshot_id in wanted:
             client.send(calls.delete_snapshot(snapshot_id))
             if not args.json:
-                output.say(f"Deleted snapshot {snapshot_id}.")
+                printing.say(f"Deleted snapshot {snapshot_id}.")
         kept = [info.kept_until or 0.0 for info in client.send(calls.snapshots(deleted=True))]
     if kept and not args.json:
-        left = output.duration(max(0.0, max(kept) - time.time()))
-        output.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")
+        left = printing.duration(max(0.0, max(kept) - time.time()))
+        printing.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")
         if there := sorted({up.remote for one in wanted for up in infos[one].uploads}):
             places = ", ".join(there)
-            output.note(
+            printing.note(
                 f"After that it is deleted in remotes as well ({places}), unless it is pinned there or another machine needs it."
             )
     if args.json:
-        output.say_json({"deleted": wanted})
+        printing.say_json({"deleted": wanted})
     return 0
 
 
@@ -291,7 +289,7 @@ def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namesp
 
 
 ACTIONS: dict[str, Callable[[Namespace], int]] = {
-    "doctor": doctor.run,
+    "doctor": doctor_command.run,
     "ps": ps,
     "save": save,
     "suspend": suspend,
@@ -307,12 +305,12 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "verify": _with_daemon(keeping.verify),
     "export": _with_daemon(keeping.export),
     "import": _with_daemon(keeping.import_archive),
-    "move": moving.run,
+    "move": move_command.run,
     "execute": executing.execute,
     "hub-report": hub_report.run,
-    "kubernetes": kubernetes.run,
+    "kubernetes": kubernetes_command.run,
     "notice": notice.run,
     "prune": _with_daemon(pruning.run),
-    "remote": remotes.run,
+    "remote": remote_command.run,
     "slurm-script": slurm_script.run,
 }

@@ -13,20 +13,21 @@ from argparse import Namespace
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-from .. import calls, triage
+from ..batches import triage
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..manifest_records import Cause
-from ..plurals import counted
-from ..progress import ProgressRecord
-from ..protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
-from ..states import ALIVE
-from ..statuses import SOME_NOT_SAVED
-from . import output
+from ..wire import calls
+from ..wire.manifest_records import Cause
+from ..wire.plurals import counted
+from ..wire.progress import ProgressRecord
+from ..wire.protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
+from ..wire.states import ALIVE
+from ..wire.statuses import SOME_NOT_SAVED
+from . import printing
 
 if TYPE_CHECKING:
+    from ..batches.suspend_batch import SuspendOutcome, SuspendReport
     from ..client import AsyncClient
-    from ..manifest_records import SnapshotInfo
-    from ..suspend_batch import SuspendOutcome, SuspendReport
+    from ..wire.manifest_records import SnapshotInfo
 
 _T = TypeVar("_T")
 
@@ -36,12 +37,12 @@ def suspend(args: Namespace) -> int:
     try:
         report, all_seen = asyncio.run(_suspend(args.within))
     except KeyboardInterrupt:
-        output.warn(
+        printing.warn(
             "Suspends that have begun continue in the daemon; `jupyter gpuckpt ps` shows their progress."
         )
         raise
     if args.json:
-        output.say_json(report)
+        printing.say_json(report)
     else:
         _show(report)
     return 0 if report.all_saved and all_seen else SOME_NOT_SAVED
@@ -49,7 +50,7 @@ def suspend(args: Namespace) -> int:
 
 async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
     """Return the outcomes, and whether all daemons could be reached."""
-    from .. import suspend_batch as batch  # noqa: PLC0415 - asyncio tools, too slow for --help
+    from ..batches import suspend_batch as batch  # noqa: PLC0415 - asyncio tools, too slow for --help
 
     began = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
@@ -63,7 +64,7 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                 if len(clients) == 1:
                     raise
                 all_seen = False
-                output.warn(error.message)
+                printing.warn(error.message)
                 continue
             # Snapshots are only for estimates. A daemon without kernels must not open the store, which another one needs.
             with contextlib.suppress(GpuCkptError):
@@ -76,7 +77,7 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
         first_to_last = triage.most_at_stake_first(
             running.values(), snapshots, left, now=time.time()
         )
-        with output.ProgressBar("suspending") as bar:
+        with printing.ProgressBar("suspending") as bar:
             done: list[SuspendOutcome] = []
 
             def on_outcome(outcome: SuspendOutcome) -> None:
@@ -114,7 +115,7 @@ async def daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], 
     if former is not None and not clients:
         strangers.append(former[1])
     for stranger in strangers:
-        output.warn(
+        printing.warn(
             f"The kernels of gpuckptd {stranger.version} (process {stranger.pid}) are left out, because it is of another version. Stop the"
             " Jupyter servers that were started with that version: that suspends them."
         )
@@ -171,26 +172,26 @@ class _AskedOfTheDaemons:
 
 def _show(report: SuspendReport) -> None:
     if not report.kernels:
-        output.say("No kernels are running.")
+        printing.say("No kernels are running.")
         return
-    short = output.short_ids(outcome.kernel_id for outcome in report.kernels)
+    short = printing.short_ids(outcome.kernel_id for outcome in report.kernels)
     rows = [
         [
             short[outcome.kernel_id],
             outcome.name or "-",
-            output.size(outcome.size_bytes),
+            printing.size(outcome.size_bytes),
             "suspended" if outcome.saved else "runs on",
-            output.duration(outcome.seconds) if outcome.saved else "-",
+            printing.duration(outcome.seconds) if outcome.saved else "-",
             outcome.error.message if outcome.error else "",
         ]
         for outcome in report.kernels
     ]
     heads = ["KERNEL", "NAME", "MEMORY", "NOW", "TOOK", ""]
-    output.say(output.table(heads, rows, right={"MEMORY", "TOOK"}))
+    printing.say(printing.table(heads, rows, right={"MEMORY", "TOOK"}))
     saved = sum(outcome.saved for outcome in report.kernels)
-    output.say(
-        f"{saved} of {counted(len(report.kernels), 'kernel')} suspended in {output.duration(report.seconds)}."
+    printing.say(
+        f"{saved} of {counted(len(report.kernels), 'kernel')} suspended in {printing.duration(report.seconds)}."
     )
     hints = dict.fromkeys(one.error.hint for one in report.kernels if one.error and one.error.hint)
     for hint in hints:
-        output.note(f"Hint: {hint}")
+        printing.note(f"Hint: {hint}")

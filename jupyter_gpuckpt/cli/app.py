@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Sequence
 
 from ..errors import GpuCkptError
-from ..statuses import exit_code
-from . import actions, arguments, output
+from ..wire.statuses import exit_code
+from . import actions, arguments, printing
 
 INTERRUPTED, READER_GONE, UNEXPECTED, USAGE = 130, 141, 1, 2
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(command_line)
         sys.stdout.flush()
     except GpuCkptError as error:
-        output.fail(error, as_json=as_json)
+        printing.fail(error, as_json=as_json)
         status = exit_code(type(error))
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not as_json:
             raise
         traceback.print_exc()
-        output.fail(error, as_json=True)
+        printing.fail(error, as_json=True)
         status = UNEXPECTED
     return status
 

@@ -7,19 +7,10 @@ import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
-from ..protocol import package_version
-from ..statuses import SOME_NOT_SAVED
-from . import (
-    executing,
-    hub_report,
-    kubernetes,
-    moving,
-    notice,
-    prune,
-    remotes,
-    slurm_script,
-    snapshots,
-)
+from ..wire.protocol import package_version
+from ..wire.statuses import SOME_NOT_SAVED
+from . import executing, hub_report, kubernetes_command, notice, prune, slurm_script, snapshots
+from .remote import move_command, remote_command
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -132,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="resume it although files changed so that using them may end it or damage a database",
     )
-    moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
+    move_command.add_arguments(command("move", move_command.SUMMARY, move_command.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument(
         "--kernel", metavar="ID", default="", help="list only the snapshots of this kernel"
@@ -180,12 +171,14 @@ def parser() -> argparse.ArgumentParser:
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
     executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION), _seconds)
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
-    kubernetes.add_arguments(
-        command("kubernetes", kubernetes.SUMMARY, kubernetes.DESCRIPTION), _seconds
+    kubernetes_command.add_arguments(
+        command("kubernetes", kubernetes_command.SUMMARY, kubernetes_command.DESCRIPTION), _seconds
     )
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
-    remotes.add_arguments(command("remote", remotes.SUMMARY, remotes.DESCRIPTION))
+    remote_command.add_arguments(
+        command("remote", remote_command.SUMMARY, remote_command.DESCRIPTION)
+    )
     slurm_script.add_arguments(
         command("slurm-script", slurm_script.SUMMARY, slurm_script.DESCRIPTION)
     )

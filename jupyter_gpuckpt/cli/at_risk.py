@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..protocol import Kernel
-from ..snapshot_records import Snapshot, Upload, UploadState
-from ..states import ALIVE
-from . import output
+from ..wire.protocol import Kernel
+from ..wire.snapshot_records import Snapshot, Upload, UploadState
+from ..wire.states import ALIVE
+from . import printing
 
 #: A periodic save is late when twice its interval has passed, and this time for the save and its upload.
 _GRACE_SECONDS = 30.0
@@ -23,7 +23,7 @@ class AtRisk(NamedTuple):
     def __str__(self) -> str:
         if self.seconds is None:
             return "all"
-        return output.duration(self.seconds) if self.seconds else "nothing"
+        return printing.duration(self.seconds) if self.seconds else "nothing"
 
 
 def at_risk(kernel: Kernel, snapshots: Iterable[Snapshot], now: float) -> AtRisk:

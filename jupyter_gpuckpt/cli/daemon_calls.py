@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .. import calls
 from ..errors import GpuCkptError, OperationCancelled, error_from
-from ..protocol import Operation, OperationState
-from . import output
+from ..wire import calls
+from ..wire.protocol import Operation, OperationState
+from . import printing
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -26,7 +26,7 @@ def daemon(*, waits: bool = False) -> Iterator[Client]:
     starting.require_outside()
     client = Client.connect(
         patience_seconds=calls.ANSWER_SECONDS if waits else calls.ALIVE_SECONDS,
-        on_silence=lambda error: output.warn(f"{error} It is waited for. {error.hint}"),
+        on_silence=lambda error: printing.warn(f"{error} It is waited for. {error.hint}"),
     )
     try:
         yield client
@@ -37,7 +37,7 @@ def daemon(*, waits: bool = False) -> Iterator[Client]:
 def finish(client: Client, operation: Operation, title: str) -> Operation:
     """Show the progress of an operation until its end; return the successful operation, or raise its error."""
     latest = operation
-    with output.ProgressBar(title) as bar:
+    with printing.ProgressBar(title) as bar:
         for latest in client.follow(operation.operation_id):
             bar.show(latest.progress)
     if latest.state is not OperationState.SUCCEEDED:

@@ -6,10 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import calls
-from . import output
+from ..wire import calls
+from . import printing
 from .daemon_calls import daemon
-from .ids import one_snapshot
+from .id_arguments import one_snapshot
 
 SUMMARY = "execute a notebook, or continue an execution that was interrupted"
 DESCRIPTION = (
@@ -74,16 +74,18 @@ def execute(args: Namespace) -> int:
         _snapshot_id(args.from_snapshot),
     )
     try:
-        with output.ProgressBar(f"Executing {options.notebook.name}") as bar:
-            error = headless.execute(options, bar.show_count, output.warn)
+        with printing.ProgressBar(f"Executing {options.notebook.name}") as bar:
+            error = headless.execute(options, bar.show_count, printing.warn)
     except headless.Stopped:
-        output.note("The notebook was stopped. The same command goes on with it.")
+        printing.note("The notebook was stopped. The same command goes on with it.")
         return _STOPPED
     if args.json:
         ended = f"{type(error).__name__}: {error}" if error else ""
-        output.say_json({"output": str(options.output), "failed": error is not None, "why": ended})
+        printing.say_json(
+            {"output": str(options.output), "failed": error is not None, "why": ended}
+        )
     elif error is not None:
-        output.note(str(error))
+        printing.note(str(error))
     return _FAILED if error is not None else 0
 
 

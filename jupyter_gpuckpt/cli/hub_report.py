@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .. import decoding
 from ..errors import ConfigurationError, HostError
-from ..hub_records import SpawnerState
-from . import output
+from ..wire import decoding
+from ..wire.hub_records import SpawnerState
+from . import printing
 
 SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
 DESCRIPTION = (
@@ -98,14 +98,14 @@ def run(args: argparse.Namespace) -> int:
     users = list(_users(args.hub_url, token))
     servers = [server for user in users for server in user.servers.values()]
     if servers and all(server.state is None for server in servers):
-        output.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
+        printing.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
     held = holdings(users, time.time())
     if args.json:
-        output.say_json({"servers": [one._asdict() for one in held]})
+        printing.say_json({"servers": [one._asdict() for one in held]})
     elif held:
-        output.say(_table(held))
+        printing.say(_table(held))
     else:
-        output.say("No server holds suspended sessions or snapshots.")
+        printing.say("No server holds suspended sessions or snapshots.")
     return 0
 
 
@@ -129,7 +129,7 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
                     max(0, waiting.size_bytes - waiting.gpu_bytes),
                     waiting.gpu_bytes,
                     state.usage.disk_bytes,
-                    gpu_seconds / output.SECONDS_PER_HOUR,
+                    gpu_seconds / printing.SECONDS_PER_HOUR,
                     state.usage.at,
                     state.usage.limit_bytes,
                 )
@@ -139,7 +139,7 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
 
 def _users(hub_url: str, token: str) -> Iterator[_User]:
     """Yield the hub's users with their servers, page by page. Raises ConfigurationError, HostError."""
-    from ..quick_httpx import httpx  # noqa: PLC0415 - an HTTP library, too slow for --help
+    from ..client.quick_httpx import httpx  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     headers = {
         "Authorization": f"token {token}",
@@ -188,7 +188,7 @@ def _table(held: list[Holding]) -> str:
         [
             *(one.user, one.server or "-", "running" if one.running else "stopped"),
             *_cells(one),
-            output.age(now - one.at) if one.at else "-",
+            printing.age(now - one.at) if one.at else "-",
         ]
         for one in held
     ]
@@ -203,11 +203,11 @@ def _table(held: list[Holding]) -> str:
         gpu_hours_freed=sum(one.gpu_hours_freed for one in held),
         at=0.0,
     )
-    return output.table(heads, [*rows, [total.user, "", "", *_cells(total), ""]], right=_NUMBERS)
+    return printing.table(heads, [*rows, [total.user, "", "", *_cells(total), ""]], right=_NUMBERS)
 
 
 def _cells(one: Holding) -> list[str]:
-    memory, gpu, disk = map(output.size, (one.memory_bytes, one.gpu_bytes, one.disk_bytes))
+    memory, gpu, disk = map(printing.size, (one.memory_bytes, one.gpu_bytes, one.disk_bytes))
     if one.limit_bytes:
-        disk += f" of {output.size(one.limit_bytes)}"
+        disk += f" of {printing.size(one.limit_bytes)}"
     return [str(one.sessions), memory, gpu, disk, f"{one.gpu_hours_freed:.1f}"]

@@ -8,13 +8,13 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from .. import calls
 from ..errors import ConfigurationError, GpuCkptError
-from ..plurals import counted
-from ..progress import ProgressRecord
-from ..reclaim_records import NoticeRequest, NoticesReport
-from ..statuses import SOME_NOT_SAVED
-from . import output
+from ..wire import calls
+from ..wire.plurals import counted
+from ..wire.progress import ProgressRecord
+from ..wire.reclaim_records import NoticeRequest, NoticesReport
+from ..wire.statuses import SOME_NOT_SAVED
+from . import printing
 from .all_kernels import daemons
 
 SUMMARY = "suspend and upload all kernels, because this machine goes"
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     waits = not (args.no_wait or args.withdraw)
     report, all_seen = asyncio.run(_give(request, waits=waits))
     if args.json:
-        output.say_json(report)
+        printing.say_json(report)
     elif waits:
         _show(report, disk_survives=args.disk_survives)
     return SOME_NOT_SAVED if not all_seen or (waits and report.unsafe) else 0
@@ -71,7 +71,7 @@ async def _give(request: NoticeRequest, *, waits: bool) -> tuple[NoticesReport, 
         clients, all_seen = await daemons(stack)
         gave = calls.give_notice(request)
         report, reached = await _sum_of([client.send(gave) for client in clients])
-        with output.ProgressBar("waiting for kernels") as bar:
+        with printing.ProgressBar("waiting for kernels") as bar:
             began, most = time.monotonic(), len(report.unsafe)
             while waits and report.unsafe and time.monotonic() < deadline:
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -100,21 +100,21 @@ async def _sum_of(answers: Sequence[Awaitable[NoticesReport]]) -> tuple[NoticesR
 def _show(report: NoticesReport, *, disk_survives: bool) -> None:
     are_lost = not disk_survives and not report.has_remote
     if are_lost:
-        output.warn(
+        printing.warn(
             "Snapshots are uploaded nowhere: they are lost with this machine's disk."
             " `jupyter gpuckpt remote add` adds a place for them."
         )
     if not report.unsafe:
-        output.say("All kernels are suspended." if are_lost else "All kernels are safe.")
+        printing.say("All kernels are suspended." if are_lost else "All kernels are safe.")
         return
-    short = output.short_ids(kernel.kernel_id for kernel in report.unsafe)
+    short = printing.short_ids(kernel.kernel_id for kernel in report.unsafe)
     rows = [
         [
             short[kernel.kernel_id],
             kernel.name or "-",
             "runs" if kernel.is_running else "not uploaded",
-            output.age(time.time() - kernel.uploaded_at) if kernel.uploaded_at else "-",
+            printing.age(time.time() - kernel.uploaded_at) if kernel.uploaded_at else "-",
         ]
         for kernel in report.unsafe
     ]
-    output.say(output.table(["KERNEL", "NAME", "NOW", "UPLOADED AS OF"], rows))
+    printing.say(printing.table(["KERNEL", "NAME", "NOW", "UPLOADED AS OF"], rows))

@@ -8,11 +8,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from .. import calls
 from ..errors import ConfigurationError, OperationCancelled
-from ..retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS
-from ..snapshot_records import PruneReport, RetentionPolicy, Verdict
-from . import output
+from ..wire import calls
+from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS
+from ..wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
+from . import printing
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -75,24 +75,24 @@ def run(args: Namespace, client: Client) -> int:
     report = client.send(calls.prune(policy, dry_run=True))
     doomed = sum(verdict.removed for verdict in report.verdicts)
     if not args.json:
-        output.say(_table(report) if report.verdicts else "No snapshots.")
+        printing.say(_table(report) if report.verdicts else "No snapshots.")
     if doomed and not args.dry_run:
         if not args.yes and sys.stdin.isatty():
             those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
-            if not output.ask(f"Delete {those} for ever?"):
+            if not printing.ask(f"Delete {those} for ever?"):
                 raise OperationCancelled("Nothing was deleted.")
         report = client.send(calls.prune(policy))
         doomed = sum(verdict.removed for verdict in report.verdicts)
     if args.json:
-        output.say_json({"dry_run": args.dry_run, "prune": report})
+        printing.say_json({"dry_run": args.dry_run, "prune": report})
     elif report.verdicts:
-        output.say(_summary(report, doomed, dry_run=args.dry_run))
+        printing.say(_summary(report, doomed, dry_run=args.dry_run))
     return 0
 
 
 def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:
     stay = f"{len(report.verdicts) - doomed} stay."
-    freed = output.size(max(0, report.freed_bytes))
+    freed = printing.size(max(0, report.freed_bytes))
     if dry_run:
         return f"\n{doomed} would be deleted, {stay} About {freed} would become free."
     return f"\n{doomed} deleted, {stay} {freed} became free."
@@ -100,8 +100,8 @@ def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:
 
 def _table(report: PruneReport) -> str:
     infos = [verdict.snapshot for verdict in report.verdicts]
-    snapshots = output.short_ids(info.snapshot_id for info in infos)
-    kernels = output.short_ids(info.kernel_id for info in infos)
+    snapshots = printing.short_ids(info.snapshot_id for info in infos)
+    kernels = printing.short_ids(info.kernel_id for info in infos)
     now = time.time()
 
     def row(verdict: Verdict) -> list[str]:
@@ -111,14 +111,14 @@ def _table(report: PruneReport) -> str:
             kernels[info.kernel_id],
             info.cause.value,
             info.name or "-",
-            output.age(now - info.created),
-            output.size(info.sizes.stored_bytes),
+            printing.age(now - info.created),
+            printing.size(info.sizes.stored_bytes),
             "delete" if verdict.removed else "keep",
             verdict.reason,
         ]
 
     heads = ["SNAPSHOT", "KERNEL", "CAUSE", "NAME", "CREATED", "STORED", "", "WHY"]
-    return output.table(heads, [row(one) for one in report.verdicts], right={"STORED"})
+    return printing.table(heads, [row(one) for one in report.verdicts], right={"STORED"})
 
 
 def count(text: str) -> int:

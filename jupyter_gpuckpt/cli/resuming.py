@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import calls
 from ..errors import KernelNotFound, KernelStateConflict
-from ..protocol import Operation, OwnerKind
-from ..states import ALIVE, GPU_AWAY
-from .ids import one_of
+from ..wire import calls
+from ..wire.protocol import Operation, OwnerKind
+from ..wire.states import ALIVE, GPU_AWAY
+from .id_arguments import one_of
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..snapshot_records import Snapshot
+    from ..wire.snapshot_records import Snapshot
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import resources
 
-from . import output
+from . import printing
 
 SUMMARY = (
     "print a batch script of Slurm whose job continues after preemption and after its time limit"
@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     text = script(for_server=args.server)
     if args.json:
-        output.say_json({"script": text})
+        printing.say_json({"script": text})
     else:
-        output.say(text.rstrip())
+        printing.say(text.rstrip())
     return 0
 
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from .. import calls
 from ..errors import ConfigurationError, ObjectCorrupt
-from ..progress import ProgressRecord
-from ..statuses import exit_code
-from . import output, summary
-from .ids import one_snapshot
+from ..wire import calls
+from ..wire.progress import ProgressRecord
+from ..wire.statuses import exit_code
+from . import printing, summary
+from .id_arguments import one_snapshot
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -40,12 +40,12 @@ def undelete(args: Namespace, client: Client) -> int:
     wanted = [one_snapshot(prefix, deleted) for prefix in args.snapshot] or deleted
     back = [client.send(calls.undelete(snapshot_id)) for snapshot_id in wanted]
     if args.json:
-        output.say_json({"snapshots": back})
+        printing.say_json({"snapshots": back})
         return 0
     for info in back:
-        output.say(f"Brought back snapshot {info.snapshot_id}.")
+        printing.say(f"Brought back snapshot {info.snapshot_id}.")
     if not back:
-        output.say("No deletion can be undone any more.")
+        printing.say("No deletion can be undone any more.")
     return 0
 
 
@@ -79,9 +79,9 @@ def _annotate(
     snapshot_id = one_snapshot(args.snapshot, _ids(client))
     changed = client.send(calls.annotate(snapshot_id, title=title, note=note, pinned=pinned))
     if args.json:
-        output.say_json({"snapshot": changed})
+        printing.say_json({"snapshot": changed})
     else:
-        output.say(summary.of_snapshot(changed, now=time.time()))
+        printing.say(summary.of_snapshot(changed, now=time.time()))
     return 0
 
 
@@ -94,21 +94,23 @@ def verify(args: Namespace, client: Client) -> int:
     if not wanted:
         wanted = [one for one in known if one not in far]
         if far:
-            output.warn(f"Not verified, because only remotes have their content: {', '.join(far)}.")
+            printing.warn(
+                f"Not verified, because only remotes have their content: {', '.join(far)}."
+            )
     found = []
     for snapshot_id in dict.fromkeys(wanted):
         result = client.send(calls.verify(snapshot_id))
         found.append(result)
         if not args.json:
-            checked, took = output.size(result.checked_bytes), output.duration(result.seconds)
+            checked, took = printing.size(result.checked_bytes), printing.duration(result.seconds)
             verdict = f"is whole: {checked} read in {took}." if result.ok else "is damaged:"
-            output.say(f"Snapshot {snapshot_id} {verdict}")
+            printing.say(f"Snapshot {snapshot_id} {verdict}")
             for problem in result.problems:
-                output.say(f"    {output.printable(problem)}")
+                printing.say(f"    {printing.printable(problem)}")
     if args.json:
-        output.say_json({"verifications": found})
+        printing.say_json({"verifications": found})
     elif not found:
-        output.say("No snapshots.")
+        printing.say("No snapshots.")
     return 0 if all(result.ok for result in found) else exit_code(ObjectCorrupt)
 
 
@@ -125,10 +127,12 @@ def export(args: Namespace, client: Client) -> int:
         for piece in _shown("exporting", pieces, length):
             file.write(piece)
     if args.json:
-        output.say_json({"snapshot_id": snapshot_id, "file": args.file, "bytes": length})
+        printing.say_json({"snapshot_id": snapshot_id, "file": args.file, "bytes": length})
     elif not to_stdout:
-        output.say(f"Exported snapshot {snapshot_id}: {output.size(length)}.")
-        output.warn("It holds everything the kernel had in memory: keep it as you keep passwords.")
+        printing.say(f"Exported snapshot {snapshot_id}: {printing.size(length)}.")
+        printing.warn(
+            "It holds everything the kernel had in memory: keep it as you keep passwords."
+        )
     return 0
 
 
@@ -142,10 +146,10 @@ def import_archive(args: Namespace, client: Client) -> int:
     except OSError as error:
         raise ConfigurationError(f"{args.file} cannot be read: {error.strerror}.") from error
     if args.json:
-        output.say_json({"snapshots": brought})
+        printing.say_json({"snapshots": brought})
     else:
         for info in brought:
-            output.say(f"Imported snapshot {summary.of_snapshot(info, now=time.time())}.")
+            printing.say(f"Imported snapshot {summary.of_snapshot(info, now=time.time())}.")
     return 0
 
 
@@ -188,7 +192,7 @@ def _source(name: str) -> Iterator[BinaryIO]:
 def _shown(title: str, pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
     """Yield `pieces` and show their progress on a terminal; `length` 0: unknown."""
     began, done = time.monotonic(), 0
-    with output.ProgressBar(title) as bar:
+    with printing.ProgressBar(title) as bar:
         for piece in pieces:
             yield piece
             done += len(piece)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..manifest_records import SnapshotInfo
-from ..protocol import Operation, OperationKind
-from . import output
+from ..wire.manifest_records import SnapshotInfo
+from ..wire.protocol import Operation, OperationKind
+from . import printing
 
 
 def of_operation(operation: Operation) -> str:
@@ -16,9 +16,9 @@ def of_operation(operation: Operation) -> str:
     result = operation.result
     if result is None:
         return "Nothing had to be done."
-    sizes, took = result.sizes, output.duration(result.seconds)
+    sizes, took = result.sizes, printing.duration(result.seconds)
     if operation.kind is OperationKind.PARK:
-        return f"Parked kernel {operation.kernel_id} in {took}: {output.size(sizes.gpu_bytes)} of GPU memory are free."
+        return f"Parked kernel {operation.kernel_id} in {took}: {printing.size(sizes.gpu_bytes)} of GPU memory are free."
     if operation.kind is OperationKind.UNPARK:
         return f"Kernel {operation.kernel_id} has its GPU memory back after {took}."
     if operation.kind in {OperationKind.RESUME, OperationKind.BRANCH}:
@@ -26,25 +26,25 @@ def of_operation(operation: Operation) -> str:
     done = "Suspended" if operation.kind is OperationKind.SUSPEND else "Saved"
     text = (
         f"{done} kernel {operation.kernel_id} as snapshot {result.snapshot_id} in {took}:"
-        f" {output.size(sizes.raw_bytes)} of memory,"
+        f" {printing.size(sizes.raw_bytes)} of memory,"
     )
     if sizes.gpu_bytes:
-        text += f" {output.size(sizes.gpu_bytes)} of it on the GPU,"
-    text += f" {output.size(sizes.new_bytes)} new in the store."
+        text += f" {printing.size(sizes.gpu_bytes)} of it on the GPU,"
+    text += f" {printing.size(sizes.new_bytes)} new in the store."
     if result.notebook_modified:
-        written = output.age(time.time() - result.notebook_modified)
+        written = printing.age(time.time() - result.notebook_modified)
         text += f" Its cells and outputs are those of the notebook's file, written {written}."
     if operation.kind is OperationKind.SAVE:
-        text += f" The kernel was paused for {output.duration(result.frozen_seconds)}."
+        text += f" The kernel was paused for {printing.duration(result.frozen_seconds)}."
     return text
 
 
 def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
     """Summarize a snapshot in one line."""
-    name = f" of {output.printable(info.name)}" if info.name else ""
-    title = f", {output.printable(repr(info.heading))}" if info.heading else ""
-    made = output.age(now - info.created)
-    size = f"{output.size(info.sizes.raw_bytes)} of memory"
+    name = f" of {printing.printable(info.name)}" if info.name else ""
+    title = f", {printing.printable(repr(info.heading))}" if info.heading else ""
+    made = printing.age(now - info.created)
+    size = f"{printing.size(info.sizes.raw_bytes)} of memory"
     pinned = ", pinned" if info.pinned else ""
     return f"{info.snapshot_id}{name}{title}, {made}, {size}{pinned}"
 
@@ -75,7 +75,7 @@ def _with_units(key: str, value: dict[str, Any]) -> dict[str, Any]:
     if not key.startswith("seconds_by_"):
         return value
     return {
-        name: output.duration(part) if isinstance(part, int | float) else part
+        name: printing.duration(part) if isinstance(part, int | float) else part
         for name, part in value.items()
     }
 
@@ -83,14 +83,14 @@ def _with_units(key: str, value: dict[str, Any]) -> dict[str, Any]:
 def _text(key: str, value: object, now: float) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key.endswith("_bytes") or key == "length":
-            return output.size(int(value))
+            return printing.size(int(value))
         if key == "seconds" or key.endswith("_seconds"):
-            return output.duration(value)
+            return printing.duration(value)
         if key == "created":
             local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
-            return f"{local} ({output.age(now - value)})"
+            return f"{local} ({printing.age(now - value)})"
     if isinstance(value, list | tuple):
-        return ", ".join(output.printable(str(item)) for item in value) or "-"
+        return ", ".join(printing.printable(str(item)) for item in value) or "-"
     if value in ("", None, {}):
         return "-"
-    return output.printable(str(value))
+    return printing.printable(str(value))

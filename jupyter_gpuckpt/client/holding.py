@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Self
 
-from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..protocol import Event, Owner
-from ..quick_httpx import httpx
+from ..wire import calls
+from ..wire.protocol import Event, Owner
 from . import starting, transport
 from .mirror import Mirror
+from .quick_httpx import httpx
 from .starting import Target
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from ..errors import DaemonUnavailable, ErrorRecord, record_of
-from ..protocol import Event, Kernel, Operation, OperationState, Position, State
-from ..reclaim_records import Notice
+from ..wire.protocol import Event, Kernel, Operation, OperationState, Position, State
+from ..wire.reclaim_records import Notice
 
 #: The number of ended operations that are kept.
 _REMEMBERED = 200

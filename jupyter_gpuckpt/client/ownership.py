@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 
-from ..place import start_time
-from ..protocol import Owner, OwnerKind
+from ..wire.place import start_time
+from ..wire.protocol import Owner, OwnerKind
 
 
 def this_owner(

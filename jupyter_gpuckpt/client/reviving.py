@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import calls
-from ..manager_secrets import joined, parted
-from ..manifest_records import LaunchSpec
-from ..own_sockets import moved_address
-from ..ports import HeldPorts, moved_connection
-from ..protocol import BranchRequest
+from ..linux.ports import HeldPorts, moved_connection
+from ..wire import calls
+from ..wire.manager_secrets import joined, parted
+from ..wire.manifest_records import LaunchSpec
+from ..wire.own_sockets import moved_address
+from ..wire.protocol import BranchRequest
 from . import socket_folders
 from .sync_client import Client
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from .. import calls, daemon_settings
-from ..calls import Call
-from ..daemon_settings import Settings
 from ..errors import ConfigurationError, DaemonSilent, DaemonUnavailable
-from ..manifest_records import SCRATCH
-from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
-from ..protocol import PROTOCOL_VERSION, Handshake, package_version
+from ..wire import calls, daemon_settings
+from ..wire.calls import Call
+from ..wire.daemon_settings import Settings
+from ..wire.manifest_records import SCRATCH
+from ..wire.place import Place, runtime_dir, runtime_dirs, socket_path, this_place
+from ..wire.protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
 from .silence import connect, is_stopped, silent
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
-from .. import calls
-from ..calls import Call
-from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
-from ..protocol import Operation, Owner, Result
-from ..quick_httpx import httpx
+from ..wire import calls
+from ..wire.calls import Call
+from ..wire.daemon_settings import Settings
+from ..wire.protocol import Operation, Owner, Result
 from . import starting, transport
 from .holding import Hold, OnEvent, OnLoss
 from .mirror import Mirror
+from .quick_httpx import httpx
 from .starting import OnSilence, Target
 
 _Reply = TypeVar("_Reply")

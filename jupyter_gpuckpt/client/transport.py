@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ..calls import Call
 from ..errors import DaemonUnavailable, ObjectCorrupt
-from ..quick_httpx import httpx
+from ..wire.calls import Call
+from .quick_httpx import httpx
 from .silence import connect, silent
 
 #: Arguments of httpx clients: a base URL with an arbitrary host, and no proxies from the environment.

@@ -17,15 +17,16 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application
 
-from .. import daemon_settings, disk_reserve
-from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
-from ..place import runtime_dir, socket_path, this_place
+from ..linux import disk_reserve
+from ..wire import daemon_settings
+from ..wire.daemon_settings import Settings
+from ..wire.place import runtime_dir, socket_path, this_place
 from . import audit, lifetime
-from .base_handler import UnknownRoute
-from .handlers import ROUTES
-from .records import Records
+from .http.daemon_handler import UnknownRoute
+from .http.kernel_routes import ROUTES
+from .kernels.kernel_records import Records
 from .service import Daemon
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import Operation
+from ..wire.protocol import Operation
 from .lifetime import PatientHandler
 
 _FILE_BYTES, _OLDER_FILES = 10 << 20, 4

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from .. import daemon_settings, place
-from ..daemon_settings import Settings
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import doctor, doctor_remedies, limits, privileges, processes
-from ..plurals import counted
-from ..protocol import Check, HostReport
+from ..host import doctor_remedies, doctor_report, limits, privileges, processes
 from ..store import damage_file, stores
+from ..wire import daemon_settings, place
+from ..wire.daemon_settings import Settings
+from ..wire.plurals import counted
+from ..wire.protocol import Check, HostReport
 from . import lifetime
 
 #: The fields of /proc/self/status on which the result of a trial depends.
@@ -54,12 +54,12 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
             _remember(remembered)
         yield from results
 
-    return doctor.report(criu, init=INIT, store=settings.store, trial=tried)
+    return doctor_report.report(criu, init=INIT, store=settings.store, trial=tried)
 
 
 def find_criu(settings: Settings) -> Path | None:
     """Return the CRIU program that the settings name, else the first that is new enough."""
-    return Path(settings.criu) if settings.criu else doctor.find_criu()
+    return Path(settings.criu) if settings.criu else doctor_report.find_criu()
 
 
 def _engine(settings: Settings, criu: Path) -> EngineSettings:

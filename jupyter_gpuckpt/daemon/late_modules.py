@@ -9,7 +9,7 @@ They and NumPy take nearly half of a daemon's start. Three rules follow from imp
 """
 
 from ..errors import DaemonUnavailable
-from ..protocol import installed_version, package_version
+from ..wire.protocol import installed_version, package_version
 
 if installed_version() != package_version():
     raise DaemonUnavailable(
@@ -18,10 +18,9 @@ if installed_version() != package_version():
     )
 
 from ..engine import park, recovery
-from ..images.workers import check_client
+from ..remote import check_client, fetch, upload
 from ..snapshots import arrivals, changes, export, imports, notebooks, resume, save, trial, verify
 from ..store import local
-from ..store.far import fetch, upload
 
 __all__ = [
     "arrivals",

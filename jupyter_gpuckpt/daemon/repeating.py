@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from ..deadlines import Deadline
 from ..errors import GpuCkptError
+from ..wire.deadlines import Deadline
 
 
 async def repeat(

@@ -13,39 +13,40 @@ from contextlib import suppress
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 
-from .. import disk_reserve
-from ..daemon_settings import Settings
 from ..errors import GpuCkptError
-from ..place import Place
-from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
-from ..snapshot_records import SnapshotChange
-from . import late_imports, lifetime, taken_over
-from .endings import Endings
-from .far_collecting import FarCollecting
-from .far_sessions import FarSessions
-from .former import FormerProcesses
-from .inventory import Inventory
-from .kernels import Kernels
-from .lease_renewal import LeaseRenewal
-from .leases import DaemonLeases
-from .listed_checks import ListedChecks
-from .lost_leases import LostLeases
-from .machine import Machine
-from .measuring import Measuring
-from .moves import Moves
-from .near_copy import NearCopy
-from .operations import Operations
-from .owners import Owners
+from ..linux import disk_reserve
+from ..wire.daemon_settings import Settings
+from ..wire.place import Place
+from ..wire.protocol import PROTOCOL_VERSION, Event, Handshake, package_version
+from ..wire.snapshot_records import SnapshotChange
+from . import late_imports, lifetime
+from .kernels import taken_over
+from .kernels.endings import Endings
+from .kernels.former import FormerProcesses
+from .kernels.kernel_records import Records
+from .kernels.kernels import Kernels
+from .kernels.machine import Machine
+from .kernels.measuring import Measuring
+from .kernels.operations import Operations
+from .kernels.owners import Owners
+from .kernels.streams import Streams
+from .kernels.verbs import Verbs
+from .reclaim.notice_watch import Watch
 from .reclaim.reaction import Reaction
-from .reclaim.watch import Watch
-from .records import Records
-from .removal import Removal
-from .scrubbing import Scrubbing
+from .remotes.collecting import FarCollecting
+from .remotes.kernel_moves import Moves
+from .remotes.lease_renewal import LeaseRenewal
+from .remotes.leases import DaemonLeases
+from .remotes.listed_checks import ListedChecks
+from .remotes.lost_leases import LostLeases
+from .remotes.near_copy import NearCopy
+from .remotes.session_requests import FarSessions
+from .remotes.uploads import Uploads
+from .scrub.scrubbing import Scrubbing
 from .snapshot_lists import SnapshotLists
-from .streams import Streams
-from .transfers import Transfers
-from .uploads import Uploads
-from .verbs import Verbs
+from .snapshots.inventory import Inventory
+from .snapshots.removal import Removal
+from .snapshots.transfers import Transfers
 
 #: The longest interval between two checks for whether the daemon is still needed; each check also writes the heartbeat.
 LOOK_SECONDS = 5.0

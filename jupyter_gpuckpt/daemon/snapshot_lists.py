@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..manifest_records import SnapshotInfo
-from ..snapshot_records import Snapshot
-from .inventory import Inventory, needed_ids
-from .kernels import Kernels
-from .machine import Machine
-from .uploads import Uploads
+from ..wire.manifest_records import SnapshotInfo
+from ..wire.snapshot_records import Snapshot
+from .kernels.kernels import Kernels
+from .kernels.machine import Machine
+from .remotes.uploads import Uploads
+from .snapshots.inventory import Inventory, needed_ids
 
 
 class SnapshotLists:

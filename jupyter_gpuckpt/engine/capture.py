@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ..host import processes
-from ..manifest_records import LINK_REMAP, SCRATCH, CapturedFile
-from .tree import fresh_randomness, kept_secrets, lane_library, outside_signals
+from ..wire.manifest_records import LINK_REMAP, SCRATCH, CapturedFile
+from .tree import ferry_library, fresh_randomness, kept_secrets, outside_signals
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -85,7 +85,7 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
     yield KEEPER
     yield outside_signals.INSIDE
     yield fresh_randomness.INSIDE
-    yield lane_library.INSIDE
+    yield ferry_library.INSIDE
     yield kept_secrets.INSIDE
     if private_shm:
         top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one

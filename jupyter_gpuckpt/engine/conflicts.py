@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..own_sockets import OwnSockets
-from .criu import file_locks, inet_images, unix_images
+from ..wire.own_sockets import OwnSockets
+from .criu import inet_images, lock_images, unix_images
 from .criu.inet_images import Moved
 from .placing import Placing
 from .tree import socket_directories
@@ -29,7 +29,7 @@ def avoid(
     name or a port that others know.
     """
     files = images / "files.img"
-    file_locks.require_free(images, inside("/"))
+    lock_images.require_free(images, inside("/"))
     unix_images.rename(files, init_pid)
     paths = unix_images.listening_files(files, private_shm=private_shm)
     for path in paths:

@@ -19,27 +19,27 @@ import msgspec
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
-from ..manifest_records import CapturedFile, GpuProcess, Process, SaveOptions
-from ..progress import Progress, Stage
-from . import kept_files
+from ..wire.manifest_records import CapturedFile, GpuProcess, Process, SaveOptions
+from ..wire.progress import Progress, Stage
+from . import kept_file_copies
 from .audit.audit import Audit
-from .audit.records import Facts
+from .audit.fact_records import Facts
 from .capture import Capture, capture, drop_copies, empty, unlink_strays
+from .criu import command_lines as criu_options
 from .criu import dump as criu_dump
 from .criu import hidden_pages
 from .criu import images as criu_images
-from .criu import options as criu_options
 from .criu.deleted_files import DeletedFiles
 from .criu.hidden_pages import Area
 from .criu.images import Extent
-from .gpu.digests import EarlierMemory
-from .gpu.lane_copies import LaneCopy
-from .gpu.lane_windows import StoreWindow
-from .gpu.lanes import Lanes, Until
-from .gpu.processes import GpuProcesses
+from .gpu.driver.digests import EarlierMemory
+from .gpu.ferry.ferries import Lanes, Until
+from .gpu.ferry.ferry_copies import LaneCopy
+from .gpu.ferry.ferry_windows import StoreWindow
+from .gpu.gpu_processes import GpuProcesses
 from .memory.ghost import Ghost
+from .memory.memory_watch import MemoryWatch
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
-from .memory.watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
 from .tcp import listeners
@@ -175,7 +175,7 @@ def frozen(
             rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu, tcp)
         result.gone, result.facts, result._kept = gone, audit.read(), keeping
-        result.copies = kept_files.give_own_names(images, settings.kept_dir)
+        result.copies = kept_file_copies.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
             gpu_files_taken(gpu.files(), gpu.lanes.copies)

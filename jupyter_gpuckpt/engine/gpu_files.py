@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from ..manifest_records import Manifest
-from ..progress import Progress, Stage
+from ..wire.manifest_records import Manifest
+from ..wire.progress import Progress, Stage
 from .content import Content, Writing
-from .gpu import lane_windows
-from .gpu.staging import STAGING_MODE
+from .gpu.driver.gpu_staging import STAGING_MODE
+from .gpu.ferry import ferry_windows
 
 
 class GpuFiles:
@@ -45,7 +45,7 @@ class GpuFiles:
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(length)
-                if lane_windows.is_lanes(path):
+                if ferry_windows.is_lanes(path):
                     self._lanes.append((f"gpu{path}", target))
                     lane_bytes += length
                 else:

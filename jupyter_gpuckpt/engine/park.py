@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from ..errors import FreezeFailed, KernelLost, KernelNotCheckpointable
 from ..host import processes
-from ..progress import Progress, Stage
+from ..wire.progress import Progress, Stage
 from .capture import clear
-from .gpu import cuda, refusals
+from .gpu import gpu_refusals
+from .gpu.driver import cuda
+from .gpu.gpu_processes import DIRECTORY, GpuProcesses
 from .gpu.placement import Placement
-from .gpu.processes import DIRECTORY, GpuProcesses
 from .settings import EngineSettings
 from .tree.launch import alive, pids
 from .tree.tree import Tree
@@ -29,7 +30,7 @@ def park(
 ) -> int:
     """Move the GPU memory of every CUDA process into RAM; return how many bytes were moved.
 
-    `gpu_bytes`: how much GPU memory the tree uses, by NVML. `peer_access_off`: see `gpu/refusals.py`. Raises
+    `gpu_bytes`: how much GPU memory the tree uses, by NVML. `peer_access_off`: see `engine/gpu/gpu_refusals.py`. Raises
     KernelNotCheckpointable if no GPU is in use or its memory could not be restored, FreezeFailed when RAM is short or the
     driver refuses. After an error the kernel runs on as before.
     """
@@ -44,7 +45,7 @@ def park(
                 hint="Suspend it instead: that frees both.",
                 details=f"needed {needed}, available {available} bytes",
             )
-    refusals.refuse_to_park(list(filter(cuda.is_cuda_process, pids(tree))))
+    gpu_refusals.refuse_to_park(list(filter(cuda.is_cuda_process, pids(tree))))
     gpu = GpuProcesses(tree, progress)
     try:
         gpu.take(settings.gpu_lock_seconds, peer_access_off=peer_access_off)

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ThawFailed
-from ..manifest_records import CapturedFile, Manifest
 from ..store import manifest_checks
+from ..wire.manifest_records import CapturedFile, Manifest
 from .criu import images as criu_images
 from .tree import fresh_randomness
 

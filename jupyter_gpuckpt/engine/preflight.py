@@ -15,8 +15,8 @@ import msgspec
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import fuse, limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
-from .gpu import lane_windows
-from .gpu.lane_windows import NO_NEEDS, RamNeeds
+from .gpu.ferry import ferry_windows
+from .gpu.ferry.ferry_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
 from .tree import former_scratch, silent_mounts, standstill, user_namespaces
 from .tree.launch import pids
@@ -86,7 +86,7 @@ def plan(
     needed = needs.most_bytes
     available = processes.mem_available(tree.kernel_pid)
     if needed > available and stop:
-        needed -= min(gpu_bytes, lane_windows.spared([lane_windows.usable_bytes(tree)]))
+        needed -= min(gpu_bytes, ferry_windows.spared([ferry_windows.usable_bytes(tree)]))
     if needed > available:
         raise FreezeFailed(
             f"There is not enough memory to save the kernel: about {needed // _MB} MB are needed, "

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 
 from ..errors import FreezeFailed
-from ..progress import Progress
+from ..wire.progress import Progress
 from .audit import terminal_queues
 from .capture import clear, drop_copies, unlink_strays
+from .criu import command_lines as criu_options
 from .criu import deleted_files
-from .criu import options as criu_options
-from .gpu.processes import DIRECTORY, GpuProcesses
+from .gpu.gpu_processes import DIRECTORY, GpuProcesses
 from .tcp import record as tcp_record
 from .tree.launch import wait_until
 from .tree.standstill import Standstill

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from ..host import processes
-from ..progress import Progress
+from ..wire.progress import Progress
 from .criu import log_causes as criu_log
 
 #: How long a restore that has logged an error may take to make progress or to end.

@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
-from ..file_records import KeptFile
 from ..host import commands, processes
-from ..manifest_records import Manifest
-from ..progress import Progress, Stage
-from . import conflicts, kept_files
-from .audit import records as audit_records
+from ..wire.file_records import KeptFile
+from ..wire.manifest_records import Manifest
+from ..wire.progress import Progress, Stage
+from . import conflicts, kept_file_copies
+from .audit import fact_records as audit_records
 from .audit.mending import mend
 from .capture import clear
 from .content import Content
-from .criu import action_script, dropped_locks, file_images, missing_files, owners, scheduling
+from .criu import action_script, dropped_locks, file_images, missing_files, owner_images, scheduling
 from .criu import cache as criu_cache
+from .criu import command_lines as criu_options
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
-from .criu import options as criu_options
 from .criu.post_restore import PostRestore
-from .gpu import lane_windows
 from .gpu import restore as gpu_restore
+from .gpu.ferry import ferry_windows
 from .gpu_files import GpuFiles
 from .memory import fork_flags, huge_pages
 from .memory.filling import Filling
@@ -142,7 +142,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             huge_pages.require(images)
             _mend_images(images, ids)
             folders = restore.placing.make_folders
-            kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
+            kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(images, manifest.traveling, folders, force=force)
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
@@ -162,7 +162,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
-        by_windows = lane_windows.is_short_for(manifest, filling.shared_bytes)
+        by_windows = ferry_windows.is_short_for(manifest, filling.shared_bytes)
         gpu = cleanup.enter_context(
             GpuFiles(
                 manifest,
@@ -202,7 +202,7 @@ def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
     file_images.mend(images / "files.img")
     scheduling.mend(images)
     if ids is not None:
-        owners.mend(images, ids)
+        owner_images.mend(images, ids)
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import nbformat
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
-from .. import daemon_settings
 from ..errors import ConfigurationError, GpuCkptError, StoreFull, StoreUnavailable, is_disk_full
-from .kernel_manager import BatchKernelManager, JournalClient, Stopped
+from ..wire import daemon_settings
 from .notebook_client import BatchClient
 from .preparing import prepared
+from .run_kernel_manager import BatchKernelManager, JournalClient, Stopped
 from .runs import write_atomically
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
-from .journal import Rewound
+from .journal_reader import Rewound
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-    from .kernel_manager import BatchKernelManager, JournalClient
+    from .run_kernel_manager import BatchKernelManager, JournalClient
 
 
 class OutlivedClient(NotebookClient):

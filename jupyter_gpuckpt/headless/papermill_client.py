@@ -16,12 +16,12 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from papermill.log import logger
 from papermill.utils import merge_kwargs, remove_args
 
-from .. import daemon_settings
 from ..errors import GpuCkptError
-from .journal import Rewound
-from .kernel_manager import BatchKernelManager, Stopped
+from ..wire import daemon_settings
+from .journal_reader import Rewound
 from .notebook_client import OutlivedClient
 from .preparing import prepared
+from .run_kernel_manager import BatchKernelManager, Stopped
 
 #: The exit status after a SIGTERM, as a shell reports it.
 _TERMINATED = 128 + signal.SIGTERM

@@ -11,12 +11,12 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager, NoS
 from jupyter_core.utils import run_sync
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-from .. import calls
-from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
-from ..states import KernelState
-from .kernel_manager import BatchKernelManager, Stopped
-from .owner import BATCH, BatchOwner
+from ..wire import calls
+from ..wire.daemon_settings import Settings
+from ..wire.states import KernelState
+from .run_kernel_manager import BatchKernelManager, Stopped
+from .run_owner import BATCH, BatchOwner
 from .runs import Run, RunRecord, digest_of, locked
 
 if TYPE_CHECKING:

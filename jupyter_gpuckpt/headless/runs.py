@@ -1,7 +1,7 @@
 """A batch run on disk: its id, its kernel and its journal. The path of the output notebook identifies it.
 
 runs/<digest of the output's path>/run.json   the record
-runs/<digest of the output's path>/journal    the kernel's messages, written by the kernel (`kernel_agent/journal.py`)
+runs/<digest of the output's path>/journal    the kernel's messages, written by the kernel (`kernel_agent/message_journal.py`)
 runs/<digest of the output's path>.lock       held by the runner
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 from nbformat import NotebookNode
 
-from .. import decoding
-from ..disk_reserve import with_room
 from ..errors import KernelBusy
+from ..linux.disk_reserve import with_room
+from ..wire import decoding
 
 
 class RunRecord(msgspec.Struct):

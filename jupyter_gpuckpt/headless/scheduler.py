@@ -11,7 +11,7 @@ import nbformat
 from jupyter_scheduler.executors import DefaultExecutionManager
 from jupyter_scheduler.parameterize import add_parameters
 
-from .. import daemon_settings
+from ..wire import daemon_settings
 from .notebook_client import BatchClient
 from .preparing import prepared
 

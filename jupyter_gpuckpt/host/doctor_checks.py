@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..protocol import Check
+from ..wire.protocol import Check
 from . import criu_program, gpu, limits, pagemap_scan, privileges, processes
 
 #: The oldest driver (CUDA 13) with which cuda-bindings 13 works.

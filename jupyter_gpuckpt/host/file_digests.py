@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from .. import decoding
+from ..wire import decoding
 from .file_outlines import FileOutlines
 
 logger = logging.getLogger(__name__)

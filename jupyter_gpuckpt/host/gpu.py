@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from ..manifest_records import Gpu
+from ..wire.manifest_records import Gpu
 from . import privileges
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..control_groups import MEMBERSHIP, ROOT, ControlGroup, groups_above
+from ..linux.control_groups import MEMBERSHIP, ROOT, ControlGroup, groups_above
 
 #: Fields of memory.stat whose memory Linux reclaims before it kills a process. Files that were read twice are in `active_file`.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import control_groups
-from ..protocol import MemoryUse
+from ..linux import control_groups
+from ..wire.protocol import MemoryUse
 from . import memory_limits, processes
 
 _PRESSURE = Path("/proc/pressure/memory")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from ..protocol import installed_version, package_version
+from ..wire.protocol import installed_version, package_version
 from . import commands
 
 

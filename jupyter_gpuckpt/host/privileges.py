@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from .. import decoding
+from ..wire import decoding
 from . import commands, processes
 
 #: Names of the capabilities by their number, without CAP_ (man page: capabilities(7)).

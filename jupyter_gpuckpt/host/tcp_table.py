@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from ..tcp_sockets import in_files, of_this_namespace
+from ..linux.tcp_sockets import in_files, of_this_namespace
 from . import processes
 
 #: The first 96 bits, in the table's form, of an IPv4 address that an IPv6 socket uses.

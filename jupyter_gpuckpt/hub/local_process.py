@@ -7,7 +7,7 @@ from __future__ import annotations
 from jupyterhub.spawner import LocalProcessSpawner
 from traitlets import default
 
-from ..ports import HeldPorts
+from ..linux.ports import HeldPorts
 from .spawner import GpuCkptSpawnerMixin
 
 

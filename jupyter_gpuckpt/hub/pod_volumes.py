@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..daemon_settings import default_data_dir
+from ..wire.daemon_settings import default_data_dir
 
 #: The variables that say where snapshots are (daemon_settings.py).
 _STORE = "JUPYTER_GPUCKPT_STORE_DIR"

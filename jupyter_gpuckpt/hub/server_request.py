@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from .. import decoding
+from ..client.quick_httpx import httpx
 from ..errors import GpuCkptError, HostError
-from ..hub_records import Usage
-from ..quick_httpx import httpx
+from ..wire import decoding
+from ..wire.hub_records import Usage
 
 _Record = TypeVar("_Record")
 

@@ -25,9 +25,9 @@ from traitlets import Bool, Dict, Float, Int, default
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
-from ..control_groups import processors
 from ..errors import ConfigurationError, GpuCkptError
-from ..hub_records import (
+from ..linux.control_groups import processors
+from ..wire.hub_records import (
     SET_ASIDE,
     STOP_MARGIN_SECONDS,
     USAGE,
@@ -37,8 +37,8 @@ from ..hub_records import (
     Waiting,
     WaitingKernel,
 )
-from ..plurals import counted, size
-from . import limits, server_request
+from ..wire.plurals import counted, size
+from . import server_request, user_limits
 from .server_request import Report
 from .turns import Turns
 from .waiting import CLEAN, FIELD, form, message
@@ -166,7 +166,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     def check_all(self) -> None:
         """Raise ConfigurationError for what would cut suspends short, lose a user's choice of a start, or be ignored by servers."""
-        limits.check(self.retention)
+        user_limits.check(self.retention)
         if self.offer_clean_start and not getattr(self, "remove", True):
             # The choice is in the container's environment. To make the container anew could remove the user's files.
             raise ConfigurationError(
@@ -207,7 +207,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     def get_env(self) -> dict[str, str]:
         """Return the base class's environment, with the choice of a clean start and the administrator's rules."""
-        env: dict[str, str] = super().get_env() | limits.environment(
+        env: dict[str, str] = super().get_env() | user_limits.environment(
             self.retention, self.disk_limit
         )
         return {**env, _CLEAN_START: "1"} if self._starts_clean else env
@@ -231,7 +231,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
         if self._waiting.count and not self._starts_clean:
             yield {"progress": 5, "message": message(self._waiting)}
-        if exceeded := limits.exceeded(self._usage):
+        if exceeded := user_limits.exceeded(self._usage):
             yield {"progress": 5, "message": exceeded}
         async for event in super().progress():
             yield event
@@ -301,10 +301,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Request the server's numbers; those of an earlier request stay if that fails. Never raises."""
         try:
             found = await server_request.usage(server_url, tokens, self._ssl_context())
-            was_exceeded = limits.exceeds(self._usage)
+            was_exceeded = user_limits.exceeds(self._usage)
             self._usage = now = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
             # Log this once, not at each request.
-            if limits.exceeds(now) and not was_exceeded:
+            if user_limits.exceeds(now) and not was_exceeded:
                 self.log.warning(
                     "%s: the snapshots take %s on the disk, more than the limit of %s.",
                     self._log_name,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from ..hub_records import Waiting, WaitingKernel
-from ..plurals import age, size
+from ..wire.hub_records import Waiting, WaitingKernel
+from ..wire.plurals import age, size
 
 #: The most notebooks that are named in a message.
 _IN_MESSAGE = 5

@@ -1,7 +1,7 @@
 """Composition of chunks of which few pages changed, from parts of stored chunks and a chunk of the changed pages.
 
 Covers: the choice of the chunks to compare with, comparing, making the parts. Does not cover: storing the pages that changed (pack.py,
-workers/pack_worker.py), reading parts (reading_order.py).
+images/pack_worker.py), reading parts (reading_order.py).
 
 One changed page changes a whole chunk, 70 pages on average: of 2 GB in which one page in a hundred changed, two thirds would be
 stored again. Chunks are compared byte by byte, with stored chunks whose digests were verified.
@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk_parts import Part, encoded_parts, part_digests
-from ..manifest_records import Chunk, Stream
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
 from ..store.manifests import stored_digests
+from ..wire.chunk_parts import Part, encoded_parts, part_digests
+from ..wire.manifest_records import Chunk, Stream
 from .chunking import MAX_PAGES, PAGE
 
 #: The limit of the cache of decompressed source chunks: room for two of the largest.

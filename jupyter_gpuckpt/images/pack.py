@@ -16,17 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import stripes
 from ..errors import CheckpointError, GpuCkptError
 from ..host import commands
-from ..manifest_records import Chunk, Stream
-from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
+from ..wire import stripes
+from ..wire.manifest_records import Chunk, Stream
+from ..wire.progress import Progress
 from .chunking import CHUNK_PAGES, MAX_PAGES, PAGE
 from .composing import COMPOSING_BYTES, Composer, Predecessor
 from .compression import Compressor
+from .pack_client import PLACE_BYTES, PLACES, LookUp, PackClient, Stored
 from .segments import (
     LOOK_AHEAD,
     MIN_SEGMENT,
@@ -40,9 +41,8 @@ from .segments import (
     segment_bytes,
     segments,
 )
-from .workers.pack_client import PLACE_BYTES, PLACES, LookUp, PackClient, Stored
-from .workers.processes import worth_it
-from .workers.threads import share_out
+from .worker_processes import worth_it
+from .worker_threads import share_out
 from .working_memory import fitting
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import decoding
-from ..manifest_records import Chunk, Stream
+from ..wire import decoding
+from ..wire.manifest_records import Chunk, Stream
 from .chunking import CHUNK_PAGES
 from .pack import FileSource
 from .segments import Kept

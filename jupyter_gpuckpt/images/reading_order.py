@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ManifestInvalid
-from ..manifest_records import Stream
+from ..store.index.places import Places
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
-from ..store.places import Places
-from .runs import RECORD, RUN, TARGET, RunTable
+from ..wire.manifest_records import Stream
+from .spans import RECORD, RUN, TARGET, RunTable
 from .written import bounds_of, places_of
 
 # Records with at most this many bytes between them are read together.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ..manifest_records import Chunk
 from ..store.codecs import digest_of
+from ..wire.manifest_records import Chunk
 from .chunking import CHUNK_PAGES, PAGE, cut, first_begin, is_zero
 
 _MAX_SEGMENT = 16 << 20

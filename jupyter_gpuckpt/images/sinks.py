@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 
 from ..errors import HostError, is_disk_full
-from ..pwrite import pwrite_all
-from .workers.unpack_client import Share
+from ..linux.pwrite import pwrite_all
+from .unpack_client import Share
 
 # linux/magic.h
 _TMPFS_MAGIC = 0x01021994

@@ -16,17 +16,17 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import OperationCancelled
 from ..host import commands
-from ..manifest_records import Chunk, Stream
-from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
+from ..wire.manifest_records import Chunk, Stream
+from ..wire.progress import Progress
 from .chunking import MAX_PAGES, PAGE
 from .reading_order import check_length, table_of, zeros_in
-from .runs import Damaged, RunReader, RunRow, RunWorker
 from .sinks import FileSink
-from .workers.processes import worth_it
-from .workers.threads import share_out
-from .workers.unpack_client import SharedSink, UnpackClient
+from .spans import Damaged, RunReader, RunRow, RunWorker
+from .unpack_client import SharedSink, UnpackClient
+from .worker_processes import worth_it
+from .worker_threads import share_out
 from .working_memory import fitting
 from .written import WrittenBytes
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .runs import RunTable
+from .spans import RunTable
 
 
 class WrittenBytes:

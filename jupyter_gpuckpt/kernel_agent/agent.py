@@ -47,19 +47,19 @@ from typing import Any
 from ipykernel.kernelapp import IPKernelApp
 
 from .addresses import deliver, may_be_lost, offered, other_address
-from .calls import beside, between_cells, result_of
+from .control_calls import beside, between_cells, result_of
+from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
 from .fresh_secrets import renew_secrets
 from .history import History, last_cell
-from .journal import Journal
-from .peer_access import PeerAccess, driver_is_loaded
+from .magic_requests import UserRequests
+from .message_journal import Journal
 from .processor_clocks import ProcessorClocks
 from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
 from .trim import trim
-from .user_requests import UserRequests
-from .variables.listing import variables_of
+from .variables.variable_list import variables_of
 from .widget_states import widget_states
 
 #: The longest time to buffer without a request from a server: a server's death must not silence the kernel.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .peer_access import devices_in_use
+from .cuda_peer_access import devices_in_use
 
 #: An upper bound of the garbage collector's time per object.
 _SECONDS_PER_OBJECT = 50e-9

@@ -19,8 +19,8 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-from ..daemon_traits import GpuCkptDaemon
-from ..disk_reserve import room_beside
+from ..client.daemon_traits import GpuCkptDaemon
+from ..linux.disk_reserve import room_beside
 from .jupyter_internals import stop_on_signals
 from .kernels.kernel_list import KernelList
 from .rest.routes import tornado_routes

@@ -9,13 +9,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import ErrorRecord
-from ..far_records import RemoteState
-from ..manifest_records import Cause, Variable
-from ..progress import ProgressRecord
-from ..protocol import Kernel, Operation, OperationKind, OperationState
-from ..reclaim_records import Notice, NoticeKind
-from ..snapshot_records import Snapshot, Upload, UploadState
-from ..states import KernelState
+from ..wire.manifest_records import Cause, Variable
+from ..wire.progress import ProgressRecord
+from ..wire.protocol import Kernel, Operation, OperationKind, OperationState
+from ..wire.reclaim_records import Notice, NoticeKind
+from ..wire.remote_listings import RemoteState
+from ..wire.snapshot_records import Snapshot, Upload, UploadState
+from ..wire.states import KernelState
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
-from .. import calls
 from ..client import this_owner
+from ..client.daemon_traits import GpuCkptDaemon
 from ..client.holding import Backoff
-from ..daemon_traits import GpuCkptDaemon
 from ..errors import DaemonSilent, DaemonUnavailable, GpuCkptError
-from ..protocol import OwnerKind
+from ..wire import calls
+from ..wire.protocol import OwnerKind
 from .events.ended_operations import EndedOperations
 from .events.kernel_events import KernelEvents
 from .events.notice_events import NoticeEvents
@@ -28,12 +28,12 @@ from .kernels.descriptions import KernelDescriptions
 from .kernels.kernel_list import KernelList
 from .kernels.kernel_listener import KernelListeners
 from .kernels.kernel_manager import install_kernel_manager
-from .kernels.moves import Moves
-from .kernels.operations import ServerOperations
-from .kernels.peer_access import PeerAccessSwitch
+from .kernels.kernel_operations import ServerOperations
+from .kernels.notebook_sessions import install_sessions, mixed
+from .kernels.peer_access_hold import PeerAccessSwitch
 from .kernels.reconnector import Reconnector
 from .kernels.rollbacks import Rollbacks
-from .kernels.sessions import install_sessions, mixed
+from .kernels.session_moves import Moves
 from .kernels.stored_notebooks import StoredNotebooks
 from .messages.gate import GatedConnection
 from .policies.autosave import Autosave
@@ -47,7 +47,7 @@ from .policies.server_stop import ServerStop
 from .policies.shut_downs import ShutDowns
 from .policies.user_requests import UserRequests
 from .policies.waking import Waking
-from .rest.base_handler import Parts
+from .rest.rest_handler import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host import fingerprint, processes
+from ..host import machine_profile, processes
 from ..host.file_digests import FileDigests
-from ..manifest_records import Host, Manifest
+from ..wire.manifest_records import Host, Manifest
 from . import open_files, resume, room
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -24,10 +24,10 @@ class Arrival(NamedTuple):
 
 def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
     """Check whether `manifest` could be resumed on this machine, as far as that is known without the snapshot's images."""
-    this_host = fingerprint.host()
+    this_host = machine_profile.host()
     changed, found = (
         [],
-        fingerprint.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu)),
+        machine_profile.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu)),
     )
     hints = ["Fetch it on a machine like the one of the snapshot."] if found else []
     if files := resume.changed_files(manifest, digests):

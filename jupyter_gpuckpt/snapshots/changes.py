@@ -6,11 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..engine.criu import missing_files
-from ..host import fingerprint
+from ..host import machine_profile
 from ..host.file_digests import FileDigests
-from ..manifest_records import Manifest
-from ..snapshot_records import Change, Changes, FileChange
 from ..store.local import LocalStore
+from ..wire.manifest_records import Manifest
+from ..wire.snapshot_records import Change, Changes, FileChange
 from . import open_files
 from .open_files import Difference, Found
 from .resume import obstacles
@@ -35,7 +35,7 @@ def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None =
     Files that had been deleted before the snapshot are restored from it and not listed, nor are those that travel with it. The images
     of a stub are not here, so files that are missing are no obstacles for it.
     """
-    this_host, known = fingerprint.host(), digests or FileDigests()
+    this_host, known = machine_profile.host(), digests or FileDigests()
     found = open_files.differences(manifest, this_host, known.outlines)
     listed = {one.file.path: _change(one) for one in found if one.difference in _CHANGES}
     problems = obstacles(manifest, this_host, known)

@@ -6,8 +6,8 @@ import logging
 
 from ..errors import StoreError
 from ..images.composing import Predecessor
-from ..snapshot_order import Making, next_number
 from ..store.local import LocalStore
+from ..wire.snapshot_order import Making, next_number
 from .gpu_tables import EarlierGpuMemory
 
 logger = logging.getLogger(__name__)

@@ -14,15 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..engine.gpu.lane_copies import LaneCopy
+from ..engine.gpu.ferry.ferry_copies import LaneCopy
 from ..engine.settings import EngineSettings
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, join, pack
 from ..images.partial import Layout, PartialFileSource, Ranges, around
 from ..images.segments import Kept
-from ..progress import Progress
 from ..store.local import LocalStore
 from ..store.writer import PackWriter
+from ..wire.progress import Progress
 from . import gpu_tables
 from .gpu_tables import EarlierGpuMemory
 

@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import decoding
-from ..engine.gpu.digests import DIGEST_BYTES, PIECE, SEED_BYTES, MemoryTable, Ranges, Span
-from ..engine.gpu.lane_copies import LaneCopy
+from ..engine.gpu.driver.digests import DIGEST_BYTES, PIECE, SEED_BYTES, MemoryTable, Ranges, Span
+from ..engine.gpu.ferry.ferry_copies import LaneCopy
 from ..errors import StoreError
 from ..images.pack import BytesSource
 from ..images.partial import Layout, Usable, usable
 from ..images.unpack import read_stream
-from ..manifest_records import Stream
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
+from ..wire import decoding
+from ..wire.manifest_records import Stream
 
 logger = logging.getLogger(__name__)
 

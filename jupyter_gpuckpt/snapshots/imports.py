@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..deadlines import Deadline
 from ..engine.placing import problem_of_images
 from ..errors import (
     ArchiveInvalid,
@@ -28,12 +27,13 @@ from ..errors import (
     SnapshotNotFound,
     StoreError,
 )
-from ..manifest_records import Manifest, SnapshotInfo
 from ..store import annotation_files, manifests, pack_streams
 from ..store.annotation_files import Annotations
 from ..store.local import LocalStore
 from ..store.pack_streams import Take
 from ..store.writer import PackWriter, Record
+from ..wire.deadlines import Deadline
+from ..wire.manifest_records import Manifest, SnapshotInfo
 from .stored_images import FILES, write_images
 
 logger = logging.getLogger(__name__)

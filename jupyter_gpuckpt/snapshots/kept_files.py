@@ -15,14 +15,14 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..engine import kept_files
+from ..engine import kept_file_copies
 from ..engine.freeze import Frozen
 from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible
-from ..file_records import KeptFile
 from ..host.file_digests import FileDigests
 from ..images.pack import FileSource
-from ..manifest_records import FORMER_SCRATCH, LaunchSpec, Manifest
+from ..wire.file_records import KeptFile
+from ..wire.manifest_records import FORMER_SCRATCH, LaunchSpec, Manifest
 
 #: Folders of the system, whose files are each machine's own.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
@@ -43,7 +43,7 @@ def chosen(
     if not patterns and not state.copies:
         return found, sources
     captured = {record.path for record in state.captured}
-    for path in sorted(kept_files.readable(state.images) - captured):
+    for path in sorted(kept_file_copies.readable(state.images) - captured):
         if path not in state.copies and not _is_chosen(path, patterns):
             continue
         source = state.copies.get(path) or tree.inside(path)
@@ -83,7 +83,7 @@ def lacking(
     found = [file for file in manifest.kept if not _is_same(Path(file.path), file, known)]
     needed = 0
     for file in found:
-        copy = kept_files.copy_of(file, directory)
+        copy = kept_file_copies.copy_of(file, directory)
         if not _is_same(copy, file, known):
             copy.unlink(missing_ok=True)
             needed += file.length

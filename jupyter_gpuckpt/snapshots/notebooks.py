@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .. import decoding
 from ..errors import ManifestInvalid
 from ..host.foreign_files import open_regular
 from ..images.pack import BytesSource
 from ..images.unpack import read_stream
-from ..manifest_records import Manifest
-from ..snapshot_records import SnapshotNotebook
 from ..store.local import LocalStore
+from ..wire import decoding
+from ..wire.manifest_records import Manifest
+from ..wire.snapshot_records import SnapshotNotebook
 
 #: The most bytes of a notebook that a snapshot contains. Reading one takes a few times as much memory.
 MAX_BYTES = 64 << 20

@@ -24,11 +24,11 @@ from ..engine.criu.images import RegularFile
 from ..engine.freeze import Frozen
 from ..engine.tree.launch import pids
 from ..engine.tree.tree import Tree
-from ..file_records import OpenFile
 from ..host import processes
 from ..host.file_outlines import WHOLE_BYTES, FileOutlines, Outline, Wanted
-from ..manifest_records import FORMER_SCRATCH, LINK_REMAP, SCRATCH, Host, Manifest
 from ..store import manifest_checks
+from ..wire.file_records import OpenFile
+from ..wire.manifest_records import FORMER_SCRATCH, LINK_REMAP, SCRATCH, Host, Manifest
 
 #: Folders whose files are each machine's own, or the kernel's.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/", f"{SCRATCH}/")

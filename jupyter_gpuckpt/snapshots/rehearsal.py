@@ -21,9 +21,9 @@ from ..engine.tcp import record as tcp_record
 from ..engine.tree.tree import Tree
 from ..errors import StoreError
 from ..host.file_digests import FileDigests
-from ..manifest_records import Host, Manifest
 from ..store import manifest_checks
 from ..store.local import LocalStore
+from ..wire.manifest_records import Host, Manifest
 from . import open_files
 from .resume import obstacles
 from .room import disk_shortage, reservation_shortage

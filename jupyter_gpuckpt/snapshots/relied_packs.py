@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection
 
 from ..errors import StoreError
 from ..images.composing import Predecessor
-from ..images.workers.threads import share_out
-from ..manifest_records import Cause
-from ..progress import Progress
+from ..images.worker_threads import share_out
 from ..store.local import LocalStore
 from ..store.pack_files import Trust
 from ..store.pack_reading import read_pack
+from ..wire.manifest_records import Cause
+from ..wire.progress import Progress
 
 #: The causes of snapshots that may have a deadline: the machine or the server goes, or a restart waits for a while only.
 _URGENT = frozenset({Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART})

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engine import kept_files as copies
+from ..engine import kept_file_copies as copies
 from ..engine import thaw
 from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
@@ -21,15 +21,15 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import launch
 from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
-from ..file_records import MappedFile
-from ..host import fingerprint, gpu
+from ..host import gpu, machine_profile
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
-from ..manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, Stream
-from ..progress import Progress, Stage
-from ..protocol import ResumeRequest
 from ..store.local import LocalStore
+from ..wire.file_records import MappedFile
+from ..wire.manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, Stream
+from ..wire.progress import Progress, Stage
+from ..wire.protocol import ResumeRequest
 from . import kept_files, open_files, room, stored_secrets
 from .stored_images import IMAGES_STREAM
 
@@ -69,7 +69,7 @@ def resume(
     request, digests = request or ResumeRequest(), digests or FileDigests()
     with copies.in_use(settings.kept_dir, manifest.kept):
         with progress.stage(Stage.PREFLIGHT):
-            here = fingerprint.host()
+            here = machine_profile.host()
             allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
             changed = _changes_of_files(manifest, here, digests, force=request.force)
@@ -177,7 +177,7 @@ def obstacles(manifest: Manifest, this_host: Host, digests: FileDigests | None =
 
     Nor are open files: the images list them (`engine.criu.missing_files`).
     """
-    found = fingerprint.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu))
+    found = machine_profile.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu))
     changed = changed_files(manifest, digests)
     return [*found, *changed, *home_elsewhere(manifest, this_host)] if changed else found
 

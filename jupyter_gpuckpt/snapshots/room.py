@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine.gpu import lane_windows
+from ..engine.gpu.ferry import ferry_windows
 from ..engine.memory import page_plan, reservations
 from ..engine.memory.page_plan import PagePlan
 from ..host import processes
 from ..host.overcommit import overcommit
-from ..manifest_records import Manifest
 from ..store.local import LocalStore
+from ..wire.manifest_records import Manifest
 from .stored_images import MEMORY, PROCESSES, write_images
 
 
@@ -25,7 +25,7 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
         needed -= sum(plan.shared_bytes for plan in _plans(manifest, store))
     if needed > free:
         # GPU memory that is filled window by window needs less.
-        needed -= lane_windows.spared(lane_windows.lane_bytes(manifest))
+        needed -= ferry_windows.spared(ferry_windows.lane_bytes(manifest))
     if needed <= free:
         return ""
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."

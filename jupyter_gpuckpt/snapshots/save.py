@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from ..engine.audit import records as audit_records
+from ..engine.audit import fact_records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import Plan, plan
@@ -23,12 +23,13 @@ from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable
-from ..file_records import KeptFile, MappedFile
-from ..host import fingerprint, gpu, processes
+from ..host import gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
-from ..manifest_records import (
+from ..store.local import LocalStore
+from ..wire.file_records import KeptFile, MappedFile
+from ..wire.manifest_records import (
     SHOWN_VARIABLES,
     CapturedFile,
     ImageFile,
@@ -38,11 +39,10 @@ from ..manifest_records import (
     Sizes,
     SnapshotInfo,
 )
-from ..plurals import some
-from ..progress import Progress, Stage
-from ..snapshot_order import Making
-from ..store.local import LocalStore
-from . import kept_files, notebooks, open_files, relied_packs, tcp
+from ..wire.plurals import some
+from ..wire.progress import Progress, Stage
+from ..wire.snapshot_order import Making
+from . import kept_files, notebooks, open_files, relied_packs, tcp_records
 from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
@@ -102,7 +102,7 @@ def save(
     digests, new = digests or FileDigests(), new or Making(uuid.uuid4().hex)
     with telling_a_loss(tree, "saved"), progress.stage(Stage.PREFLIGHT):
         prepared = _prepared(tree, spec, store, settings, options, digests, progress)
-        host, ids = fingerprint.host(), user_namespaces.ids_of(tree.init_pid)
+        host, ids = machine_profile.host(), user_namespaces.ids_of(tree.init_pid)
     warnings, notebook = prepared.warnings, prepared.notebook
     complete: list[SnapshotInfo] = []
     listening = list[int]()
@@ -132,8 +132,8 @@ def save(
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
         if stop:
-            listening = tcp.listening(tree, spec)
-            warnings += tcp.lost(state, spec, cut=not options.cause.spares_connections)
+            listening = tcp_records.listening(tree, spec)
+            warnings += tcp_records.lost(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
@@ -182,7 +182,7 @@ def save(
             connections=state.tcp.connections,
             uid=ids.uid,
             gid=ids.gid,
-            lost_connections=tcp.unkept(state, spec),
+            lost_connections=tcp_records.unkept(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
@@ -197,7 +197,9 @@ def save(
                 if not state.tcp.unaccepted:
                     staged.publish()
         if state.tcp.unaccepted:
-            manifest = tcp.published_with_unaccepted(manifest, state, store, settings, progress)
+            manifest = tcp_records.published_with_unaccepted(
+                manifest, state, store, settings, progress
+            )
         complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
@@ -216,7 +218,9 @@ def _prepared(
 ) -> _Preparation:
     """Check whether the kernel can be saved, and do everything before the freeze that may take time."""
     stop = options.stop
-    warnings = tcp.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
+    warnings = (
+        tcp_records.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
+    )
     chosen = plan(
         tree,
         settings,
@@ -279,7 +283,7 @@ def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
     images, sources = _images(state)
     sources += state.memory
     sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
-    sources += tcp.queues(state)
+    sources += tcp_records.queues(state)
     if facts := state.facts().encoded():
         sources.append(BytesSource(audit_records.STREAM, facts))
     return images, sources

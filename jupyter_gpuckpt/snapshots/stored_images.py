@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import ObjectCorrupt
 from ..images.unpack import read_stream
-from ..manifest_records import Manifest
 from ..store.local import LocalStore
+from ..wire.manifest_records import Manifest
 
 #: The stream of all images but large ones, which have streams of their own.
 IMAGES_STREAM = "images"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from .. import manager_secrets
 from ..engine.tree import kept_secrets
 from ..engine.tree.tree import Tree
-from ..manifest_records import Manifest
+from ..wire import manager_secrets
+from ..wire.manifest_records import Manifest
 
 if TYPE_CHECKING:
     from ..store.local import LocalStore

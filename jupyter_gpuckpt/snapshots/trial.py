@@ -23,13 +23,13 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError, StoreFull
-from ..file_locks import holding, is_locked
 from ..host import doctor_remedies, privileges
-from ..manifest_records import LaunchSpec, SaveOptions
-from ..progress import Progress
-from ..protocol import Check
+from ..linux.file_locks import holding, is_locked
 from ..store import faults
 from ..store.local import LocalStore
+from ..wire.manifest_records import LaunchSpec, SaveOptions
+from ..wire.progress import Progress
+from ..wire.protocol import Check
 from .resume import resume
 from .save import save
 

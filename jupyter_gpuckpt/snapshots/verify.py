@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from ..errors import ManifestInvalid, OperationCancelled, StoreError
-from ..images.workers.threads import share_out
-from ..snapshot_records import Verification
+from ..images.worker_threads import share_out
 from ..store import manifests
 from ..store.local import LocalStore
+from ..wire.snapshot_records import Verification
 
 #: The most problems that are listed; on a failed disk every chunk would be one.
 MAX_PROBLEMS = 100

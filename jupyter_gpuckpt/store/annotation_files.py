@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from .. import decoding
-from ..deadlines import Deadline
 from ..errors import FormatTooNew
-from ..manifest_records import SnapshotInfo
+from ..wire import decoding
+from ..wire.deadlines import Deadline
+from ..wire.manifest_records import SnapshotInfo
 from . import manifest_checks, manifests
 
 logger = logging.getLogger(__name__)

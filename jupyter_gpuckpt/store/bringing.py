@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import GpuCkptError, ObjectCorrupt, SnapshotExists, SnapshotNotFound, StoreUnavailable
-from ..manifest_records import Manifest
+from ..wire.manifest_records import Manifest
 from . import annotation_files, manifests, packs, stub_files
 from .faults import store_errors
 from .lock import StoreLock

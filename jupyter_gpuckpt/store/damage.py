@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ..errors import SnapshotNotFound, StoreError
 from . import damage_file, manifests, stub_files
-from .catalog import Catalog
 from .faults import store_errors
-from .listing import Listing
-from .records import Records
+from .index.catalog import Catalog
+from .snapshot_listing import Listing
+from .snapshot_rows import Records
 
 
 class Damage:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from .. import decoding
+from ..wire import decoding
 from .faults import store_errors
 from .manifests import replace_file
 

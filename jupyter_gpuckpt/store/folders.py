@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import disk_reserve
 from ..errors import ConfigurationError
+from ..linux import disk_reserve
 
 #: The name of the file with a store's catalog.
 CATALOG = "catalog.sqlite"

@@ -21,27 +21,27 @@ from typing import Any, Self
 
 import msgspec
 
-from ..deadlines import Deadline, after
 from ..errors import ObjectCorrupt, StoreError, StoreFull
-from ..manifest_records import Manifest, SnapshotInfo, Stream
-from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
+from ..wire.deadlines import Deadline, after
+from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
+from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
-from .catalog import Catalog
+from .chunks_in_use import Leases
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
-from .collect import Collector
 from .damage import Damage
 from .faults import store_errors
-from .leases import Leases
-from .listing import Listed, Listing
+from .index.catalog import Catalog
+from .index.places import Location, Places, unique
 from .lock import StoreLock
 from .pack_checks import PackChecks
 from .packs import Entry
-from .places import Location, Places, unique
-from .records import FreshPlaces, Records
 from .repack import Repacking
+from .snapshot_listing import Listed, Listing
+from .snapshot_rows import FreshPlaces, Records
 from .space import Space
 from .staging import Needed, Staged, Staging, exists
 from .stubs import Stubs
+from .unreferenced_packs import Collector
 from .upkeep import Upkeep, end_store
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter

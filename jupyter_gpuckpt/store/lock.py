@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from .. import decoding
 from ..errors import StoreUnavailable
+from ..wire import decoding
 
 logger = logging.getLogger(__name__)
 

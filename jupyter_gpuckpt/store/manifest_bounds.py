@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .. import decoding
+from ..wire import decoding
 
 #: The most bytes of a manifest. It has some 40 bytes per chunk, and a chunk is usually a quarter of a megabyte of memory.
 _MAX_MANIFEST_BYTES = 1 << 30

@@ -14,9 +14,9 @@ import socket
 import stat
 from collections.abc import Iterator
 
-from ..chunk_parts import PART_BYTES
-from ..ids import is_id
-from ..manifest_records import (
+from ..wire.chunk_parts import PART_BYTES
+from ..wire.ids import is_id
+from ..wire.manifest_records import (
     FORMER_SCRATCH,
     LINK_REMAP,
     SCRATCH,
@@ -27,7 +27,7 @@ from ..manifest_records import (
     Stream,
     TcpConnection,
 )
-from ..snapshot_order import MAX_NUMBER
+from ..wire.snapshot_order import MAX_NUMBER
 from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")

@@ -15,11 +15,11 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
-from .. import decoding, ids
-from ..chunk_parts import part_digests
-from ..disk_reserve import with_room
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
-from ..manifest_records import (
+from ..linux.disk_reserve import with_room
+from ..wire import decoding, ids
+from ..wire.chunk_parts import part_digests
+from ..wire.manifest_records import (
     COMPOSED_VERSION,
     FORMAT_VERSION,
     Chunk,
@@ -27,7 +27,7 @@ from ..manifest_records import (
     SnapshotInfo,
     Stream,
 )
-from ..snapshot_order import MAX_ARRIVING_NUMBER
+from ..wire.snapshot_order import MAX_ARRIVING_NUMBER
 from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
 from .packs import sync_directory

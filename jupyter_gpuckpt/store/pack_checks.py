@@ -1,7 +1,7 @@
 """Checks of packs that something else may have changed, cut short or removed since this package wrote them.
 
 Covers: the look at all packs before an operation relies on the catalog, the look at those of a snapshot before its kernel is killed,
-what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrubbing.py).
+what is recorded when a pack was read. Does not cover: reading packs (pack_reading.py), when that is done (daemon/scrub/scrubbing.py).
 
 A look at a pack takes about 5 us. Chunks of packs that are gone, shorter or changed do not count as stored any more, so the next save that
 has their bytes stores them again. A pack of which only inode or time of change of status differ is relied on, because backups and links
@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import rows
-from .catalog import Catalog
 from .faults import store_errors
-from .needs import forget_needing
+from .index import rows
+from .index.catalog import Catalog
+from .index.needs import forget_needing
+from .index.places import digests_in
 from .pack_files import Facts, Identity, Trust
 from .pack_reading import PackReading
-from .places import digests_in
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from .. import decoding
-from .database import sealed, unsealed
+from ..wire import decoding
+from .index.database import sealed, unsealed
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -26,8 +26,8 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from ..errors import FormatTooNew, ObjectCorrupt
-from ..manifest_records import FORMAT_VERSION
-from ..pwrite import pwrite_all
+from ..linux.pwrite import pwrite_all
+from ..wire.manifest_records import FORMAT_VERSION
 from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
 from .pack_files import Identity
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from ..errors import ObjectCorrupt
 from . import packs
-from .catalog import Catalog
+from .chunks_in_use import Lease, Leases
 from .codecs import CodecError, digest_of_stored
-from .collect import needed_by_all
-from .leases import Lease, Leases
-from .needs import Newest, chosen_of
+from .index.catalog import Catalog
+from .index.needs import Newest, chosen_of
 from .packs import Entry, PackFile
-from .records import Records
+from .snapshot_rows import Records
+from .unreferenced_packs import needed_by_all
 
 logger = logging.getLogger(__name__)
 

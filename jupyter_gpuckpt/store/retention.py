@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
-from ..manifest_records import SnapshotInfo
-from ..snapshot_order import newest_first
-from ..snapshot_records import RetentionPolicy, Verdict
+from ..wire.manifest_records import SnapshotInfo
+from ..wire.snapshot_order import newest_first
+from ..wire.snapshot_records import RetentionPolicy, Verdict
 
 NEEDED = "a kernel needs it"
 LATEST = "the latest snapshot of a kernel that is resumed from it"

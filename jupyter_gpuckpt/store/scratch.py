@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..fresh_memory import fresh_memory
+from ..linux.fresh_memory import fresh_memory
 
 
 class Scratch:

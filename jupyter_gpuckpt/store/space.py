@@ -1,6 +1,6 @@
 """The disk space of a store's snapshots: how much they share, the share of each name, and the growth.
 
-The records (`records.py`) show which name needs which chunk; the result is cached until the snapshots change.
+The records (`snapshot_rows.py`) show which name needs which chunk; the result is cached until the snapshots change.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..manifest_records import SnapshotInfo
-from ..snapshot_records import Growth, NameUsage, StoreUsage
+from ..wire.manifest_records import SnapshotInfo
+from ..wire.snapshot_records import Growth, NameUsage, StoreUsage
 from . import faults
-from .catalog import Catalog
-from .needs import Needs, add, chosen_of
-from .records import Records
+from .index.catalog import Catalog
+from .index.needs import Needs, add, chosen_of
+from .snapshot_rows import Records
 
 #: The most points of the growth curve.
 MAX_POINTS = 60

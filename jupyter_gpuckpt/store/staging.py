@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ..errors import SnapshotExists
-from ..manifest_records import Manifest, SnapshotInfo
+from ..wire.manifest_records import Manifest, SnapshotInfo
 from . import manifests, stub_files
+from .chunks_in_use import Leases
 from .faults import store_errors
-from .leases import Leases
-from .records import FreshPlaces, Records
+from .snapshot_rows import FreshPlaces, Records
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StoreUnavailable
-from ..file_locks import is_locked
-from ..snapshot_records import SnapshotChange
+from ..linux.file_locks import is_locked
+from ..linux.shared_folders import locks_reach_all
+from ..wire.snapshot_records import SnapshotChange
 from . import manifests, stub_files
-from .far.shared_folders import locks_reach_all
 from .faults import store_errors
 from .lock import names_another_host
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .. import decoding, ids
+from ..wire import decoding, ids
 from . import manifests
 from .packs import sync_directory
 

@@ -1,7 +1,7 @@
 """Stubs of a store: snapshots of which only the manifest, annotations and a few streams are here; a remote has their chunks.
 
-`daemon/near_copy.py` decides which snapshots become stubs. This module removes no chunks: the records of stubs need few chunks
-(`records.py`), so collecting and repacking remove the rest.
+`daemon/remotes/near_copy.py` decides which snapshots become stubs. This module removes no chunks: the records of stubs need few chunks
+(`snapshot_rows.py`), so collecting and repacking remove the rest.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import SnapshotFar
-from ..manifest_records import SnapshotInfo
+from ..wire.manifest_records import SnapshotInfo
 from . import manifests, stub_files
 from .faults import store_errors
-from .listing import Listing
+from .snapshot_listing import Listing
 from .staging import Staging
 from .stub_files import Stub
 

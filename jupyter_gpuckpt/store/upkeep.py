@@ -11,9 +11,9 @@ import sqlite3
 import threading
 
 from ..errors import StoreError
-from .catalog import Catalog
+from .index.catalog import Catalog
 from .lock import StoreLock
-from .records import Records
+from .snapshot_rows import Records
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from ..manifest_records import SnapshotInfo
-from .catalog import Catalog
+from ..wire.manifest_records import SnapshotInfo
 from .faults import store_errors
-from .needs import Needs, add, chosen_of
-from .records import Records
+from .index.catalog import Catalog
+from .index.needs import Needs, add, chosen_of
+from .snapshot_rows import Records
 
 
 class Weights:

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ..errors import StoreError, StoreFull
-from .catalog import Catalog
+from .chunks_in_use import Lease, Leases
 from .faults import store_errors
-from .leases import Lease, Leases
+from .index.catalog import Catalog
 from .packs import Entry, PackFile, new_name
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
-from jupyter_gpuckpt.agent_code import IMPLEMENTATION, installation_request
+from jupyter_gpuckpt.client.agent_code import IMPLEMENTATION, installation_request
 
 if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo

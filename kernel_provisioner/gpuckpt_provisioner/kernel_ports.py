@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from jupyter_client.connect import LocalPortCache
 
 from jupyter_gpuckpt.client import socket_folders
-from jupyter_gpuckpt.own_sockets import OwnSockets
-from jupyter_gpuckpt.ports import HeldPorts
+from jupyter_gpuckpt.linux.ports import HeldPorts
+from jupyter_gpuckpt.wire.own_sockets import OwnSockets
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager

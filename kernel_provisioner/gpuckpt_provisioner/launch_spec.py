@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jupyter_core.paths import jupyter_runtime_dir
 
-from jupyter_gpuckpt import manager_secrets
-from jupyter_gpuckpt.disk_reserve import room_beside, with_room
-from jupyter_gpuckpt.manifest_records import LaunchSpec
+from jupyter_gpuckpt.linux.disk_reserve import room_beside, with_room
+from jupyter_gpuckpt.wire import manager_secrets
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
-    from jupyter_gpuckpt.daemon_settings import Settings
-    from jupyter_gpuckpt.own_sockets import OwnSockets
+    from jupyter_gpuckpt.wire.daemon_settings import Settings
+    from jupyter_gpuckpt.wire.own_sockets import OwnSockets
 
 OnLostLease = Literal["auto", "continue", "pause"]
 

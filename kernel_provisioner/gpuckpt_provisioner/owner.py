@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, Hold, this_owner
 from jupyter_gpuckpt.errors import HostError
-from jupyter_gpuckpt.protocol import Event, Kernel, Owner, OwnerKind, Position, SuspendedKernel
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import Event, Kernel, Owner, OwnerKind, Position, SuspendedKernel
 
 from .agent_installation import install
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
-    from jupyter_gpuckpt.daemon_settings import Settings
+    from jupyter_gpuckpt.wire.daemon_settings import Settings
 
 
 class Watcher(Protocol):

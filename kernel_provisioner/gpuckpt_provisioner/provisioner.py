@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Enum, List, Unicode, default
 
-from jupyter_gpuckpt import calls, manager_secrets
-from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
+from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
     GpuCkptError,
@@ -27,8 +26,9 @@ from jupyter_gpuckpt.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from jupyter_gpuckpt.place import start_time
-from jupyter_gpuckpt.states import ABSENT, KernelState
+from jupyter_gpuckpt.wire import calls, manager_secrets
+from jupyter_gpuckpt.wire.place import start_time
+from jupyter_gpuckpt.wire.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
 from .kernel_ports import KernelPorts
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.client import Client
-    from jupyter_gpuckpt.protocol import Kernel, Position, SuspendedKernel
+    from jupyter_gpuckpt.wire.protocol import Kernel, Position, SuspendedKernel
 
     from .launch_spec import OnLostLease
 

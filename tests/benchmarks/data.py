@@ -17,8 +17,8 @@ import numpy as np
 
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import unpack
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Progress
 
 from . import memory_kinds, room
 from .machine import thread_counts

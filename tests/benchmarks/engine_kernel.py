@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.host import doctor, privileges
-from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.manifest_records import LaunchSpec, Manifest, SaveOptions
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.host import doctor_report, privileges
+from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.snapshots.resume import resume
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec, Manifest, SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 
 from . import memory_kinds
 from .environment import wait_until_ready
@@ -49,7 +49,7 @@ def scratch() -> Iterator[Path]:
 
 def settings(directory: Path, threads: int = 0) -> EngineSettings:
     """Return the engine as the daemon has it. Raises Skipped where it cannot run."""
-    criu = doctor.find_criu()
+    criu = doctor_report.find_criu()
     if criu is None:
         raise Skipped("freezing kernels needs a CRIU (make setup)")
     threads = threads or min(cores(), 16)

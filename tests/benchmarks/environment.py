@@ -14,8 +14,8 @@ from pathlib import Path
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.wire import calls
 
 
 @contextmanager

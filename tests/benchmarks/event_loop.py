@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.wire import calls
 from tests.server.conftest import Server
 
 from .loop_probe import ROUTE

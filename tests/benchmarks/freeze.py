@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.wire import calls
 
 from . import stock_criu
 from .engine_kernel import scratch

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from jupyter_gpuckpt.engine.gpu import cuda
-from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.gpu.driver import cuda
+from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import FileStaging
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes
 

@@ -6,10 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.protocol import Operation, Result
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.progress import Stage
+from jupyter_gpuckpt.wire.protocol import Operation, Result
 
 from .environment import daemon, kernel
 from .gpu_memory import FILL, require_right_answer, sizes

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.host import gpu
 
 from .room import GB, Skipped, fitting

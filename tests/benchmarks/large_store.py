@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jupyter_gpuckpt.manifest_records import Chunk, Manifest, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import manifests, packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest, Sizes, SnapshotInfo, Stream
 from tests.manifests import manifest_of
 
 #: Bytes of a chunk: enough to be most of its pack, as a real one is.

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jupyter_gpuckpt.engine.freeze import Frozen, frozen
 from jupyter_gpuckpt.engine.preflight import plan
-from jupyter_gpuckpt.manifest_records import SaveOptions
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.manifest_records import SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 
 from . import stock_criu
 from .engine_kernel import EngineKernel, engine_kernel, holding, scratch

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from tests import uids
 from tests.users.user import User
 

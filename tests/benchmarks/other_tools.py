@@ -21,9 +21,9 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.protocol import Operation, Result
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import Operation, Result
 
 from .environment import kernel, wait_until_ready
 

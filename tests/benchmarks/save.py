@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Progress
 
 from . import stock_criu
 from .engine_kernel import EngineKernel, engine_kernel, holding, scratch

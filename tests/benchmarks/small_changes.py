@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import msgspec
 
-from jupyter_gpuckpt.manifest_records import Manifest
-from jupyter_gpuckpt.progress import Progress, Stage
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import Manifest
+from jupyter_gpuckpt.wire.progress import Progress, Stage
 
 from .engine_kernel import EngineKernel, engine_kernel, scratch
 from .measured import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 
 from .environment import daemon, kernel
 from .measured import Row

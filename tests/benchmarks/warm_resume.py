@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jupyter_gpuckpt.progress import Stage
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Stage
 
 from . import stock_criu
 from .engine_kernel import engine_kernel, holding, scratch

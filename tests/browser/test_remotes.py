@@ -9,14 +9,14 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from jupyter_gpuckpt.store.far.sessions import Sessions
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from tests.browser.lab_server import started_lab
 from tests.browser.notebook_page import HAS_IDLE_KERNEL, NotebookPage
 from tests.conftest import wait_for
-from tests.far import servers, shared_servers
-from tests.far.joined import join
+from tests.remote import servers, shared_servers
+from tests.remote.joined import join
 
 pytestmark = pytest.mark.browser
 

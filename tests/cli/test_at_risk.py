@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from jupyter_gpuckpt.cli.at_risk import AtRisk, at_risk
-from jupyter_gpuckpt.protocol import Kernel
-from jupyter_gpuckpt.snapshot_records import Snapshot, Upload, UploadState
-from jupyter_gpuckpt.states import KernelState
-from tests.cli.test_far_sessions import joined
+from jupyter_gpuckpt.wire.protocol import Kernel
+from jupyter_gpuckpt.wire.snapshot_records import Snapshot, Upload, UploadState
+from jupyter_gpuckpt.wire.states import KernelState
+from tests.cli.test_remote_sessions import joined
 from tests.conftest import wait_for
 
 NOW = 10_000.0

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.cli.app import main
-from jupyter_gpuckpt.hub_records import USAGE, WAITING, Usage, Waiting, WaitingKernel
+from jupyter_gpuckpt.wire.hub_records import USAGE, WAITING, Usage, Waiting, WaitingKernel
 
 HOUR, GB = 3600, 10**9
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jupyter_gpuckpt.daemon.far_collector import collected
-from jupyter_gpuckpt.daemon.far_collector_messages import Task
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from tests.cli.test_far_sessions import joined
+from jupyter_gpuckpt.daemon.remotes.collector_messages import Task
+from jupyter_gpuckpt.daemon.remotes.collector_process import collected
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from tests.cli.test_remote_sessions import joined
 from tests.conftest import wait_for
 
 

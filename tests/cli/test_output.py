@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.cli import actions, app, output, summary
+from jupyter_gpuckpt.cli import actions, app, printing, summary
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
-from jupyter_gpuckpt.progress import ProgressRecord
-from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, Result
+from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.progress import ProgressRecord
+from jupyter_gpuckpt.wire.protocol import Operation, OperationKind, OperationState, Result
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, R
     ],
 )
 def test_sizes_read_as_people_write_them(count, text):
-    assert output.size(count) == text
+    assert printing.size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -42,32 +42,32 @@ def test_sizes_read_as_people_write_them(count, text):
     ],
 )
 def test_ages_name_the_largest_unit(seconds, text):
-    assert output.age(seconds) == text
+    assert printing.age(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.154, "0.15 s"), (12.34, "12.3 s"), (245, "4 min 05 s")]
 )
 def test_durations_keep_the_digits_that_matter(seconds, text):
-    assert output.duration(seconds) == text
+    assert printing.duration(seconds) == text
 
 
 def test_short_ids_are_long_enough_to_differ():
-    assert output.short_ids(["aaaaaaaa-1", "bbbbbbbb-1"]) == {
+    assert printing.short_ids(["aaaaaaaa-1", "bbbbbbbb-1"]) == {
         "aaaaaaaa-1": "aaaaaaaa",
         "bbbbbbbb-1": "bbbbbbbb",
     }
-    assert set(output.short_ids(["aaaaaaaa-1", "aaaaaaaa-2"]).values()) == {
+    assert set(printing.short_ids(["aaaaaaaa-1", "aaaaaaaa-2"]).values()) == {
         "aaaaaaaa-1",
         "aaaaaaaa-2",
     }
-    assert output.short_ids([]) == {}
-    assert output.short_ids(["", "abc"]) == {"": "", "abc": "abc"}
+    assert printing.short_ids([]) == {}
+    assert printing.short_ids(["", "abc"]) == {"": "", "abc": "abc"}
 
 
 def test_columns_are_aligned_left_or_right():
     rows = [["a.ipynb", "1.2 GB"], ["long name.ipynb", "12.0 GB"]]
-    text = output.table(["NAME", "MEMORY"], rows, right=["MEMORY"])
+    text = printing.table(["NAME", "MEMORY"], rows, right=["MEMORY"])
     assert text.splitlines() == [
         "NAME              MEMORY",
         "a.ipynb           1.2 GB",
@@ -76,20 +76,20 @@ def test_columns_are_aligned_left_or_right():
 
 
 def test_wide_letters_take_two_columns():
-    first, second = output.table(["N", "X"], [["分析", "a"]]).splitlines()
+    first, second = printing.table(["N", "X"], [["分析", "a"]]).splitlines()
     assert first == "N     X"
     assert second == "分析  a"
 
 
 def test_names_cannot_command_the_terminal():
-    assert "\x1b" not in output.table(["N"], [["a\x1b[2Jb\n"]])
-    assert output.printable("ü\x1b[2J") == "ü?[2J"
+    assert "\x1b" not in printing.table(["N"], [["a\x1b[2Jb\n"]])
+    assert printing.printable("ü\x1b[2J") == "ü?[2J"
 
 
 def test_a_progress_line_tells_stage_share_bytes_and_time():
-    line = output.progress_line("saving", ProgressRecord("pages", 10**9, 2 * 10**9, 1.25))
+    line = printing.progress_line("saving", ProgressRecord("pages", 10**9, 2 * 10**9, 1.25))
     assert line == "saving  pages  [############............]  50%  1.0 GB of 2.0 GB  1.2 s"
-    assert output.progress_line("saving", ProgressRecord("freeze")) == "saving  freeze  0.0 s"
+    assert printing.progress_line("saving", ProgressRecord("freeze")) == "saving  freeze  0.0 s"
 
 
 class Terminal(io.StringIO):
@@ -99,7 +99,7 @@ class Terminal(io.StringIO):
 
 def test_the_bar_is_drawn_on_a_terminal_and_leaves_nothing_behind():
     terminal = Terminal()
-    with output.ProgressBar("saving", terminal) as bar:
+    with printing.ProgressBar("saving", terminal) as bar:
         bar.show(ProgressRecord("pages", 1, 2, 0.1))
     drawn = terminal.getvalue()
     assert "pages" in drawn
@@ -109,18 +109,18 @@ def test_the_bar_is_drawn_on_a_terminal_and_leaves_nothing_behind():
 
 def test_the_bar_is_silent_elsewhere():
     file = io.StringIO()
-    with output.ProgressBar("saving", file) as bar:
+    with printing.ProgressBar("saving", file) as bar:
         bar.show(ProgressRecord("pages", 1, 2, 0.1))
     assert file.getvalue() == ""
 
 
 def test_an_error_is_message_details_and_hint_for_people(capsys):
-    output.fail(ConfigurationError("No.", hint="Do this.", details="a\nb"), as_json=False)
+    printing.fail(ConfigurationError("No.", hint="Do this.", details="a\nb"), as_json=False)
     assert capsys.readouterr() == ("", "No.\n  a\n  b\nHint: Do this.\n")
 
 
 def test_an_error_is_a_document_for_programs(capsys):
-    output.fail(ConfigurationError("No.", hint="Do this."), as_json=True)
+    printing.fail(ConfigurationError("No.", hint="Do this."), as_json=True)
     out, err = capsys.readouterr()
     error = {"message": "No.", "code": "configuration", "hint": "Do this.", "details": ""}
     assert json.loads(out) == {"error": error}

@@ -11,20 +11,21 @@ import stat
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import file_locks
-from jupyter_gpuckpt.cli import app, remotes
-from jupyter_gpuckpt.cli import remote_keys as remote_commands
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.daemon.remote_uploader import record_path
-from jupyter_gpuckpt.daemon.upload_queue import Uploaded, read_uploaded, write_uploaded
+from jupyter_gpuckpt.cli import app
+from jupyter_gpuckpt.cli.remote import key_command as remote_commands
+from jupyter_gpuckpt.cli.remote import remote_command
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
+from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, read_uploaded, write_uploaded
 from jupyter_gpuckpt.errors import KeyUnavailable
-from jupyter_gpuckpt.store.far import journal, keyring
-from jupyter_gpuckpt.store.far.buckets import open_bucket
-from jupyter_gpuckpt.store.far.journal import Journal, path_of
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from jupyter_gpuckpt.store.far.sessions import Facts
-from jupyter_gpuckpt.store.far.upload import Uploader
-from tests.far.installations import Reader, save, some_chunks, store_of
+from jupyter_gpuckpt.linux import file_locks
+from jupyter_gpuckpt.remote import keyring, upload_progress
+from jupyter_gpuckpt.remote.buckets import open_bucket
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_sessions import Facts
+from jupyter_gpuckpt.remote.upload import Uploader
+from jupyter_gpuckpt.remote.upload_progress import Journal, path_of
+from tests.remote.installations import Reader, save, some_chunks, store_of
 
 
 @pytest.fixture
@@ -265,7 +266,7 @@ def test_while_a_remote_is_removed_its_copies_do_not_become_the_only_ones(
         free.append(is_eviction_free(data_dir))
         return remote_commands.ask(*words, **more)
 
-    monkeypatch.setattr(remotes, "ask", asked)
+    monkeypatch.setattr(remote_command, "ask", asked)
     assert app.main(["remote", "rm", "share"]) == 0
     assert free == [False]
     assert is_eviction_free(data_dir)
@@ -290,7 +291,7 @@ def test_nothing_of_a_removed_remote_counts_for_another_of_its_name(data_dir, tm
     # A daemon that was reading it at that moment writes down afterwards what it has seen.
     shutil.copytree(tmp_path / "kept", state)
     assert app.main(["remote", "add", "share", urls[1]]) == 0
-    assert journal.unfinished(state) == []
+    assert upload_progress.unfinished(state) == []
     assert read_uploaded(record_path(data_dir, "share")) == Uploaded()
     shutil.rmtree(data_dir / "store")
     _uploaded(data_dir, "share", s1=content)

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.agent_code import installation
+from jupyter_gpuckpt.client.agent_code import installation
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.host import doctor
+from jupyter_gpuckpt.host import doctor_report
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.manifest_records import Cause, Manifest, SaveOptions
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import Cause, Manifest, SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.compat.programs import HERE, KINDS, asked, launched, scripted_gpu
 from tests.compat.records import KEPT, enumerated, filled, kind_of
 
@@ -37,7 +37,7 @@ def main(version: str) -> None:
     ctypes.CDLL(None).prctl(
         36, 1, 0, 0, 0
     )  # PR_SET_CHILD_SUBREAPER: the trees are to be found below this process
-    criu = doctor.find_criu()
+    criu = doctor_report.find_criu()
     assert criu is not None, "run tools/install-criu"
     known: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="compat-", dir="/tmp") as path:

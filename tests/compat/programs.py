@@ -17,7 +17,7 @@ from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import commands
-from jupyter_gpuckpt.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml
 from tests.engine.scripted_gpu import ONE, put_in

@@ -1,6 +1,6 @@
 """The agent of 0.1.0, which comes back in every kernel that was saved with it, works with today's server.
 
-When one of these fails, kernels of older snapshots would lose output, comms or variables. Let `server/kernels/agent.py` accept
+When one of these fails, kernels of older snapshots would lose output, comms or variables. Let `server/kernels/agent_calls.py` accept
 the older answers, and send requests that older agents understand (they ignore fields that they do not know). Do not make
 `agent.txt` of a released version anew.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
-from jupyter_gpuckpt.server.kernels import agent
+from jupyter_gpuckpt.server.kernels import agent_calls
 from jupyter_gpuckpt.server.messages.probe import AGENT_REQUEST, ask
 from tests.conftest import wait_for
 
@@ -92,7 +92,7 @@ def test_an_agent_of_an_older_snapshot_does_all_that_the_server_asks(
 
     async def talk():
         async with kernel_with(text) as (manager, cells):
-            assert await agent.state(manager) == agent.AgentState(0, 0, uses_gpu=False)
+            assert await agent_calls.state(manager) == agent_calls.AgentState(0, 0, uses_gpu=False)
             await cells.run(
                 "x = list(range(1000)); seen = []\n"
                 "ip = get_ipython()\n"
@@ -100,23 +100,23 @@ def test_an_agent_of_an_older_snapshot_does_all_that_the_server_asks(
                 "ip.events.register('on_resume', lambda: seen.append('resume'))\n"
                 "from comm import create_comm; opened = create_comm('of_the_test')"
             )
-            found = await agent.state(manager)
+            found = await agent_calls.state(manager)
             assert (found.on_save, found.on_resume) == (1, 1)
-            assert await agent.call_on_save(manager, found)
-            listed = await agent.variables(manager, 1.0)
+            assert await agent_calls.call_on_save(manager, found)
+            listed = await agent_calls.variables(manager, 1.0)
             assert {"x", "seen"} <= {one.name for one in listed.listed}
             assert listed.fingerprints["x"]
-            assert await agent.trim(manager, 0.1) >= 0
-            assert await agent.switch_peer_access_off(manager, busy=False) == (True, False)
-            assert await agent.switch_peer_access_on(manager)
+            assert await agent_calls.trim(manager, 0.1) >= 0
+            assert await agent_calls.switch_peer_access_off(manager, busy=False) == (True, False)
+            assert await agent_calls.switch_peer_access_on(manager)
 
-            comms = await agent.prepare(manager)
+            comms = await agent_calls.prepare(manager)
             assert "of_the_test" in comms.targets.values()
             ended = tmp_path / "ended"
             kept = cells.begin(f"print('kept'); open({str(ended)!r}, 'w').close()")
             await asyncio.to_thread(wait_for, ended.exists, SECONDS)
             assert kept not in await cells.heard_before_a_probe(manager)
-            await agent.resumed(
+            await agent_calls.resumed(
                 manager,
                 {"COMPAT_TEST": "new", "OTHER": "new"},
                 {},
@@ -124,13 +124,13 @@ def test_an_agent_of_an_older_snapshot_does_all_that_the_server_asks(
                 branched=False,
                 gpu_is_back=True,
             )
-            await agent.call_on_resume(manager)
-            assert await agent.flush(manager)
+            await agent_calls.call_on_resume(manager)
+            assert await agent_calls.flush(manager)
             assert await cells.heard(kept) == "kept\n"
             assert await cells.replied(kept) == "ok"
             told = "import os; print(seen, os.environ['COMPAT_TEST'], os.environ.get('OTHER'))"
             assert await cells.run(told) == "['save', 'resume'] new None\n"
-            messages, _ = await agent.messages_after(manager, "unknown", [kept])
+            messages, _ = await agent_calls.messages_after(manager, "unknown", [kept])
             assert any(b"kept" in part for message in messages for part in message)
             # The very reply that this page has had already.
             with pytest.raises(ValueError, match="Duplicate Signature"):

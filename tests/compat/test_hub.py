@@ -17,7 +17,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
-from jupyter_gpuckpt.hub_records import SpawnerState
+from jupyter_gpuckpt.wire.hub_records import SpawnerState
 
 RECORDED = sorted(Path(__file__).parent.glob("*/hub.json"))
 

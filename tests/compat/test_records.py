@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import decoding
+from jupyter_gpuckpt.wire import decoding
 from tests.compat.records import KEPT, enumerated, kind_of
 
 FILES = sorted(Path(__file__).parent.glob("*/records.json"))

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.host import fingerprint
-from jupyter_gpuckpt.manifest_records import Cause, Manifest, SaveOptions
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.host import machine_profile
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.snapshots.resume import resume
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import Cause, Manifest, SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.compat.programs import HERE, asked, scripted_gpu
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import RUNNING, Memory
@@ -57,8 +57,8 @@ class Back:
     def find(self, name) -> Manifest:
         (info,) = [each for each in self.store.snapshots() if each.name == name]
         found = self.store.manifest(info.snapshot_id)
-        lacks = set(filter(fingerprint._is_instruction, found.host.cpu_flags))
-        lacks -= set(fingerprint.host().cpu_flags)
+        lacks = set(filter(machine_profile._is_instruction, found.host.cpu_flags))
+        lacks -= set(machine_profile.host().cpu_flags)
         if lacks:
             pytest.skip(f"this machine's processor lacks {', '.join(sorted(lacks))}")
         return found

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.client.host_report import host_report
+from jupyter_gpuckpt.client.report_without_daemon import host_report
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.protocol import HostReport
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import HostReport
 from tests.matrix.trial import Kernel
 
 BEGIN = """

@@ -6,8 +6,8 @@ import resource
 import sys
 from pathlib import Path
 
-from jupyter_gpuckpt import decoding
 from jupyter_gpuckpt.host import criu_program, doctor_remedies
+from jupyter_gpuckpt.wire import decoding
 from tests.containers.inside import Result
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ import time
 import dying_daemon
 
 from jupyter_gpuckpt.daemon.app import main
-from jupyter_gpuckpt.images.workers import check_client
+from jupyter_gpuckpt.remote import check_client
 
 WORKERS = 2
 #: The place at which a worker has been given a run.

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.errors import KernelNotFound, SnapshotInUse
-from jupyter_gpuckpt.manifest_records import SCRATCH, LaunchSpec
-from jupyter_gpuckpt.protocol import OwnerKind
-from jupyter_gpuckpt.snapshot_records import UploadState
+from jupyter_gpuckpt.wire import calls, daemon_settings
+from jupyter_gpuckpt.wire.manifest_records import SCRATCH, LaunchSpec
+from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.snapshot_records import UploadState
 from tests.conftest import wait_for
-from tests.far import servers
-from tests.far.installations import Reader, add_remote, save, store_of
 from tests.live_files import entries_below
 from tests.programs import NOISE
+from tests.remote import servers
+from tests.remote.installations import Reader, add_remote, save, store_of
 
 #: For what a loaded machine does.
 LONG = 300.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from jumping_clock import Clock
 
 from jupyter_gpuckpt.daemon.app import main
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.progress import Progress
 
 holding, held = threading.Lock(), set()
 

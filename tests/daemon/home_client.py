@@ -9,11 +9,11 @@ import json
 import sys
 from typing import Any
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.protocol import Operation, OwnerKind
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.protocol import Operation, OwnerKind
 
 
 def main() -> None:

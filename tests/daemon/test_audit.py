@@ -7,12 +7,12 @@ import socket
 import time
 from datetime import UTC, datetime, timedelta
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon import audit
 from jupyter_gpuckpt.errors import ErrorRecord
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, SaveRequest
-from jupyter_gpuckpt.snapshot_records import RetentionPolicy
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.protocol import Operation, OperationKind, OperationState, SaveRequest
+from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
 from tests.conftest import wait_for
 
 #: In a title and a message.

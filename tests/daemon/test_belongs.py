@@ -2,11 +2,11 @@
 
 import pytest
 
-from jupyter_gpuckpt.daemon.owners import belongs
-from jupyter_gpuckpt.daemon.records import KernelRecord
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.place import Place
-from jupyter_gpuckpt.protocol import Owner, OwnerKind
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
+from jupyter_gpuckpt.daemon.kernels.owners import belongs
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.place import Place
+from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind
 
 HERE = Place(0, "boot", [1, 2, 3, 4], "0::/", "/data")
 SERVER, SCRIPT = OwnerKind.SERVER, OwnerKind.SCRIPT

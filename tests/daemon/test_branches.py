@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
@@ -20,9 +19,10 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
     ThawFailed,
 )
-from jupyter_gpuckpt.ports import HeldPorts
-from jupyter_gpuckpt.protocol import BranchRequest, OperationKind
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.linux.ports import HeldPorts
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import BranchRequest, OperationKind
+from jupyter_gpuckpt.wire.states import KernelState
 
 #: Keeps a word; each connection to its first port may say another, and is told the word and the number of the second port.
 KEEPER = """

@@ -1,11 +1,11 @@
-"""calls.py and the daemon's routes are two ends of one contract."""
+"""wire.calls.py and the daemon's routes are two ends of one contract."""
 
 import inspect
 import re
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon.base_handler import BaseHandler
-from jupyter_gpuckpt.daemon.handlers import ROUTES
+from jupyter_gpuckpt.daemon.http.daemon_handler import BaseHandler
+from jupyter_gpuckpt.daemon.http.kernel_routes import ROUTES
+from jupyter_gpuckpt.wire import calls
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.protocol import OperationState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import OperationState
 from tests.daemon.test_crashes_at_every_step import GPU_STAGES, STAGES, dying
 
 __all__ = ["dying"]

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.progress import Stage
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon import jumping_clock
 from tests.daemon.jumping_clock import Clock
 from tests.daemon.test_crashes_at_every_step import (  # noqa: F401 - fixtures

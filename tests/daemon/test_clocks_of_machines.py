@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.client.reviving import revive
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.progress import Stage
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import environment, folder_of_a_daemon
 from tests.daemon import jumping_clock
 from tests.daemon.conftest import settings_in

@@ -4,7 +4,7 @@ import os
 import resource
 from pathlib import Path
 
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 
 
 def limits(pid):

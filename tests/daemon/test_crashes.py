@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import FORMER_SCRATCH, SCRATCH
-from jupyter_gpuckpt.protocol import OwnerKind
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.manifest_records import FORMER_SCRATCH, SCRATCH
+from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from types import MappingProxyType
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import SCRATCH
-from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import SCRATCH
+from jupyter_gpuckpt.wire.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import environment, folder_of_a_daemon, left_in
 
 DYING_DAEMON = Path(__file__).with_name("dying_daemon.py")
@@ -311,7 +311,7 @@ def test_the_stages_are_those_that_operations_go_through(world, holder, settings
         Stage.FETCH,
         Stage.UPLOAD,
         Stage.RELEASE,
-    }  # tests/far and test_uploads.py kill the daemon in these
+    }  # tests/remote and test_uploads.py kill the daemon in these
     of_kernels = set(Stage) - of_remotes
     assert of_kernels == {stage for stages in STAGES.values() for stage in stages}
     with Client.connect(settings) as client:

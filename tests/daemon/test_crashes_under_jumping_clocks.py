@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from tests.daemon import jumping_clock
 from tests.daemon.jumping_clock import Clock
 from tests.daemon.test_crashes import *  # noqa: F403 - its tests and fixtures

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import KernelNotFound, KernelStateConflict
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

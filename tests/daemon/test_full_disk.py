@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import StoreFull
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import end_everything_below, environment, wait_for
 from tests.daemon.conftest import LARGE
 from tests.full_disks import fill, has_no_file_left, is_full, small_disk, use_all_files

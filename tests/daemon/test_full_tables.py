@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import DaemonUnavailable, GpuCkptError
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon import host_report
-from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.host import doctor_remedies, privileges
 from jupyter_gpuckpt.snapshots import trial
 from jupyter_gpuckpt.store import damage_file
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import Settings
 from tests.conftest import processes_naming, wait_for
 from tests.filters import NO_SUCH_CALL, refuse
 
@@ -32,7 +32,7 @@ not_filtered = pytest.mark.skipif(
 
 REPORT = """
 import sys, msgspec
-from jupyter_gpuckpt import daemon_settings
+from jupyter_gpuckpt.wire import daemon_settings
 from jupyter_gpuckpt.daemon import host_report, lifetime
 lifetime.become_parent_of_orphans()
 settings = daemon_settings.from_json(sys.argv[1])

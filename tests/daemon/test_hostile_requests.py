@@ -4,11 +4,11 @@ import httpx
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import transport
 from jupyter_gpuckpt.errors import GpuCkptError, KernelNotFound, SnapshotNotFound
-from jupyter_gpuckpt.protocol import BranchRequest, LaunchRequest, SignalRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import BranchRequest, LaunchRequest, SignalRequest
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

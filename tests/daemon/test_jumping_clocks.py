@@ -2,7 +2,7 @@
 
 import pytest
 
-from jupyter_gpuckpt.progress import Stage
+from jupyter_gpuckpt.wire.progress import Stage
 from tests.daemon import jumping_clock
 from tests.daemon.jumping_clock import Clock
 from tests.daemon.test_crashes_at_every_step import (  # noqa: F401 - fixtures

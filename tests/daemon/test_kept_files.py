@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from jupyter_gpuckpt import calls, place
+from jupyter_gpuckpt.wire import calls, place
 from tests.live_files import entries_below
 
 #: Says again and again what is in a file that it has opened once.

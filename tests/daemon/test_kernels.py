@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import starting
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
@@ -17,7 +16,8 @@ from jupyter_gpuckpt.errors import (
     OperationNotFound,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

@@ -13,21 +13,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.protocol import OperationState
-from jupyter_gpuckpt.states import KernelState
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import OperationState
+from jupyter_gpuckpt.wire.remote_listings import FetchRequest
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import processes_naming, wait_for
 from tests.daemon.conftest import LONG
 from tests.daemon.test_crashes_at_every_step import Dying
-from tests.far import servers, shared_servers
-from tests.far.installations import content_of, save, some_chunks, store_of
-from tests.far.joined import join
 from tests.live_files import bytes_below
+from tests.remote import servers, shared_servers
+from tests.remote.installations import content_of, save, some_chunks, store_of
+from tests.remote.joined import join
 
 CHECKING_DAEMON = Path(__file__).with_name("checking_daemon.py")
 #: When a worker has just been given a run: see there.
@@ -39,11 +39,11 @@ PACKAGE = "jupyter_gpuckpt."
 PUBLISHED = PACKAGE + "store.local.LocalStore.publish"
 #: Other moments of a fetch, in their order: the ends of these methods.
 METHODS = (
-    PACKAGE + "images.workers.check_client.CheckingProcesses.__enter__",
-    PACKAGE + "store.far.fetch._Fetching.add",
-    PACKAGE + "images.workers.check_client._Worker.check",
+    PACKAGE + "remote.check_client.CheckingProcesses.__enter__",
+    PACKAGE + "remote.fetch._Fetching.add",
+    PACKAGE + "remote.check_client._Worker.check",
     PACKAGE + "store.writer.PackWriter.append_all",
-    PACKAGE + "store.far.fetch._Fetching.run",
+    PACKAGE + "remote.fetch._Fetching.run",
     PACKAGE + "store.writer.PackWriter.finish",
     PUBLISHED,
 )

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import ToolMissing
+from jupyter_gpuckpt.wire import calls
 
 #: Writes each module that the process imports, and whether any of its threads freezes a tree at that moment.
 WITNESS = """
@@ -84,7 +84,7 @@ def test_without_what_saves_need_no_kernel_is_started(half_installed, client, ow
 def test_after_an_upgrade_nothing_of_the_new_version_is_imported():
     code = """
 import jupyter_gpuckpt.daemon.app
-from jupyter_gpuckpt import protocol
+from jupyter_gpuckpt.wire import protocol
 protocol.package_version()
 protocol.metadata.version = lambda name: "99"
 from jupyter_gpuckpt.daemon import late_imports

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.daemon.lost_leases import pauses
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.protocol import OwnerKind
-from jupyter_gpuckpt.states import KernelState
-from jupyter_gpuckpt.store.far.leases import Leases
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from jupyter_gpuckpt.store.far.sessions import Sessions
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.daemon.remotes.lost_leases import pauses
+from jupyter_gpuckpt.remote.lease_objects import Leases
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_sessions import Sessions
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.states import KernelState
 
 pytestmark = pytest.mark.usefixtures("credentials")
 

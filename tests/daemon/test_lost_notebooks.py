@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt.daemon import lost_notebooks
-from jupyter_gpuckpt.daemon.lost_notebooks import LostNotebooks, notebook_of
+from jupyter_gpuckpt.daemon.kernels import lost_notebooks
+from jupyter_gpuckpt.daemon.kernels.lost_notebooks import LostNotebooks, notebook_of
 
 
 def record(kernel_id, path="a.ipynb"):

@@ -7,16 +7,16 @@ import uuid
 
 import pytest
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon import far_views, remote_keys
+from jupyter_gpuckpt.daemon.remotes import remote_keys, session_views
 from jupyter_gpuckpt.errors import ConfigurationError, KernelStateConflict, RemoteNotFound
-from jupyter_gpuckpt.far_records import ListedSession, ListedSnapshot
-from jupyter_gpuckpt.protocol import OperationKind, OperationState
-from jupyter_gpuckpt.states import KernelState
-from jupyter_gpuckpt.store.far.leases import Leases
-from jupyter_gpuckpt.store.far.pack_refs import PACK_BYTES
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from jupyter_gpuckpt.store.far.sessions import Sessions
+from jupyter_gpuckpt.remote.lease_objects import Leases
+from jupyter_gpuckpt.remote.pack_refs import PACK_BYTES
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_sessions import Sessions
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import OperationKind, OperationState
+from jupyter_gpuckpt.wire.remote_listings import ListedSession, ListedSnapshot
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.conftest import LARGE
 
 pytestmark = pytest.mark.usefixtures("credentials")
@@ -143,5 +143,5 @@ def test_what_was_moved_is_offered_before_what_is_newer():
         session("moved before", 8.5, moved_at=10.0),
         session("is here", 9.5, here=True, moved_at=30.0),
     ]
-    order = [one.session_id for one in sorted(found, key=far_views.rank)]
+    order = [one.session_id for one in sorted(found, key=session_views.rank)]
     assert order == ["moved", "moved before", "newer", "is here", "runs"]

@@ -10,19 +10,19 @@ import uuid
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon.change_sender import telling_lock
+from jupyter_gpuckpt.daemon.remotes.change_sender import telling_lock
 from jupyter_gpuckpt.errors import SnapshotFar, StoreError
-from jupyter_gpuckpt.file_locks import eviction
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.protocol import BranchRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.linux.file_locks import eviction
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.progress import Stage
+from jupyter_gpuckpt.wire.protocol import BranchRequest
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.test_crashes_at_every_step import Dying
-from tests.far.installations import add_remote
 from tests.live_files import bytes_below
+from tests.remote.installations import add_remote
 
 #: For what a loaded machine does.
 LONG = 300.0

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import AsyncClient, Client, this_owner
 from jupyter_gpuckpt.client.mirror import Mirror
 from jupyter_gpuckpt.errors import (
@@ -20,9 +19,10 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.protocol import OperationState, OwnerKind, SaveRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.protocol import OperationState, OwnerKind, SaveRequest
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.conftest import LARGE
 
 

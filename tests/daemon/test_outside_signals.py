@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.wire import calls
 
 #: Forks a worker, starts a program, says what it finds, and then does what it is told.
 PROGRAM = """

@@ -10,20 +10,20 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
-from jupyter_gpuckpt.daemon.owners import GRACE_SECONDS
+from jupyter_gpuckpt.daemon.kernels.owners import GRACE_SECONDS
 from jupyter_gpuckpt.errors import ConfigurationError, GpuCkptError
-from jupyter_gpuckpt.protocol import OwnerKind, SaveRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.protocol import OwnerKind, SaveRequest
+from jupyter_gpuckpt.wire.states import KernelState
 
 #: A client in a process of its own, so that it can die: launches a kernel, prints its pid, waits.
 OWNER = """
 import sys, time
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.client import Client, this_owner
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.protocol import OwnerKind
 kind, root, hub, log, suspend = sys.argv[1:]
 client = Client.connect()
 owner = this_owner(OwnerKind(kind), root_dir=root, hub_server=hub)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, KernelStateConflict
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 def test_a_kernel_without_a_gpu_is_told_so_and_runs_on(client, kernel, counts, eventually):

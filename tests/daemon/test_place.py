@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import place
 from jupyter_gpuckpt.errors import ConfigurationError, DaemonUnavailable
+from jupyter_gpuckpt.wire import place
 from tests import uids
 
 

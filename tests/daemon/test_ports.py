@@ -10,18 +10,18 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
-from jupyter_gpuckpt.daemon.kernels import Kernels
-from jupyter_gpuckpt.daemon.machine import Machine
-from jupyter_gpuckpt.daemon.owners import Owners
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records
-from jupyter_gpuckpt.daemon.streams import Streams
-from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.ports import HeldPorts
-from jupyter_gpuckpt.protocol import OwnerKind
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.kernels.kernels import Kernels
+from jupyter_gpuckpt.daemon.kernels.machine import Machine
+from jupyter_gpuckpt.daemon.kernels.owners import Owners
+from jupyter_gpuckpt.daemon.kernels.streams import Streams
+from jupyter_gpuckpt.linux.ports import HeldPorts
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.daemon_settings import Settings
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.ports import unused_port
 
 LISTENER = """

@@ -9,10 +9,9 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import place
-from jupyter_gpuckpt.daemon.launch_checks import check_kernel_id
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records
-from jupyter_gpuckpt.daemon.recovered import recovered
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.kernels.launch_checks import check_kernel_id
+from jupyter_gpuckpt.daemon.kernels.recovered import recovered
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
@@ -21,10 +20,11 @@ from jupyter_gpuckpt.errors import (
     SessionLost,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.file_locks import holding
-from jupyter_gpuckpt.manifest_records import LaunchSpec, SnapshotInfo
-from jupyter_gpuckpt.protocol import Owner, OwnerKind
-from jupyter_gpuckpt.states import KernelState as S
+from jupyter_gpuckpt.linux.file_locks import holding
+from jupyter_gpuckpt.wire import place
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec, SnapshotInfo
+from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind
+from jupyter_gpuckpt.wire.states import KernelState as S
 
 NOW = 1000.0
 TREE = Tree(10, 1, 11, 2, 12, 3, "/x")

@@ -7,15 +7,15 @@ import secrets
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.cli import app
-from jupyter_gpuckpt.remote_records import RemoteVerb
-from jupyter_gpuckpt.snapshot_records import UploadState
-from jupyter_gpuckpt.store.far.remotes import Remotes
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.remote_records import RemoteVerb
+from jupyter_gpuckpt.wire.snapshot_records import UploadState
 from tests.daemon.conftest import LONG
-from tests.far import interfering, servers, shared_servers
-from tests.far.installations import ask, some_chunks
-from tests.far.interfering import Refusal
+from tests.remote import interfering, servers, shared_servers
+from tests.remote.installations import ask, some_chunks
+from tests.remote.interfering import Refusal
 
 OLD_KEY = "an-old-access-key"
 

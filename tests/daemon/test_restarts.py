@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable, FreezeFailed, KernelNotFound
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.protocol import SaveRequest
-from jupyter_gpuckpt.restart_records import SetAsideRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.protocol import SaveRequest
+from jupyter_gpuckpt.wire.restart_records import SetAsideRequest
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.test_crashes_at_every_step import Dying
 from tests.ports import free_port
 

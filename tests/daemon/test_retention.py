@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import SnapshotNotFound
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.protocol import SaveRequest
-from jupyter_gpuckpt.snapshot_records import RetentionPolicy
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.protocol import SaveRequest
+from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.live_files import bytes_below
 
 #: Holds random memory; most of it becomes other memory, and a little stays for good, whenever the file `.change` is there.

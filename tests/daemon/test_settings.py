@@ -7,10 +7,10 @@ import sys
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
+from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.wire import daemon_settings
+from jupyter_gpuckpt.wire.daemon_settings import Settings
 
 ENVIRONMENT = {
     "JUPYTER_GPUCKPT_DATA_DIR": "/data",

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
-from jupyter_gpuckpt.daemon.record_leases import RecordLeases
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.daemon.kernels.record_leases import RecordLeases
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import PATIENCE
 from tests.daemon.conftest import COUNTER
 from tests.server.test_another_machine import BOOT, NAMESPACES

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import starting
 from jupyter_gpuckpt.errors import DaemonSilent
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 
 #: For what took 100 seconds. That it takes 2 is a matter of `calls.ALIVE_SECONDS`.

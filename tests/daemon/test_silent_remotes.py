@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.protocol import SaveRequest
-from jupyter_gpuckpt.remote_records import Capabilities, KeySource, Remote, RemoteVerb
-from jupyter_gpuckpt.store.far.remotes import Remotes
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.protocol import SaveRequest
+from jupyter_gpuckpt.wire.remote_records import Capabilities, KeySource, Remote, RemoteVerb
 from tests.daemon.conftest import LONG
-from tests.far import interfering
-from tests.far.installations import ask, some_chunks
+from tests.remote import interfering
+from tests.remote.installations import ask, some_chunks
 
 pytestmark = pytest.mark.usefixtures("credentials")
 

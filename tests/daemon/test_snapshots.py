@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, starting
-from jupyter_gpuckpt.daemon.inventory import needed_ids
-from jupyter_gpuckpt.daemon.records import KernelRecord
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
+from jupyter_gpuckpt.daemon.snapshots.inventory import needed_ids
 from jupyter_gpuckpt.errors import (
     ArchiveInvalid,
     ConfigurationError,
@@ -22,10 +21,11 @@ from jupyter_gpuckpt.errors import (
     SnapshotInUse,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.manifest_records import Cause, SnapshotInfo
-from jupyter_gpuckpt.protocol import Owner, OwnerKind, SaveRequest
-from jupyter_gpuckpt.snapshot_records import RetentionPolicy
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.manifest_records import Cause, SnapshotInfo
+from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind, SaveRequest
+from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.conftest import LARGE
 
 MB = 1_000_000

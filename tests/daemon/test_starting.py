@@ -16,10 +16,10 @@ import httpx
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import AsyncClient, Client, programs, starting
 from jupyter_gpuckpt.errors import DaemonSilent, DaemonUnavailable, ToolMissing
-from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.protocol import PROTOCOL_VERSION, package_version
 from tests.conftest import wait_for
 from tests.live_files import stats_below
 
@@ -261,7 +261,7 @@ def test_an_ordinary_user_gets_a_daemon_that_works_or_says_what_is_missing(short
         "JUPYTER_GPUCKPT_IDLE_EXIT": "1",
     }
     code = """
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.client import Client
 with Client.connect() as client:
     shake = client.send(calls.handshake())
@@ -302,7 +302,7 @@ def test_curl_can_speak_to_it(client, target):
 def test_a_client_in_another_pid_namespace_gets_its_own_daemon(client):
     """It could not see the processes of ours, nor they its."""
     code = """
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.client import Client
 shake = Client.connect().send(calls.handshake())
 print(shake.pid, shake.place)

@@ -7,12 +7,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting, transport
 from jupyter_gpuckpt.client.mirror import Mirror
-from jupyter_gpuckpt.daemon.streams import MAX_WAITING_EVENTS
+from jupyter_gpuckpt.daemon.kernels.streams import MAX_WAITING_EVENTS
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.protocol import (
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import (
     Event,
     Kernel,
     Operation,
@@ -21,7 +21,7 @@ from jupyter_gpuckpt.protocol import (
     Position,
     State,
 )
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.fixture

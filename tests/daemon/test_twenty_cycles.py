@@ -12,8 +12,8 @@ import pytest
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.wire import calls
 from tests.live_files import entries_below
 
 #: What each cycle leaves over is seen after a few of them, what one in several leaves after more.

@@ -12,20 +12,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon.far_facts import facts_of
-from jupyter_gpuckpt.daemon.sending import Sending
+from jupyter_gpuckpt.daemon.remotes.notebook_facts import facts_of
+from jupyter_gpuckpt.daemon.remotes.sending import Sending
 from jupyter_gpuckpt.host.idle_priority import NICE
-from jupyter_gpuckpt.protocol import SaveRequest
-from jupyter_gpuckpt.remote_records import RemoteVerb
-from jupyter_gpuckpt.snapshot_records import SnapshotChangeKind, UploadState
-from jupyter_gpuckpt.store.far import far_manifests
+from jupyter_gpuckpt.remote import remote_manifests
+from jupyter_gpuckpt.wire import calls, place
+from jupyter_gpuckpt.wire.protocol import SaveRequest
+from jupyter_gpuckpt.wire.remote_records import RemoteVerb
+from jupyter_gpuckpt.wire.snapshot_records import SnapshotChangeKind, UploadState
 from tests.conftest import processes_naming
 from tests.daemon.conftest import LONG
-from tests.far import servers
-from tests.far.installations import ask, save, some_chunks, store_of
+from tests.remote import servers
+from tests.remote.installations import ask, save, some_chunks, store_of
 
 #: Bytes per second: the second pack goes half a minute after the first, with which every process begins at once.
 SLOW = 1_000_000
@@ -105,7 +105,7 @@ def test_a_daemon_that_is_killed_while_it_uploads_goes_on_and_sends_no_pack_twic
     uploaded(client, "one")
     far = reader()
     [session] = far.listed().values()
-    manifest = far_manifests.read(far.bucket, far.seal, session.listed[0].manifest)
+    manifest = remote_manifests.read(far.bucket, far.seal, session.listed[0].manifest)
     assert sent <= {ref.name for ref in manifest.packs}
     assert far.fetch_all() == {"one": chunks}
     assert not path.exists()

@@ -6,13 +6,13 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon.resume_times import ResumeTimes
-from jupyter_gpuckpt.daemon.usage import Usage, differ
+from jupyter_gpuckpt.daemon.kernels.resume_times import ResumeTimes
+from jupyter_gpuckpt.daemon.kernels.usage import Usage, differ
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
-from jupyter_gpuckpt.progress import Progress, Stage
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.progress import Progress, Stage
+from jupyter_gpuckpt.wire.states import KernelState
 
 MB = 1_000_000
 
@@ -95,7 +95,7 @@ def test_worker_processes_wait_for_a_large_kernel_and_for_no_other(
     client, growing, told, eventually
 ):
     def fork_servers():
-        named = "jupyter_gpuckpt.images.workers.fork_server"
+        named = "jupyter_gpuckpt.images.fork_server"
         daemon = client.send(calls.handshake()).pid
         return [pid for pid in processes.children(daemon) if named in processes.arguments(pid)]
 

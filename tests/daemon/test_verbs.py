@@ -8,18 +8,18 @@ from functools import partial
 
 import pytest
 
-from jupyter_gpuckpt.daemon.jobs import Job, Outcome
-from jupyter_gpuckpt.daemon.kernels import Kernels
-from jupyter_gpuckpt.daemon.machine import Machine
-from jupyter_gpuckpt.daemon.operations import Operations
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records
-from jupyter_gpuckpt.daemon.streams import Streams
-from jupyter_gpuckpt.daemon.verbs import Verbs
+from jupyter_gpuckpt.daemon.kernels.jobs import Job, Outcome
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.kernels.kernels import Kernels
+from jupyter_gpuckpt.daemon.kernels.machine import Machine
+from jupyter_gpuckpt.daemon.kernels.operations import Operations
+from jupyter_gpuckpt.daemon.kernels.streams import Streams
+from jupyter_gpuckpt.daemon.kernels.verbs import Verbs
 from jupyter_gpuckpt.errors import SessionLost, StoreFull, record_of
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.place import this_place
-from jupyter_gpuckpt.protocol import OperationKind, Owner, OwnerKind, Result
-from jupyter_gpuckpt.states import KernelState, Verb
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.place import this_place
+from jupyter_gpuckpt.wire.protocol import OperationKind, Owner, OwnerKind, Result
+from jupyter_gpuckpt.wire.states import KernelState, Verb
 from tests.conftest import PATIENCE
 
 FORMER, LOST = record_of(StoreFull("no room")), record_of(SessionLost("taken over"))

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from jupyter_gpuckpt.engine import park
-from jupyter_gpuckpt.engine.gpu import cuda
-from jupyter_gpuckpt.engine.gpu.processes import DIRECTORY
+from jupyter_gpuckpt.engine.gpu.driver import cuda
+from jupyter_gpuckpt.engine.gpu.gpu_processes import DIRECTORY
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.host import gpu, processes
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.as_user import DEVICES
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml

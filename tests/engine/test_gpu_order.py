@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 from jupyter_gpuckpt.engine import park
-from jupyter_gpuckpt.engine.gpu import cuda
-from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
-from jupyter_gpuckpt.engine.gpu.processes import GpuProcesses
+from jupyter_gpuckpt.engine.gpu import gpu_processes
+from jupyter_gpuckpt.engine.gpu.driver import cuda
+from jupyter_gpuckpt.engine.gpu.gpu_processes import GpuProcesses
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable, ToolMissing
 from jupyter_gpuckpt.host import privileges, processes
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.engine.scripted_driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Error
 from tests.engine.scripted_gpu import (
     LENGTH,

@@ -20,8 +20,8 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.images.pack import pack
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_packing
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import processes_naming
 from tests.engine.scripted_driver import CHECKPOINTED, Error
 from tests.engine.scripted_gpu import (

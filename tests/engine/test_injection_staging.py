@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.staging import _END_SECONDS, FileStaging, StagingFile
+from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import _END_SECONDS, FileStaging, StagingFile
 from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes

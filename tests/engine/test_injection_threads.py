@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.release import release
+from jupyter_gpuckpt.engine.gpu.driver.release import release
 from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.errors import CheckpointError

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import FileStaging
 from jupyter_gpuckpt.engine.injection import ptrace
 from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.host import processes

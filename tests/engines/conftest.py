@@ -8,7 +8,7 @@ from tests.conftest import environment, missing, only_for_root
 from tests.engines.docker_hub import DockerHub
 from tests.engines.podman_api import PodmanApi
 from tests.engines.slurm_cluster import SlurmCluster
-from tests.far import servers
+from tests.remote import servers
 
 
 @pytest.fixture(scope="session")

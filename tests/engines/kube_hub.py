@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jupyter_gpuckpt import pods
+from jupyter_gpuckpt.wire import pods
 from tests.engines.podman_api import IMAGE
 from tests.engines.podman_cluster import GATEWAY, Cluster
 from tests.hub.chart import settings_of

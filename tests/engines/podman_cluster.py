@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from jupyter_gpuckpt import pods
+from jupyter_gpuckpt.wire import pods
 from tests.conftest import wait_for
 from tests.engines import pod_runtime
 from tests.engines.podman_api import ROOT, PodmanApi

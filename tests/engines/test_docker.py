@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from jupyter_gpuckpt.hub_records import STOP_MARGIN_SECONDS
+from jupyter_gpuckpt.wire.hub_records import STOP_MARGIN_SECONDS
 from tests.conftest import environment, wait_for
 from tests.engines.docker_hub import DockerHub
-from tests.far import servers
 from tests.hub.test_stops import Two, culling
 from tests.programs import NOISE
+from tests.remote import servers
 from tests.server.test_time_travel import branch
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from jupyter_gpuckpt import pods
+from jupyter_gpuckpt.wire import pods
 from tests.as_user import ROOT
 from tests.conftest import environment, missing, wait_for
 from tests.documented import block

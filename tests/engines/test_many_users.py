@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from jupyter_gpuckpt.hub_records import STOP_MARGIN_SECONDS
+from jupyter_gpuckpt.wire.hub_records import STOP_MARGIN_SECONDS
 from tests.conftest import end_everything_below, missing
 from tests.engines.user_accounts import UserAccounts
 from tests.hub.conftest import Hub

@@ -12,11 +12,8 @@ import pytest
 import zstandard
 from hypothesis import given
 
-from jupyter_gpuckpt.daemon.records import Records
+from jupyter_gpuckpt.daemon.kernels.kernel_records import Records
 from jupyter_gpuckpt.errors import StoreError
-from jupyter_gpuckpt.ids import is_id
-from jupyter_gpuckpt.manifest_records import Manifest
-from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import (
     annotation_files,
@@ -28,6 +25,9 @@ from jupyter_gpuckpt.store import (
 )
 from jupyter_gpuckpt.store.codecs import CodecError, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.ids import is_id
+from jupyter_gpuckpt.wire.manifest_records import Manifest
+from jupyter_gpuckpt.wire.place import this_place
 from tests.fuzz.inputs import altered, distorted, tries
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "0.1.0"

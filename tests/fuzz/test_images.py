@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.engine import kept_files, placing
+from jupyter_gpuckpt.engine import kept_file_copies, placing
 from jupyter_gpuckpt.engine.criu import (
     file_images,
     inet_images,
@@ -23,8 +23,8 @@ from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory import page_plan
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ObjectCorrupt
-from jupyter_gpuckpt.manifest_records import Chunk, Manifest, Process, Stream
 from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest, Process, Stream
 from tests.fuzz.inputs import altered, tries
 from tests.fuzz.test_files import BODY, sealed
 
@@ -122,7 +122,7 @@ def look(name, data):
             lambda: file_images.mend(files),
             lambda: scheduling.mend(images),
             lambda: file_images.rewind(files, ["/tmp/socket"]),
-            lambda: kept_files.give_own_names(images, Path("/tmp")),
+            lambda: kept_file_copies.give_own_names(images, Path("/tmp")),
             lambda: memory_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
             lambda: page_plan.align_areas(RELATED, images),
             lambda: page_plan.plan(MANIFEST, images),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt import calls, decoding, protocol, snapshot_records
 from jupyter_gpuckpt.errors import ErrorRecord, GpuCkptError
+from jupyter_gpuckpt.wire import calls, decoding, protocol, snapshot_records
 from tests.fuzz.inputs import altered, distorted, tries
 
 KINDS = sorted(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt import daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner, transport
-from jupyter_gpuckpt.daemon.handlers import ROUTES
-from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.daemon.http.kernel_routes import ROUTES
 from jupyter_gpuckpt.server.rest.routes import PREFIX
 from jupyter_gpuckpt.server.rest.routes import ROUTES as SERVER_ROUTES
+from jupyter_gpuckpt.wire import daemon_settings
+from jupyter_gpuckpt.wire.protocol import OwnerKind
 from tests.fuzz.inputs import altered, distorted, tries
 from tests.server.conftest import Server
 

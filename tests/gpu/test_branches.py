@@ -10,10 +10,10 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.ports import HeldPorts
-from jupyter_gpuckpt.protocol import BranchRequest
+from jupyter_gpuckpt.linux.ports import HeldPorts
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import BranchRequest
 from tests.gpu.test_kernel import GB, SETUP, check, done, kernel, reconnected, run, state
 
 __all__ = ["kernel"]

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.errors import ToolMissing
 
 
@@ -38,7 +38,7 @@ def test_a_step_says_what_is_missing(step):
 
 
 def test_the_package_is_imported_only_when_asked():
-    code = "import sys, jupyter_gpuckpt.engine.gpu.cuda; assert 'cuda' not in sys.modules"
+    code = "import sys, jupyter_gpuckpt.engine.gpu.driver.cuda; assert 'cuda' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,

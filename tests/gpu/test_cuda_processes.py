@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu import cuda
-from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
-from jupyter_gpuckpt.engine.gpu.cuda import ProcessState
-from jupyter_gpuckpt.engine.gpu.processes import GpuProcesses
-from jupyter_gpuckpt.engine.gpu.release import release
-from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.gpu import gpu_processes
+from jupyter_gpuckpt.engine.gpu.driver import cuda
+from jupyter_gpuckpt.engine.gpu.driver.cuda import ProcessState
+from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import FileStaging
+from jupyter_gpuckpt.engine.gpu.driver.release import release
+from jupyter_gpuckpt.engine.gpu.gpu_processes import GpuProcesses
 from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.progress import Progress
 
 pytestmark = pytest.mark.gpu
 

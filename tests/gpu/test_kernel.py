@@ -16,13 +16,13 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, HostIncompatible
 from jupyter_gpuckpt.host import gpu, processes
-from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
-from jupyter_gpuckpt.protocol import Operation, Result
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
+from jupyter_gpuckpt.wire.protocol import Operation, Result
+from jupyter_gpuckpt.wire.states import KernelState
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.gpu.test_kernel import done, kernel, run
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.host import gpu
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.server.conftest import make_server  # noqa: F401 - a fixture
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.host import gpu, processes
 from tests.server.conftest import Page, Server, eventually, make_server
 

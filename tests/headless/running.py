@@ -13,12 +13,12 @@ from pathlib import Path
 
 import nbformat
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client.starting import Target
 from jupyter_gpuckpt.client.sync_client import Client
-from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.place import this_place
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import Settings
+from jupyter_gpuckpt.wire.place import this_place
 
 #: It shows a number at a time and waits at each gate; what it computes depends on all that was before.
 GATES = (10, 20)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
-from jupyter_gpuckpt.remote_records import RemoteVerb
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.remote_records import RemoteVerb
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import wait_for
-from tests.far.installations import add_remote, ask
+from tests.remote.installations import add_remote, ask
 
 from .running import outputs, write_notebook
 

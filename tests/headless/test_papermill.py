@@ -5,7 +5,7 @@ import json
 import nbformat
 import pytest
 
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import wait_for
 
 from .running import CELLS, Runner, outputs

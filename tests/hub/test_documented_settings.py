@@ -7,8 +7,8 @@ import yaml
 from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
-from jupyter_gpuckpt import pods
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin
+from jupyter_gpuckpt.wire import pods
 from tests.documented import block, blocks
 
 HUB = "jupyterhub.md"

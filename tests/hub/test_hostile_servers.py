@@ -13,7 +13,7 @@ from jupyterhub.spawner import SimpleLocalProcessSpawner
 
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.hub import server_request, with_suspend
-from jupyter_gpuckpt.hub_records import NAMED, USAGE, WAITING
+from jupyter_gpuckpt.wire.hub_records import NAMED, USAGE, WAITING
 
 MB = 1 << 20
 

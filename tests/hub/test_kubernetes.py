@@ -18,11 +18,11 @@ from kubespawner import KubeSpawner
 from kubespawner import spawner as kubespawner_module
 from traitlets.config import Config
 
-from jupyter_gpuckpt import pods
 from jupyter_gpuckpt.cli.app import main
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import doctor_remedies
-from jupyter_gpuckpt.hub_records import Waiting, WaitingKernel
+from jupyter_gpuckpt.wire import pods
+from jupyter_gpuckpt.wire.hub_records import Waiting, WaitingKernel
 from tests.hub.chart import settings_of
 from tests.hub.refused_hubs import refusal_at_start
 

@@ -8,13 +8,13 @@ import pytest
 from jupyterhub.spawner import SimpleLocalProcessSpawner
 from traitlets.config import Config
 
-from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.daemon_traits import GpuCkptDaemon
+from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.hub import with_suspend
-from jupyter_gpuckpt.hub.limits import exceeded
-from jupyter_gpuckpt.hub_records import USAGE, Usage
-from jupyter_gpuckpt.snapshot_records import RetentionPolicy
+from jupyter_gpuckpt.hub.user_limits import exceeded
+from jupyter_gpuckpt.wire import daemon_settings
+from jupyter_gpuckpt.wire.hub_records import USAGE, Usage
+from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
 from tests.hub.test_hostile_servers import answered, served
 
 

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
 from jupyter_gpuckpt.hub.waiting import form, message
-from jupyter_gpuckpt.hub_records import NAMED, WAITING, SpawnerState, Waiting, WaitingKernel
+from jupyter_gpuckpt.wire.hub_records import NAMED, WAITING, SpawnerState, Waiting, WaitingKernel
 
 
 def waiting_for(*names):

@@ -14,10 +14,10 @@ import msgspec
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import privileges
+from jupyter_gpuckpt.wire import calls
 from tests.matrix.row import Row
 
 #: Where lines are kept for the page (report.py).

@@ -18,9 +18,9 @@ from gpuckpt_provisioner import GpuCkptProvisioner
 from jupyter_client.manager import start_new_kernel
 from traitlets.config import Config
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.blocking_clients import printed
 
 CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]

@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon.reclaim import polling
 from jupyter_gpuckpt.daemon.reclaim.endpoints import Endpoint
-from jupyter_gpuckpt.reclaim_records import now
+from jupyter_gpuckpt.wire.reclaim_records import now
 from tests.conftest import PATIENCE
 from tests.reclaim import doubles
 

@@ -12,7 +12,7 @@ from email.utils import formatdate
 import psutil
 import pytest
 
-from jupyter_gpuckpt.daemon.reclaim import administrator, watch
+from jupyter_gpuckpt.daemon.reclaim import administrator, notice_watch
 from jupyter_gpuckpt.daemon.reclaim.administrator import CommandNotices, UrlNotices
 from jupyter_gpuckpt.daemon.reclaim.endpoints import Endpoint
 from tests.conftest import PATIENCE
@@ -111,7 +111,7 @@ def test_a_program_that_is_not_there_is_said_once(caplog):
     ],
 )
 def test_a_url_that_cannot_be_used_is_said_to_be_without_its_secrets(text, expected, caplog):
-    assert watch.is_usable(text) is expected
+    assert notice_watch.is_usable(text) is expected
     assert bool(caplog.messages) is not expected
     assert "secret" not in caplog.text
 

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.protocol import OwnerKind, SaveRequest
-from jupyter_gpuckpt.reclaim_records import NoticeKind, NoticeRequest
-from jupyter_gpuckpt.snapshot_records import UploadState
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import OwnerKind, SaveRequest
+from jupyter_gpuckpt.wire.reclaim_records import NoticeKind, NoticeRequest
+from jupyter_gpuckpt.wire.snapshot_records import UploadState
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.daemon.conftest import *  # noqa: F403 - fixtures
 from tests.daemon.conftest import LARGE
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from jupyter_gpuckpt.daemon import operations as operations_module
-from jupyter_gpuckpt.daemon.operations import Operations
+from jupyter_gpuckpt.daemon.kernels import operations as operations_module
+from jupyter_gpuckpt.daemon.kernels.operations import Operations
 from jupyter_gpuckpt.daemon.reclaim.first_saves import FirstSaves
 from jupyter_gpuckpt.errors import KernelBusy, StoreUnavailable
-from jupyter_gpuckpt.protocol import OperationKind, OwnerKind, Position, Result
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.protocol import OperationKind, OwnerKind, Position, Result
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import PATIENCE
 
 

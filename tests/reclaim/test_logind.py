@@ -14,11 +14,11 @@ import pytest
 from jeepney import DBusAddress, new_error, new_method_return, new_signal
 from jeepney.io.blocking import open_dbus_connection
 
-from jupyter_gpuckpt import calls
-from jupyter_gpuckpt.daemon.reclaim import logind, watch
-from jupyter_gpuckpt.protocol import OwnerKind
-from jupyter_gpuckpt.reclaim_records import NoticeKind
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.daemon.reclaim import logind, notice_watch
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.reclaim_records import NoticeKind
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import missing
 from tests.daemon.conftest import *  # noqa: F403 - fixtures
 from tests.reclaim.conftest import eventually, reading
@@ -208,5 +208,5 @@ def test_the_daemon_lets_a_shutdown_go_on_when_kernels_are_suspended(
 
 
 def test_without_a_bus_nothing_is_looked_for(tmp_path):
-    assert not watch.has_system_bus({}, tmp_path / "missing")
-    assert watch.has_system_bus({"DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/somewhere"})
+    assert not notice_watch.has_system_bus({}, tmp_path / "missing")
+    assert notice_watch.has_system_bus({"DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/somewhere"})

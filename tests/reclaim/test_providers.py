@@ -13,7 +13,7 @@ from jupyter_gpuckpt.daemon.reclaim import azure as azure_source
 from jupyter_gpuckpt.daemon.reclaim import endpoints, polling, providers
 from jupyter_gpuckpt.daemon.reclaim import gcp as gcp_source
 from jupyter_gpuckpt.daemon.reclaim.providers import Provider
-from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind
+from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind
 from tests.reclaim import doubles
 from tests.reclaim.conftest import eventually
 from tests.reclaim.doubles import SILENCE

@@ -11,17 +11,20 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import decoding
 from jupyter_gpuckpt.client.mirror import Mirror
-from jupyter_gpuckpt.daemon.inventory import Inventory
 from jupyter_gpuckpt.daemon.reclaim import reaction as reaction_module
 from jupyter_gpuckpt.daemon.reclaim.reaction import Reaction
 from jupyter_gpuckpt.daemon.reclaim.risks import _ago
-from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
-from jupyter_gpuckpt.daemon.uploads import Uploads
+from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
+from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
+from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import DaemonUnavailable, KernelBusy, StoreUnavailable
-from jupyter_gpuckpt.manifest_records import Cause, Sizes, SnapshotInfo
-from jupyter_gpuckpt.protocol import (
+from jupyter_gpuckpt.server.policies import reclaim as reclaim_module
+from jupyter_gpuckpt.server.policies.reclaim import Reclaim
+from jupyter_gpuckpt.server.policies.suspend_all import suspend_all
+from jupyter_gpuckpt.wire import decoding
+from jupyter_gpuckpt.wire.manifest_records import Cause, Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.protocol import (
     Event,
     Kernel,
     Operation,
@@ -31,12 +34,9 @@ from jupyter_gpuckpt.protocol import (
     Position,
     State,
 )
-from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, NoticeRequest, now
-from jupyter_gpuckpt.remote_records import Remote
-from jupyter_gpuckpt.server.policies import reclaim as reclaim_module
-from jupyter_gpuckpt.server.policies.reclaim import Reclaim
-from jupyter_gpuckpt.server.policies.suspend_all import suspend_all
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind, NoticeRequest, now
+from jupyter_gpuckpt.wire.remote_records import Remote
+from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import PATIENCE
 
 NOTICE = Notice("aws-spot:1", NoticeKind.RECLAIM, 100.0)

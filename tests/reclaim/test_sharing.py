@@ -15,7 +15,7 @@ from jupyter_gpuckpt.daemon.reclaim import aws as aws_source
 from jupyter_gpuckpt.daemon.reclaim import shared
 from jupyter_gpuckpt.daemon.reclaim.endpoints import Endpoint
 from jupyter_gpuckpt.daemon.reclaim.shared import Board, SharedSource
-from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, now
+from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind, now
 from tests.conftest import PATIENCE
 from tests.reclaim.conftest import PACE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import reclaim_records
 from jupyter_gpuckpt.daemon.reclaim import timing as timing_module
 from jupyter_gpuckpt.daemon.reclaim.timing import Timing
-from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind
+from jupyter_gpuckpt.wire import reclaim_records
+from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import websocket
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import from_environment
 from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.programs import NOISE

@@ -10,7 +10,7 @@ import pytest
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.server.kernels import agent
+from jupyter_gpuckpt.server.kernels import agent_calls
 from tests.conftest import processes_naming, wait_for
 
 #: Python's lock is held in a call of C's, until the test writes into a pipe.
@@ -44,7 +44,7 @@ def test_a_kernel_whose_cell_holds_pythons_lock_is_saved_like_another(server):
 
 def test_a_kernel_that_stood_still_when_it_was_told_to_speak_is_told_again(server, monkeypatch):
     """As after the end of a daemon that was killed in a save: the next one lets the kernel run on."""
-    monkeypatch.setattr(agent, "_ANSWER_SECONDS", 120)
+    monkeypatch.setattr(agent_calls, "_ANSWER_SECONDS", 120)
     page = server.open()
     page.run("pass")
     connection_file = Path(server.env["JUPYTER_RUNTIME_DIR"], f"kernel-{page.kernel_id}.json")
@@ -55,18 +55,18 @@ def test_a_kernel_that_stood_still_when_it_was_told_to_speak_is_told_again(serve
         tries.append(True)
         if len(tries) == 15:  # a closed socket has given up by then (LINGER: 1 s)
             os.kill(named[0], signal.SIGCONT)
-            monkeypatch.setattr(agent, "_ANSWER_SECONDS", 120)
+            monkeypatch.setattr(agent_calls, "_ANSWER_SECONDS", 120)
         return True
 
     async def stand_still():
         manager = ServerKernelManager()
         manager.load_connection_file(str(connection_file))
-        assert await agent.prepare(manager) is not None
+        assert await agent_calls.prepare(manager) is not None
         os.kill(named[0], signal.SIGSTOP)
         wait_for(lambda: processes.state(named[0]) == "T")
-        monkeypatch.setattr(agent, "_ANSWER_SECONDS", 0.1)
-        monkeypatch.setattr(agent, "_SILENCE_SECONDS", 300)
-        told = await agent.flush(manager, wanted)
+        monkeypatch.setattr(agent_calls, "_ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(agent_calls, "_SILENCE_SECONDS", 300)
+        told = await agent_calls.flush(manager, wanted)
         manager.context.destroy(linger=0)
         return told
 

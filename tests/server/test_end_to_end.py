@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import processes_naming, wait_for
 from tests.ports import free_port
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.ended_operations import SCHEMA_ID
+from jupyter_gpuckpt.wire import calls
 from tests.programs import SANDBOX
 
 

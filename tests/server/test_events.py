@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.programs import NOISE
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon_settings import from_environment
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import from_environment
 from tests.conftest import end_everything_below, environment
 from tests.full_disks import empty, fill, small_disk
 from tests.programs import NOISE

@@ -29,7 +29,7 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from jupyter_gpuckpt.server import jupyter_internals as internals
-from jupyter_gpuckpt.server.kernels.sessions import list_sessions, sessions_of
+from jupyter_gpuckpt.server.kernels.notebook_sessions import list_sessions, sessions_of
 
 #: Seconds after which something that does not happen any more is a failure.
 TIMEOUT = 120

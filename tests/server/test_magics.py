@@ -3,7 +3,8 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_gpuckpt import load_ipython_extension, magics
+from jupyter_gpuckpt import load_ipython_extension
+from jupyter_gpuckpt.client import magics
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.remote_records import RemoteVerb
-from jupyter_gpuckpt.store.far.leases import Leases
-from jupyter_gpuckpt.store.far.remotes import Remotes
-from jupyter_gpuckpt.store.far.sessions import Sessions
-from tests.far.installations import add_remote, ask
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.remote.lease_objects import Leases
+from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_sessions import Sessions
+from jupyter_gpuckpt.wire.remote_records import RemoteVerb
+from tests.remote.installations import add_remote, ask
 
 #: Bytes per second, too few for the snapshot of a kernel to be uploaded within a test.
 NEVER = 1000

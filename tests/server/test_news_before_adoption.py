@@ -11,7 +11,7 @@ from tests.conftest import wait_for
 LATE = """
 import asyncio, os
 from pathlib import Path
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, sys
-from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_server.serverapp import ServerApp
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.manifest_records import Sizes
-from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.far.installations import ask
-from tests.far.joined import join
-from tests.far.stores import chunks
+from jupyter_gpuckpt.wire.manifest_records import Sizes
+from jupyter_gpuckpt.wire.remote_records import Remote, RemoteVerb
 from tests.manifests import manifest
+from tests.remote.installations import ask
+from tests.remote.joined import join
+from tests.remote.stores import chunks
 from tests.unit.test_store_local import put
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.server.rest.openapi import PREFIX
 from jupyter_gpuckpt.server.rest.routes import ROUTES
-from tests.far.installations import ask as ask_remotes
-from tests.far.joined import join
+from jupyter_gpuckpt.wire.remote_records import Remote, RemoteVerb
+from tests.remote.installations import ask as ask_remotes
+from tests.remote.joined import join
 from tests.server.conftest import Server
 from tests.server.contract import DOCUMENT, described
 

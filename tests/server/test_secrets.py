@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import zstandard
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon_settings import from_environment
-from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import from_environment
+from jupyter_gpuckpt.wire.manifest_records import Manifest
 from tests.conftest import wait_for
 from tests.live_files import stats_below
 from tests.server.page import TIMEOUT, Listener

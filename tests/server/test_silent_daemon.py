@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon_settings import from_environment
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import from_environment
 from tests.conftest import wait_for
 from tests.server.page import TIMEOUT
 

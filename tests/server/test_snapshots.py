@@ -7,9 +7,9 @@ import tarfile
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.programs import python_module
 from tests.server.contract import DOCUMENT

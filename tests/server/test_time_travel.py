@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.daemon.user_deletions import UserDeletions
-from jupyter_gpuckpt.remote_records import RemoteVerb
+from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
+from jupyter_gpuckpt.wire.remote_records import RemoteVerb
 from tests.conftest import wait_for
-from tests.far.installations import add_remote, ask
 from tests.programs import NOISE
+from tests.remote.installations import add_remote, ask
 
 NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import websocket
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.programs import NOISE
 

@@ -16,12 +16,12 @@ import pytest
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.manifest_records import Cause, LaunchSpec, SaveOptions
-from jupyter_gpuckpt.progress import Progress
-from jupyter_gpuckpt.protocol import ResumeRequest
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import Cause, LaunchSpec, SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
+from jupyter_gpuckpt.wire.protocol import ResumeRequest
 from tests.conftest import PATIENCE
 
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.engine import recovery
-from jupyter_gpuckpt.manifest_records import Chunk, Stream
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import resume
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import wait_for
 
 ATTRIBUTES = """

@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from jupyter_gpuckpt.errors import FilesChanged, HostIncompatible, KernelNotCheckpointable
-from jupyter_gpuckpt.host import fingerprint
+from jupyter_gpuckpt.host import machine_profile
 from jupyter_gpuckpt.host.file_digests import FileDigests
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.snapshot_records import Change
 from jupyter_gpuckpt.snapshots import arrivals
 from jupyter_gpuckpt.snapshots.changes import changes
+from jupyter_gpuckpt.wire.progress import Stage
+from jupyter_gpuckpt.wire.snapshot_records import Change
 from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.silent_disk import silent_disk
@@ -392,7 +392,7 @@ def test_the_outlines_are_those_of_the_data_alone(reader):
     assert ours["log"].is_written
     programs = {file.path for file in manifest.mapped}
     assert not programs & {file.path for file in manifest.open_files}
-    assert manifest.host.boot_id == fingerprint.host().boot_id != ""
+    assert manifest.host.boot_id == machine_profile.host().boot_id != ""
     assert FileDigests().outlines.read({}) == {}
 
 

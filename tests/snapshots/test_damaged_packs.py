@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, ObjectCorrupt
-from jupyter_gpuckpt.manifest_records import Cause
-from jupyter_gpuckpt.progress import Stage
-from jupyter_gpuckpt.store.pack_folder import PackFolder
+from jupyter_gpuckpt.store.index.pack_folder import PackFolder
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.progress import Stage
 from tests.parameters import some_slow
 from tests.snapshots.test_failing_saves import assert_runs_on
 from tests.snapshots.test_rehearsal import at

@@ -18,7 +18,7 @@ from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawDisturbed, ThawFailed
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
+from jupyter_gpuckpt.wire.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
 from tests.parameters import some_slow
 
 COUNTER = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine.criu import options as criu_options
+from jupyter_gpuckpt.engine.criu import command_lines as criu_options
 from jupyter_gpuckpt.engine.tree import launch, standstill
 from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.errors import (
@@ -23,8 +23,8 @@ from jupyter_gpuckpt.errors import (
     StoreFull,
 )
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord
 from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.programs import COUNTER, NOISE

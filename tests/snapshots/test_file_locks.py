@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine.criu import dropped_locks, file_locks
+from jupyter_gpuckpt.engine.criu import dropped_locks, lock_images
 from jupyter_gpuckpt.errors import ThawFailed
 from tests.conftest import PATIENCE
 
@@ -116,14 +116,14 @@ def test_a_lock_that_is_held_for_a_moment_is_waited_for(run):
     suspended = program.save(stop=True).manifest.info.snapshot_id
     with open(path) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        asked, look = threading.Event(), file_locks._holder
+        asked, look = threading.Event(), lock_images._holder
 
         def looked(*arguments):
             asked.set()
             return look(*arguments)
 
         with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
-            patched.setattr(file_locks, "_holder", looked)
+            patched.setattr(lock_images, "_holder", looked)
             resumed = beside.submit(program.resume, suspended)
             assert asked.wait(PATIENCE)
             fcntl.flock(other, fcntl.LOCK_UN)

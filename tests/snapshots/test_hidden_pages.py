@@ -15,8 +15,8 @@ from jupyter_gpuckpt.engine.freeze import frozen
 from jupyter_gpuckpt.engine.preflight import plan
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.host import privileges
-from jupyter_gpuckpt.manifest_records import SaveOptions
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.manifest_records import SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 
 #: Areas of every kind that a program can have, and holes, zero pages and forked children in them; then it does nothing.
 PROGRAM = """

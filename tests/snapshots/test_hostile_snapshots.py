@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import placing
 from jupyter_gpuckpt.errors import GpuCkptError, ThawFailed
-from jupyter_gpuckpt.progress import Progress, Stage
+from jupyter_gpuckpt.wire.progress import Progress, Stage
 from tests.snapshots.test_failing_saves import assert_runs_on
 from tests.snapshots.test_rehearsal import at
 

@@ -17,17 +17,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine.criu import options as criu_options
+from jupyter_gpuckpt.engine.criu import command_lines as criu_options
 from jupyter_gpuckpt.engine.recovery import recover
-from jupyter_gpuckpt.engine.tcp import options as tcp_options
 from jupyter_gpuckpt.engine.tcp import record as tcp_record
 from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
+from jupyter_gpuckpt.engine.tcp import socket_options as tcp_options
 from jupyter_gpuckpt.engine.tcp.unaccepted import Unaccepted
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, StoreFull
 from jupyter_gpuckpt.host import connections, privileges
-from jupyter_gpuckpt.manifest_records import Cause
 from jupyter_gpuckpt.snapshots import save
+from jupyter_gpuckpt.wire.manifest_records import Cause
 
 #: What every program here begins with. `step` says something and waits until the test has written a file of that name.
 START = """

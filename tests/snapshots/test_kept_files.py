@@ -12,18 +12,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine import kept_files
+from jupyter_gpuckpt.engine import kept_file_copies
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import HostIncompatible, ThawFailed
-from jupyter_gpuckpt.progress import Progress, Stage
-from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.remote.buckets import open_bucket
 from jupyter_gpuckpt.snapshots import arrivals
 from jupyter_gpuckpt.snapshots.changes import changes
 from jupyter_gpuckpt.snapshots.resume import resume
-from jupyter_gpuckpt.store.far.buckets import open_bucket
+from jupyter_gpuckpt.wire.progress import Progress, Stage
+from jupyter_gpuckpt.wire.remote_records import Remote
 from tests.conftest import left_in, wait_for
-from tests.far.stores import Machine
 from tests.parameters import some_slow
+from tests.remote.stores import Machine
 from tests.snapshots.test_rehearsal import at
 from tests.snapshots.test_replaced_programs import compiled
 
@@ -186,15 +186,15 @@ def test_branches_share_copies_which_go_when_no_kernel_has_them(reader, anybody,
 
         wait_for(both_speak)
         assert {said[one] for one in both} == {"|".join([*THEN, "None"])}
-        kept_files.collect(program.engine.kept_dir)
+        kept_file_copies.collect(program.engine.kept_dir)
         assert copies(program.engine) == ["empty", "library.so", "mapped", "open"]
         launch.kill(program.tree)
-        kept_files.collect(program.engine.kept_dir)
+        kept_file_copies.collect(program.engine.kept_dir)
         assert copies(program.engine) == ["empty", "library.so", "mapped", "open"]
         assert seen(program) == [*THEN, "None"]
     finally:
         launch.kill(branch)
-    kept_files.collect(program.engine.kept_dir)
+    kept_file_copies.collect(program.engine.kept_dir)
     assert left_in(program.engine.kept_dir) == set()
 
 

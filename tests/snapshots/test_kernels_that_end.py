@@ -10,7 +10,7 @@ import pytest
 from jupyter_gpuckpt.engine.tree import launch, losses
 from jupyter_gpuckpt.errors import FreezeFailed, KernelLost
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import Progress, Stage
+from jupyter_gpuckpt.wire.progress import Progress, Stage
 from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.programs import COUNTER

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_gpuckpt.errors import FreezeFailed
-from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord, Stage
 from tests.memory_groups import Group, memory_group
 
 MB = 1 << 20

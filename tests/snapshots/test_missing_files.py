@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import FilesChanged, HostIncompatible, ThawFailed
-from jupyter_gpuckpt.snapshot_records import Change
 from jupyter_gpuckpt.snapshots.changes import changes
+from jupyter_gpuckpt.wire.snapshot_records import Change
 from tests.conftest import wait_for
 
 HOLDER = """

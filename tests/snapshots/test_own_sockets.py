@@ -14,9 +14,9 @@ from jupyter_gpuckpt.engine.criu import own_clients
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.own_sockets import OwnSockets
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import resume
+from jupyter_gpuckpt.wire.own_sockets import OwnSockets
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import PATIENCE
 
 #: Answers the question "who" by the name of its PID namespace. What else clients say stays unread until there is a file `read`. It is

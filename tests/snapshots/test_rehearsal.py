@@ -10,8 +10,8 @@ import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError, KernelNotCheckpointable
 from jupyter_gpuckpt.host import privileges
-from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
 from jupyter_gpuckpt.snapshots import rehearsal
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord, Stage
 from tests.snapshots.test_failing_saves import assert_runs_on
 
 HOLDER = """

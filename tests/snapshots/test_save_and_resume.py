@@ -16,8 +16,8 @@ from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.progress import Progress, ProgressRecord
+from jupyter_gpuckpt.images import worker_processes
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord
 from tests.conftest import PATIENCE, left_in, wait_for
 
 COUNTER = """

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import seccomp
-from jupyter_gpuckpt.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from tests.parameters import some_slow
 from tests.programs import SANDBOX
 from tests.snapshots.test_failing_saves import assert_runs_on

@@ -4,14 +4,14 @@ import socket
 
 import pytest
 
-from jupyter_gpuckpt.daemon import stopped_trees
+from jupyter_gpuckpt.daemon.kernels import stopped_trees
 from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.tree.launch import alive, pids
 from jupyter_gpuckpt.errors import FreezeFailed, OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import SaveOptions
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.save import save
+from jupyter_gpuckpt.wire.manifest_records import SaveOptions
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import wait_for
 from tests.parameters import some_slow
 from tests.ports import free_port

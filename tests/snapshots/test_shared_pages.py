@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import preflight
-from jupyter_gpuckpt.engine.gpu import lane_windows
+from jupyter_gpuckpt.engine.gpu.ferry import ferry_windows
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible, KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
 from jupyter_gpuckpt.snapshots import room
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord, Stage
 from tests.conftest import left_in
 from tests.programs import NOISE
 
@@ -78,7 +78,7 @@ def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
     shared: list[int] = []
     # Whether GPU memory is filled window by window is decided by what is not shared.
     monkeypatch.setattr(
-        lane_windows, "is_short_for", lambda manifest, shared_bytes: shared.append(shared_bytes)
+        ferry_windows, "is_short_for", lambda manifest, shared_bytes: shared.append(shared_bytes)
     )
     program.resume(snapshot_id, progress=Progress(told.append, interval=0))
     assert shared[0] > 400 * MB

@@ -10,7 +10,7 @@ import time
 
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.progress import Progress, ProgressRecord
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord
 from tests.conftest import wait_for
 
 #: An interactive bash on a terminal of its own, with a job in the foreground. What the terminal shows goes to the log.

@@ -19,9 +19,9 @@ from jupyter_gpuckpt.engine.criu.images import encode, fields
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import FORMER_SCRATCH, SCRATCH
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import resume as resuming
+from jupyter_gpuckpt.wire.manifest_records import FORMER_SCRATCH, SCRATCH
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.as_user import ROOT
 from tests.conftest import wait_for
 

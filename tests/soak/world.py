@@ -19,10 +19,10 @@ from typing import Self
 import httpx
 import websocket
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon_settings import from_environment
-from jupyter_gpuckpt.host import doctor, processes
+from jupyter_gpuckpt.host import doctor_report, processes
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.daemon_settings import from_environment
 from tests.conftest import end_everything_below, environment
 from tests.server.conftest import Server
 from tests.server.page import Page
@@ -94,7 +94,7 @@ class World:
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))
-        criu = doctor.find_criu()
+        criu = doctor_report.find_criu()
         assert criu is not None, "no CRIU was found"
         env = environment(criu, self.folder)
         os.environ.update({name: text for name, text in env.items() if "JUPYTER" in name})
@@ -304,6 +304,6 @@ def _kind(pid: int) -> str:
     if processes.name(pid) == "criu":
         return "criu"
     words = processes.arguments(pid)
-    if "jupyter_gpuckpt.images.workers.fork_server" in words:
+    if "jupyter_gpuckpt.images.fork_server" in words:
         return "worker"
     return "daemon" if "jupyter_gpuckpt.daemon" in words else ""

@@ -13,14 +13,14 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
 from traitlets.config import LoggingConfigurable
 
-from jupyter_gpuckpt.protocol import Kernel
 from jupyter_gpuckpt.server import jupyter_internals
 from jupyter_gpuckpt.server.kernels.kernel_listener import KernelListeners
 from jupyter_gpuckpt.server.kernels.kernel_manager import install_kernel_manager
 from jupyter_gpuckpt.server.messages.gate import GatedConnection
 from jupyter_gpuckpt.server.messages.output import KernelOutput
 from jupyter_gpuckpt.server.messages.served_kernel import ServedKernel
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.protocol import Kernel
+from jupyter_gpuckpt.wire.states import KernelState
 
 KERNEL = "kernel"
 SESSION = Session(key=b"key")

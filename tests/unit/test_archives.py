@@ -17,7 +17,6 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.snapshot_order import MAX_ARRIVING_NUMBER, Making
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
@@ -25,6 +24,7 @@ from jupyter_gpuckpt.snapshots.verify import MAX_PROBLEMS, verify
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.wire.snapshot_order import MAX_ARRIVING_NUMBER, Making
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files
 

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.audit import asked_facts, descriptor_facts, socket_facts
 from jupyter_gpuckpt.engine.audit.comparison import RULES, Changes, differences
-from jupyter_gpuckpt.engine.audit.records import Facts, ProcessFacts
+from jupyter_gpuckpt.engine.audit.fact_records import Facts, ProcessFacts
 from jupyter_gpuckpt.engine.audit.wording import sentences
 from tests.conftest import only_for_root
 

@@ -1,6 +1,6 @@
 """How the daemon counts what a process tree uses."""
 
-from jupyter_gpuckpt.daemon.usage import Usage, counted
+from jupyter_gpuckpt.daemon.kernels.usage import Usage, counted
 
 MB = 1_000_000
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.disk_reserve import (
+from jupyter_gpuckpt.linux.disk_reserve import (
     BYTES,
     FILES,
     FILES_NAME,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import progress
-from jupyter_gpuckpt.statuses import SOME_NOT_SAVED, STATUS_AND_EXIT
+from jupyter_gpuckpt.wire import progress
+from jupyter_gpuckpt.wire.statuses import SOME_NOT_SAVED, STATUS_AND_EXIT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

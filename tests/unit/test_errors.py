@@ -10,7 +10,7 @@ import pytest
 
 import jupyter_gpuckpt
 from jupyter_gpuckpt.errors import GpuCkptError, error_from, record_of, subclasses
-from jupyter_gpuckpt.statuses import exit_code, http_status
+from jupyter_gpuckpt.wire.statuses import exit_code, http_status
 
 
 def test_codes_are_unique() -> None:

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt.daemon import former
-from jupyter_gpuckpt.daemon.former import FormerProcesses, FormerRecord
-from jupyter_gpuckpt.daemon.records import KernelRecord
+from jupyter_gpuckpt.daemon.kernels import former
+from jupyter_gpuckpt.daemon.kernels.former import FormerProcesses, FormerRecord
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.place import this_place
-from jupyter_gpuckpt.protocol import MemoryUse, Owner, OwnerKind, SaveRequest
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.place import this_place
+from jupyter_gpuckpt.wire.protocol import MemoryUse, Owner, OwnerKind, SaveRequest
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 class Machine:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import fresh_memory
+from jupyter_gpuckpt.linux import fresh_memory
 from tests import smaps
 
 

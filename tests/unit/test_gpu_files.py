@@ -7,11 +7,11 @@ import threading
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.lane import FILES, LANE_FILES
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, LANE_FILES
 from jupyter_gpuckpt.engine.gpu_files import GpuFiles
 from jupyter_gpuckpt.errors import ObjectCorrupt, OperationCancelled
-from jupyter_gpuckpt.manifest_records import GpuProcess, SnapshotInfo, Stream
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.manifest_records import GpuProcess, SnapshotInfo, Stream
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import wait_for
 from tests.manifests import manifest_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place, reserved, together, visible
-from jupyter_gpuckpt.manifest_records import Gpu
+from jupyter_gpuckpt.wire.manifest_records import Gpu
 
 GB = 1 << 30
 A, B, C = (Gpu(f"GPU-{letter}", "H200", 140 * GB) for letter in "abc")

@@ -1,4 +1,4 @@
-"""host.fingerprint, privileges, limits, gpu and doctor: what this machine is, has and allows."""
+"""host.machine_profile, privileges, limits, gpu and doctor: what this machine is, has and allows."""
 
 import errno
 import json
@@ -15,16 +15,16 @@ import yaml
 from jupyter_gpuckpt.engine.settings import INIT
 from jupyter_gpuckpt.host import (
     criu_program,
-    doctor,
     doctor_remedies,
-    fingerprint,
+    doctor_report,
     gpu,
     limits,
+    machine_profile,
     pagemap_scan,
     privileges,
 )
-from jupyter_gpuckpt.manifest_records import Gpu, Host
-from jupyter_gpuckpt.protocol import Check
+from jupyter_gpuckpt.wire.manifest_records import Gpu, Host
+from jupyter_gpuckpt.wire.protocol import Check
 from tests.filters import NO_SUCH_CALL, refuse
 
 H100 = Gpu("GPU-1", "NVIDIA H100 80GB HBM3", 85_520_809_984)
@@ -40,10 +40,10 @@ def here(**changes):
 
 
 def test_this_machine_differs_in_nothing_from_itself():
-    found = fingerprint.host()
+    found = machine_profile.host()
     assert found.machine == platform.machine()
     assert "fpu" in found.cpu_flags or found.machine != "x86_64"
-    assert fingerprint.differences(found, found) == []
+    assert machine_profile.differences(found, found) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_this_machine_differs_in_nothing_from_itself():
     ],
 )
 def test_each_difference_is_a_sentence(changes, words):
-    (difference,) = fingerprint.differences(SAVED, here(**changes))
+    (difference,) = machine_profile.differences(SAVED, here(**changes))
     assert difference.endswith(".")
     assert all(word in difference for word in words)
 
@@ -76,23 +76,23 @@ def test_each_difference_is_a_sentence(changes, words):
     ],
 )
 def test_having_more_or_another_name_is_no_difference(changes):
-    assert fingerprint.differences(SAVED, here(**changes)) == []
+    assert machine_profile.differences(SAVED, here(**changes)) == []
 
 
 def test_processor_features_that_programs_cannot_use_do_not_matter():
     saved = here(cpu_flags=["ibpb", "hypervisor", "tsc_deadline_timer", "sse2"])
-    assert fingerprint.differences(saved, here(cpu_flags=["sse2"])) == []
+    assert machine_profile.differences(saved, here(cpu_flags=["sse2"])) == []
 
 
 def test_without_gpu_memory_the_driver_does_not_matter():
     bare = here(driver_version="", gpus=[])
-    assert fingerprint.differences(SAVED, bare, with_gpu=False) == []
+    assert machine_profile.differences(SAVED, bare, with_gpu=False) == []
 
 
 def test_flags_are_those_that_every_processor_has(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags\t\t: sse2 avx\nvmx flags\t: ept\n\nflags\t\t: sse2\n")
-    assert fingerprint.host(cpuinfo).cpu_flags == ["sse2"]
+    assert machine_profile.host(cpuinfo).cpu_flags == ["sse2"]
 
 
 def test_no_gpu_is_empty_and_no_error():
@@ -151,8 +151,8 @@ print(found.ok, bool(found.fix), found.message)
 def test_the_report_is_quick_and_complete(tmp_path):
     # Of the processor: on a loaded machine everything takes long.
     before = os.times()[:4]
-    criu = doctor.find_criu()
-    report = doctor.report(criu, init=tmp_path / "no-init", store=tmp_path / "not" / "yet")
+    criu = doctor_report.find_criu()
+    report = doctor_report.report(criu, init=tmp_path / "no-init", store=tmp_path / "not" / "yet")
     assert sum(os.times()[:4]) - sum(before) < 1.5
     checks = {check.name: check for check in report.checks}
     assert {"platform", "criu", "init", "store", "/dev/shm"} <= set(checks)
@@ -164,7 +164,7 @@ def test_the_report_is_quick_and_complete(tmp_path):
 
 
 def test_one_failing_required_check_is_the_reason(tmp_path):
-    report = doctor.report(tmp_path / "criu")
+    report = doctor_report.report(tmp_path / "criu")
     assert not report.engine_available
     assert report.reason
     assert report.hint
@@ -191,13 +191,13 @@ def test_the_first_criu_that_is_new_enough_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_GPUCKPT_CRIU", str(old))
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
     assert list(criu_program.candidates()) == [old, on_path, of_wheel]
-    assert doctor.find_criu() == on_path
+    assert doctor_report.find_criu() == on_path
     script(on_path, "exit 1")
-    assert doctor.find_criu() == of_wheel
+    assert doctor_report.find_criu() == of_wheel
     of_wheel.unlink()
-    assert doctor.find_criu() is None
+    assert doctor_report.find_criu() is None
     script(old, "echo Version: 4.1")
-    assert doctor.find_criu() == old
+    assert doctor_report.find_criu() == old
     del sys.modules[package.name]
 
 
@@ -207,10 +207,10 @@ def test_a_trial_is_made_only_where_all_that_it_needs_is_there(tmp_path):
         yield Check("resume", False, "It did not come back.", "do this", required=True)
 
     asked = []
-    assert not doctor.report(tmp_path / "criu", trial=trial).engine_available
+    assert not doctor_report.report(tmp_path / "criu", trial=trial).engine_available
     assert asked == []
     good = script(tmp_path / "criu", "echo Version: 4.2")
-    report = doctor.report(good, trial=trial)
+    report = doctor_report.report(good, trial=trial)
     assert asked == [1]
     assert not report.engine_available
     assert report.reason == "It did not come back."

@@ -3,8 +3,8 @@
 import pytest
 
 from jupyter_gpuckpt.host.memory_use import memory_uses
-from jupyter_gpuckpt.protocol import MemoryUse
 from jupyter_gpuckpt.server.policies.memory_room import shortage
+from jupyter_gpuckpt.wire.protocol import MemoryUse
 
 MB = 1 << 20
 STALLED = (

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt import control_groups
 from jupyter_gpuckpt.host import memory_limits, processes
+from jupyter_gpuckpt.linux import control_groups
 
 NOBODY = 2**22 + 1  # above the largest possible pid
 
@@ -322,7 +322,7 @@ def test_a_real_limit_of_processor_time_is_found():
             (group / ("cpu.max" if modern else "cpu.cfs_quota_us")).write_text("100000")
         except OSError as error:
             pytest.skip(f"the controller of processors is not there: {error}")
-        code = "from jupyter_gpuckpt.control_groups import processors; print(processors())"
+        code = "from jupyter_gpuckpt.linux.control_groups import processors; print(processors())"
         script = f'echo $$ > {group}/cgroup.procs; exec "$@"'
         command = ["sh", "-c", script, "sh", sys.executable, "-c", code]
         found = subprocess.run(command, capture_output=True, text=True, check=True)

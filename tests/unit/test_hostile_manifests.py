@@ -7,11 +7,15 @@ import msgspec
 import pytest
 import zstandard
 
-from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
-from jupyter_gpuckpt.file_records import KeptFile, MappedFile, OpenFile
-from jupyter_gpuckpt.manifest_records import (
+from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
+from jupyter_gpuckpt.wire.file_records import KeptFile, MappedFile, OpenFile
+from jupyter_gpuckpt.wire.manifest_records import (
     CapturedFile,
     Chunk,
     GpuProcess,
@@ -21,10 +25,6 @@ from jupyter_gpuckpt.manifest_records import (
     TcpConnection,
     TcpEnd,
 )
-from jupyter_gpuckpt.snapshots.imports import import_archive
-from jupyter_gpuckpt.store import manifests
-from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.local import LocalStore
 from tests.manifests import manifest
 from tests.unit.test_archives import imported, packed, state_of
 

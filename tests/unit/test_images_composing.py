@@ -10,19 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
-from jupyter_gpuckpt.images import composing
+from jupyter_gpuckpt.images import composing, worker_processes
 from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, Source, pack
 from jupyter_gpuckpt.images.unpack import FileSink, read_stream, unpack
-from jupyter_gpuckpt.images.workers import processes
-from jupyter_gpuckpt.manifest_records import SnapshotInfo
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.manifests import References
+from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
 
 MB = 1 << 20
@@ -45,7 +44,7 @@ def store(tmp_path):
 def by(request, monkeypatch):
     """Which workers pack."""
     if request.param == "processes":
-        monkeypatch.setattr(processes, "_MIN_BYTES", 1)
+        monkeypatch.setattr(worker_processes, "_MIN_BYTES", 1)
     yield request.param
     gc.collect()
 

@@ -13,8 +13,8 @@ from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled
 from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Progress
 
 MB = 1 << 20
 

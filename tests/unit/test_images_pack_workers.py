@@ -12,12 +12,11 @@ from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory.reader import CopiedMemory, ProcessMemory
 from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
 from jupyter_gpuckpt.host import own_programs
+from jupyter_gpuckpt.images import pack_client, worker_processes
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.images.workers import pack_client
-from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.worker_processes import workers, working
 
 __all__ = ["workers"]

@@ -8,15 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.images import partial
+from jupyter_gpuckpt.images import partial, worker_processes
 from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.partial import Layout, PartialFileSource, usable
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.images.workers import processes
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.manifests import stored_digests
+from jupyter_gpuckpt.wire.progress import Progress
 
 MB = 1 << 20
 PIECE = 64 << 10
@@ -34,8 +33,8 @@ def store(tmp_path):
 def by(request, monkeypatch):
     """Which workers pack."""
     if request.param == "processes":
-        monkeypatch.setattr(processes, "_MIN_BYTES", 1)
-        monkeypatch.setattr(processes, "_MIN_PROCESSES", 1)
+        monkeypatch.setattr(worker_processes, "_MIN_BYTES", 1)
+        monkeypatch.setattr(worker_processes, "_MIN_PROCESSES", 1)
     yield request.param
     gc.collect()
 

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import ManifestInvalid, ObjectCorrupt
 from jupyter_gpuckpt.images import reading_order
 from jupyter_gpuckpt.images.reading_order import table_of
-from jupyter_gpuckpt.images.runs import RECORD, RUN, TARGET, RunTable, shared_table, taken
+from jupyter_gpuckpt.images.spans import RECORD, RUN, TARGET, RunTable, shared_table, taken
 from jupyter_gpuckpt.images.written import places_of
-from jupyter_gpuckpt.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
 
 KB, MB = 1 << 10, 1 << 20
 RNG = np.random.default_rng(23)

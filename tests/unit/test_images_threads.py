@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jupyter_gpuckpt.images.workers.threads import share_out
+from jupyter_gpuckpt.images.worker_threads import share_out
 from jupyter_gpuckpt.store.scratch import Scratch
 
 

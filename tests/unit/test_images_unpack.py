@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, Unpacking, read_stream, unpack
-from jupyter_gpuckpt.manifest_records import Chunk, Stream
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
+from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
+from jupyter_gpuckpt.wire.progress import Progress
 
 MB = 1 << 20
 RNG = np.random.default_rng(11)

@@ -14,12 +14,12 @@ import pytest
 
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.host import own_programs, processes
+from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
-from jupyter_gpuckpt.images.workers import processes as worker_processes
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import wait_for
 from tests.worker_processes import workers, working
 
@@ -137,8 +137,8 @@ def test_they_end_with_the_process_that_asked_for_them():
     code = """
         import time
         import numpy
-        from jupyter_gpuckpt.images import runs
-        from jupyter_gpuckpt.images.workers import processes, unpack_client
+        from jupyter_gpuckpt.images import spans as runs
+        from jupyter_gpuckpt.images import worker_processes as processes, unpack_client
         none = [numpy.empty(0, kind) for kind in (runs.RUN, runs.RECORD, runs.TARGET)]
         asked = unpack_client.UnpackClient(runs.RunTable([], *none), [], 8)
         print(processes._fork_server.pid, flush=True)

@@ -17,7 +17,7 @@ import json, os, sys
 from pathlib import Path
 from jupyter_gpuckpt.images.pack import FileSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, unpack
-from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.wire.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 
 folder, memory_bytes, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

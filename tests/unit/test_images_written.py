@@ -13,9 +13,9 @@ import pytest
 from jupyter_gpuckpt.errors import ObjectCorrupt
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.worker_processes import workers
 
 __all__ = ["workers"]

@@ -7,7 +7,7 @@ import time
 import pytest
 from tornado.ioloop import IOLoop
 
-from jupyter_gpuckpt.kernel_agent import calls
+from jupyter_gpuckpt.kernel_agent import control_calls
 
 
 class Caller(threading.Thread):
@@ -18,7 +18,7 @@ class Caller(threading.Thread):
         self._loop, self.ran, self.called = loop, [], None
 
     def run(self):
-        work = calls.between_cells(self._loop, lambda: self.ran.append(True) or 42, 300)
+        work = control_calls.between_cells(self._loop, lambda: self.ran.append(True) or 42, 300)
         self.called = asyncio.run(work)
 
 
@@ -40,13 +40,13 @@ def in_main_thread():
 
 
 def test_a_main_thread_that_is_late_is_waited_for(in_main_thread, monkeypatch):
-    monkeypatch.setattr(calls, "_IDLE_SECONDS", 120)
-    caller = in_main_thread(lambda caller: time.sleep(4 * calls._BEGIN_SECONDS))
-    assert calls.result_of(caller.called) == 42
+    monkeypatch.setattr(control_calls, "_IDLE_SECONDS", 120)
+    caller = in_main_thread(lambda caller: time.sleep(4 * control_calls._BEGIN_SECONDS))
+    assert control_calls.result_of(caller.called) == 42
 
 
 def test_a_main_thread_that_runs_a_cell_is_not(in_main_thread, monkeypatch):
-    monkeypatch.setattr(calls, "_IDLE_SECONDS", 120)
+    monkeypatch.setattr(control_calls, "_IDLE_SECONDS", 120)
 
     def do_execute(caller):
         caller.join(100)

@@ -5,10 +5,10 @@ from contextlib import closing
 import pytest
 from jupyter_client.session import Session
 
-from jupyter_gpuckpt.headless.journal import JournalReader, Rewound
-from jupyter_gpuckpt.kernel_agent import journal as writing
-from jupyter_gpuckpt.kernel_agent.journal import Journal
-from jupyter_gpuckpt.output_log import frames
+from jupyter_gpuckpt.headless.journal_reader import JournalReader, Rewound
+from jupyter_gpuckpt.kernel_agent import message_journal as writing
+from jupyter_gpuckpt.kernel_agent.message_journal import Journal
+from jupyter_gpuckpt.wire.message_log import frames
 from tests.conftest import wait_for
 from tests.full_disks import empty, fill, small_disk
 

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from jupyter_gpuckpt import agent_code
+from jupyter_gpuckpt.client import agent_code
 
 #: The oldest Python for which a supported ipykernel (6.29) exists.
 OLDEST = (3, 8)

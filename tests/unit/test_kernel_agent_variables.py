@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from jupyter_gpuckpt.kernel_agent.variables.fingerprints import Fingerprints
-from jupyter_gpuckpt.kernel_agent.variables.listing import MAX_VARIABLES, variables_of
+from jupyter_gpuckpt.kernel_agent.variables.variable_list import MAX_VARIABLES, variables_of
 
 
 def numbered():

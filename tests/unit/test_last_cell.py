@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.kernel_agent.history import last_cell
-from jupyter_gpuckpt.server.kernels.agent import _cell
+from jupyter_gpuckpt.server.kernels.agent_calls import _cell
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jupyter_gpuckpt.plurals import counted
+from jupyter_gpuckpt.wire.plurals import counted
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import socket
 import pytest
 import zmq
 
-from jupyter_gpuckpt.ports import HeldPorts
+from jupyter_gpuckpt.linux.ports import HeldPorts
 from tests.ports import unused_port
 
 

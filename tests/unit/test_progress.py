@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from jupyter_gpuckpt.errors import OperationCancelled
-from jupyter_gpuckpt.progress import Progress, ProgressRecord
+from jupyter_gpuckpt.wire.progress import Progress, ProgressRecord
 
 
 class Clock:

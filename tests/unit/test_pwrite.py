@@ -6,7 +6,7 @@ import sys
 #: Linux writes up to the largest size that a file may have, and refuses what comes after that.
 PROGRAM = """
 import errno, os, resource, sys
-from jupyter_gpuckpt.pwrite import pwrite_all
+from jupyter_gpuckpt.linux.pwrite import pwrite_all
 descriptor = os.open(sys.argv[1], os.O_RDWR)
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))

@@ -6,10 +6,10 @@ import random
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.manifest_records import Cause, Sizes, SnapshotInfo
-from jupyter_gpuckpt.snapshot_records import RetentionPolicy
 from jupyter_gpuckpt.store import retention
 from jupyter_gpuckpt.store.retention import judge, would_free
+from jupyter_gpuckpt.wire.manifest_records import Cause, Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
 
 DAY = 86400.0
 

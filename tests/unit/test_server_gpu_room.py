@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.errors import FreezeFailed, GpuFull
-from jupyter_gpuckpt.protocol import GpuRoom, Kernel
 from jupyter_gpuckpt.server.policies import gpu_room
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.protocol import GpuRoom, Kernel
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 class Gpu:

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.server.policies import idle
 from jupyter_gpuckpt.server.policies.idle import IdleSuspends, idle_kernels
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.states import KernelState
 
 
 @pytest.mark.parametrize(

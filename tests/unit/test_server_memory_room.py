@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.errors import OperationCancelled
-from jupyter_gpuckpt.manifest_records import Sizes
-from jupyter_gpuckpt.protocol import Kernel, MemoryUse
 from jupyter_gpuckpt.server.policies import memory_room
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.manifest_records import Sizes
+from jupyter_gpuckpt.wire.protocol import Kernel, MemoryUse
+from jupyter_gpuckpt.wire.states import KernelState
 
 GB = 10**9
 #: More than any test here takes.

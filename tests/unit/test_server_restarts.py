@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import FreezeFailed
-from jupyter_gpuckpt.protocol import Kernel
 from jupyter_gpuckpt.server.kernels.kernel_listener import KernelListener
 from jupyter_gpuckpt.server.messages.comms import SavedComms
 from jupyter_gpuckpt.server.policies import restarts
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.protocol import Kernel
+from jupyter_gpuckpt.wire.states import KernelState
 
 ASIDE = "/kernels/k/former"
 

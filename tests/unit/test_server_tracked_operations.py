@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from jupyter_gpuckpt.errors import OperationCancelled, record_of
-from jupyter_gpuckpt.progress import ProgressRecord, Stage
-from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, Result
 from jupyter_gpuckpt.server.kernels.tracked_operations import TrackedOperations
+from jupyter_gpuckpt.wire.progress import ProgressRecord, Stage
+from jupyter_gpuckpt.wire.protocol import Operation, OperationKind, OperationState, Result
 
 
 class Daemon:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import deadlines
-from jupyter_gpuckpt.deadlines import Deadline, after
-from jupyter_gpuckpt.manifest_records import SnapshotInfo
-from jupyter_gpuckpt.snapshot_order import MAX_NUMBER, newest_first, next_number
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire import deadlines
+from jupyter_gpuckpt.wire.deadlines import Deadline, after
+from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
+from jupyter_gpuckpt.wire.snapshot_order import MAX_NUMBER, newest_first, next_number
 from tests.conftest import wait_for
 from tests.manifests import manifest
 

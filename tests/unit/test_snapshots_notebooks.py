@@ -8,10 +8,10 @@ import pytest
 
 from jupyter_gpuckpt.errors import ManifestInvalid
 from jupyter_gpuckpt.images.pack import BytesSource, pack
-from jupyter_gpuckpt.manifest_records import SnapshotInfo, Stream
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import notebooks
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo, Stream
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
 
 

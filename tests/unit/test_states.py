@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpuckpt.states import ALIVE, TRANSITIONS, Answer, KernelState, Verb, answer, may_follow
+from jupyter_gpuckpt.wire.states import (
+    ALIVE,
+    TRANSITIONS,
+    Answer,
+    KernelState,
+    Verb,
+    answer,
+    may_follow,
+)
 
 ALLOWED = {
     "starting": "running lost",

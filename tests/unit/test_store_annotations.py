@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jupyter_gpuckpt.errors import FormatTooNew, SnapshotExists, SnapshotNotFound
-from jupyter_gpuckpt.snapshot_records import SnapshotChangeKind
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.snapshot_records import SnapshotChangeKind
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, TWO, pack_files, put
 

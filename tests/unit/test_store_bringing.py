@@ -8,7 +8,7 @@ import pytest
 from jupyter_gpuckpt.errors import StoreUnavailable
 from jupyter_gpuckpt.store import bringing, stores
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.far.installations import content_of, save, some_chunks
+from tests.remote.installations import content_of, save, some_chunks
 
 OLD, NEW, OTHER = (some_chunks(number, 2) for number in (1, 2, 3))
 

@@ -12,11 +12,11 @@ from itertools import groupby
 import pytest
 
 from jupyter_gpuckpt.errors import ObjectCorrupt, StoreFull, StoreUnavailable
-from jupyter_gpuckpt.store import catalog, database, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.database import Database
+from jupyter_gpuckpt.store.index import catalog, database, rows
+from jupyter_gpuckpt.store.index.database import Database
+from jupyter_gpuckpt.store.index.needs import Newest
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.needs import Newest
 from jupyter_gpuckpt.store.packs import Entry
 from tests.conftest import wait_for
 from tests.manifests import manifest

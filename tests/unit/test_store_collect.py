@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from jupyter_gpuckpt.errors import ObjectCorrupt, SnapshotExists, StoreUnavailable
-from jupyter_gpuckpt.store import manifests, records
-from jupyter_gpuckpt.store.catalog import Catalog
+from jupyter_gpuckpt.store import manifests, snapshot_rows
 from jupyter_gpuckpt.store.codecs import digest_of
-from jupyter_gpuckpt.store.collect import Collector
-from jupyter_gpuckpt.store.database import sealed
+from jupyter_gpuckpt.store.index.catalog import Catalog
+from jupyter_gpuckpt.store.index.database import sealed
+from jupyter_gpuckpt.store.index.needs import encoded
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.needs import encoded
-from jupyter_gpuckpt.store.records import Records
+from jupyter_gpuckpt.store.snapshot_rows import Records
+from jupyter_gpuckpt.store.unreferenced_packs import Collector
 from jupyter_gpuckpt.store.upkeep import Upkeep
 from tests.conftest import wait_for
 from tests.manifests import manifest
@@ -341,7 +341,7 @@ def test_many_snapshots_are_put_on_record_as_one_is(store, monkeypatch):
     store.close()
     path.unlink()
     for many in (1, 100):
-        monkeypatch.setattr(records, "_MANY", many)
+        monkeypatch.setattr(snapshot_rows, "_MANY", many)
         with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
             connection.execute("DELETE FROM snapshots")
             connection.commit()
@@ -375,7 +375,7 @@ def test_closing_does_not_wait_until_all_is_on_record(store, monkeypatch):
         stopped.set()
         stop(self)
 
-    monkeypatch.setattr(records, "_MANY", 1)
+    monkeypatch.setattr(snapshot_rows, "_MANY", 1)
     monkeypatch.setattr(Catalog, "walk", walk_slowly)
     monkeypatch.setattr(Upkeep, "stop", stop_and_tell)
     with LocalStore(root):

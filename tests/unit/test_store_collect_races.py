@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.database import Database
+from jupyter_gpuckpt.store.index.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.store import database, packs
+from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.database import Database
+from jupyter_gpuckpt.store.index import database
+from jupyter_gpuckpt.store.index.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.manifests import manifest
 

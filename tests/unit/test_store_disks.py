@@ -9,9 +9,9 @@ import pytest
 from jupyter_gpuckpt.errors import StoreFull, StoreUnavailable
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.manifest_records import SnapshotInfo
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
 
 

@@ -16,8 +16,8 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
+from jupyter_gpuckpt.store.chunks_in_use import PUBLISH_SECONDS
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.leases import PUBLISH_SECONDS
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
 from jupyter_gpuckpt.store.stores import open_free

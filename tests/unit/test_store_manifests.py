@@ -9,9 +9,16 @@ import pytest
 import zstandard
 
 from jupyter_gpuckpt.errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
-from jupyter_gpuckpt.manifest_records import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.wire.manifest_records import (
+    Chunk,
+    Host,
+    LaunchSpec,
+    Manifest,
+    SnapshotInfo,
+    Stream,
+)
 
 
 def manifest(snapshot_id: str = "s1") -> Manifest:

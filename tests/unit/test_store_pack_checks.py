@@ -18,14 +18,14 @@ from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.manifest_records import Cause, SnapshotInfo
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import relied_packs
 from jupyter_gpuckpt.store import manifests, pack_files, pack_reading, packs
 from jupyter_gpuckpt.store.bringing import bring
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.pack_files import Identity, Trust
 from jupyter_gpuckpt.store.pack_reading import read_pack
+from jupyter_gpuckpt.wire.manifest_records import Cause, SnapshotInfo
+from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
 from tests.parameters import some_slow
 

@@ -8,12 +8,12 @@ import pytest
 
 from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
 from jupyter_gpuckpt.images.unpack import FileSink, unpack
-from jupyter_gpuckpt.manifest_records import Chunk, Stream
-from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry, PackFile
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
+from jupyter_gpuckpt.wire.progress import Progress
 
 CHUNKS = [os.urandom(length) for length in (1, 4096, 100_000, 33)]
 

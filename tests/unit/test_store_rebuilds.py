@@ -6,10 +6,11 @@ from contextlib import ExitStack
 import pytest
 
 from jupyter_gpuckpt.errors import ObjectCorrupt
-from jupyter_gpuckpt.store import packs, rows
+from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.index import rows
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.records import Records
+from jupyter_gpuckpt.store.snapshot_rows import Records
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files
 from tests.unit.test_store_repack import chunks, save
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from jupyter_gpuckpt.manifest_records import Chunk, SnapshotInfo, Stream
-from jupyter_gpuckpt.store import recent_places
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.index import recent_places
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.writer import Record
+from jupyter_gpuckpt.wire.manifest_records import Chunk, SnapshotInfo, Stream
 from tests.manifests import manifest_of
 
 RANDOM = random.Random(3)

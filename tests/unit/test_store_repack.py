@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from jupyter_gpuckpt.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import repack
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
-from jupyter_gpuckpt.store.records import Records
+from jupyter_gpuckpt.store.snapshot_rows import Records
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from tests.manifests import manifest_of
 
 SIZE = 10_000

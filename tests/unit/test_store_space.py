@@ -5,10 +5,10 @@ import os
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.space import MAX_POINTS, growth
+from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files, put
 

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.errors import SnapshotExists, SnapshotFar, SnapshotNotFound
-from jupyter_gpuckpt.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.stub_files import Stub
-from tests.far.stores import chunks
+from jupyter_gpuckpt.wire.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from tests.manifests import manifest, manifest_of
+from tests.remote.stores import chunks
 from tests.unit.test_store_local import pack_files, put
 
 #: Of the first snapshot alone, of both, of the second alone; and what a stub keeps.

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from jupyter_gpuckpt.errors import StoreFull
-from jupyter_gpuckpt.store.catalog import Catalog
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.index.catalog import Catalog
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
 from jupyter_gpuckpt.store.writer import Record

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpuckpt import stripes
 from jupyter_gpuckpt.images.pack import FileSource, shared_file
 from jupyter_gpuckpt.images.partial import PartialFileSource, shared_partial_file
-from jupyter_gpuckpt.stripes import STRIPE_BYTES
+from jupyter_gpuckpt.wire import stripes
+from jupyter_gpuckpt.wire.stripes import STRIPE_BYTES
 
 PAGE = 4096
 

@@ -7,11 +7,11 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import suspend_batch as batch
+from jupyter_gpuckpt.batches import suspend_batch as batch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, OperationCancelled, record_of
-from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
-from jupyter_gpuckpt.protocol import Kernel, Operation, OperationKind, OperationState, Result
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.protocol import Kernel, Operation, OperationKind, OperationState, Result
+from jupyter_gpuckpt.wire.states import KernelState
 
 RUNNING, SUCCEEDED = OperationState.RUNNING, OperationState.SUCCEEDED
 #: Longer than any test waits.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import tcp_sockets
+from jupyter_gpuckpt.linux import tcp_sockets
 from tests.conftest import wait_for
 
 FILES = Path("/proc/self/net")

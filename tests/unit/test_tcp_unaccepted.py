@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from jupyter_gpuckpt.engine.tcp import options
+from jupyter_gpuckpt.engine.tcp import socket_options
 from jupyter_gpuckpt.engine.tcp.unaccepted import Unaccepted
-from jupyter_gpuckpt.manifest_records import TcpConnection, TcpEnd
+from jupyter_gpuckpt.wire.manifest_records import TcpConnection, TcpEnd
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_client_that_has_reset_its_connection_is_left_out(listener):
     with connected(listener, b"gone") as one, connected(listener, b"there") as two:
         unaccepted.add("7", listener.dup(), two)
         connections = [kept(one), kept(two)]
-        options.end_at_once(one)
+        socket_options.end_at_once(one)
         one.close()
         found, sent = unaccepted.take(connections)
         assert sent == b"there"

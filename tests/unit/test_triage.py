@@ -6,11 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from jupyter_gpuckpt.manifest_records import Sizes, SnapshotInfo
-from jupyter_gpuckpt.protocol import Kernel
-from jupyter_gpuckpt.snapshot_records import RemoteUploads, Traffic
-from jupyter_gpuckpt.states import KernelState
-from jupyter_gpuckpt.triage import (
+from jupyter_gpuckpt.batches.triage import (
     BYTES_PER_SECOND,
     FIXED_SECONDS,
     UPLOAD_BYTES_PER_SECOND,
@@ -21,6 +17,10 @@ from jupyter_gpuckpt.triage import (
     most_at_stake_first,
     order,
 )
+from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.protocol import Kernel
+from jupyter_gpuckpt.wire.snapshot_records import RemoteUploads, Traffic
+from jupyter_gpuckpt.wire.states import KernelState
 
 GB = 10**9
 HOUR = 3600.0

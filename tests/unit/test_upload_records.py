@@ -10,10 +10,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.cli import prices
-from jupyter_gpuckpt.daemon import pauses
-from jupyter_gpuckpt.daemon.far_facts import facts_of
-from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
+from jupyter_gpuckpt.cli.remote import prices
+from jupyter_gpuckpt.daemon.remotes import pauses
+from jupyter_gpuckpt.daemon.remotes.notebook_facts import facts_of
+from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import (
     AccessDenied,
     ConfigurationError,
@@ -21,12 +21,12 @@ from jupyter_gpuckpt.errors import (
     ObjectCorrupt,
     StoreUnavailable,
 )
-from jupyter_gpuckpt.manifest_records import SnapshotInfo
-from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.remote.remote_sessions import MAX_TEXT_CHARACTERS
 from jupyter_gpuckpt.server.rest_records import snapshot_view
-from jupyter_gpuckpt.snapshot_records import Snapshot, Traffic, Upload, UploadState
-from jupyter_gpuckpt.store.far.sessions import MAX_TEXT_CHARACTERS
 from jupyter_gpuckpt.store.stub_files import Stub
+from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
+from jupyter_gpuckpt.wire.remote_records import Remote
+from jupyter_gpuckpt.wire.snapshot_records import Snapshot, Traffic, Upload, UploadState
 from tests.server.contract import DOCUMENT
 
 #: Newest first.

@@ -10,10 +10,10 @@ import pytest
 from jupyter_core.utils import run_sync
 from papermill.engines import NBClientEngine, papermill_engines
 
-from jupyter_gpuckpt import daemon_settings
 from jupyter_gpuckpt.headless.notebook_client import BatchClient
 from jupyter_gpuckpt.headless.papermill_engine import GpuCkptEngine
 from jupyter_gpuckpt.headless.preparing import prepared
+from jupyter_gpuckpt.wire import daemon_settings
 
 _Stock = nbclient.client.NotebookClient
 

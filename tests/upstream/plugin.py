@@ -22,13 +22,13 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from tornado.httpclient import HTTPClientError
 from traitlets.config import Config
 
-from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.server.extension import PROVISIONER
 from jupyter_gpuckpt.server.kernels.kernel_manager import GpuCkptKernels
 from jupyter_gpuckpt.server.messages.gate import GatedConnection
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.states import KernelState
 
 from . import batch_runs
 from .suites import DEVIATIONS, Change, Suite, Variant, suite_named

@@ -9,11 +9,11 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.manifest_records import LaunchSpec
-from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.wire import calls, daemon_settings
+from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
+from jupyter_gpuckpt.wire.protocol import OwnerKind
 
 #: Is in the kernel's memory, environment and connection.
 SECRET = "the-word-that-nobody-else-may-know"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.host import privileges, processes
-from jupyter_gpuckpt.manifest_records import SCRATCH
+from jupyter_gpuckpt.wire.manifest_records import SCRATCH
 from tests import uids
 from tests.conftest import wait_for
 from tests.parameters import some_slow
@@ -240,7 +240,7 @@ def test_a_data_directory_in_a_shared_folder_cannot_be_swapped_during_a_save(bob
             user.run(
                 """
                 import threading
-                from jupyter_gpuckpt import calls
+                from jupyter_gpuckpt.wire import calls
                 saved = []
                 saving = threading.Thread(target=lambda: saved.append(mine.do("save")))
                 saving.start()

@@ -14,9 +14,9 @@ from typing import Annotated
 
 import msgspec
 
-from ... import decoding
 from ...host import commands
-from ...reclaim_records import MAX_ID_CHARACTERS, MAX_NOTICES, Notice, NoticeKind, now
+from ...wire import decoding
+from ...wire.reclaim_records import MAX_ID_CHARACTERS, MAX_NOTICES, Notice, NoticeKind, now
 from .endpoints import Endpoint, NoAnswerError
 from .polling import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, polled
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from ...reclaim_records import Notice, NoticeKind
+from ...wire.reclaim_records import Notice, NoticeKind
 from .endpoints import Answer, Endpoint, NoAnswerError
 from .polling import Source, polled
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from ...reclaim_records import Notice, NoticeKind, now
+from ...wire.reclaim_records import Notice, NoticeKind, now
 from .endpoints import Answer, Endpoint, NoAnswerError
 from .polling import Source, polled
 

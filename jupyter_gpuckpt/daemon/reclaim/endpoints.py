@@ -16,8 +16,8 @@ from tornado.netutil import Resolver
 from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
 
-from ... import decoding
-from ...reclaim_records import now
+from ...wire import decoding
+from ...wire.reclaim_records import now
 
 #: The most bytes of an answer.
 _MAX_BODY_BYTES = 1 << 20

@@ -6,13 +6,13 @@ import logging
 import time
 
 from ...errors import GpuCkptError, KernelBusy
-from ...manifest_records import Cause
-from ...protocol import OperationKind, OperationState, OwnerKind, SaveRequest
-from ...states import KernelState
-from ..kernels import Kernels, ManagedKernel
-from ..operations import Operations, Subject
-from ..uploads import Uploads
-from ..verbs import Verbs
+from ...wire.manifest_records import Cause
+from ...wire.protocol import OperationKind, OperationState, OwnerKind, SaveRequest
+from ...wire.states import KernelState
+from ..kernels.kernels import Kernels, ManagedKernel
+from ..kernels.operations import Operations, Subject
+from ..kernels.verbs import Verbs
+from ..remotes.uploads import Uploads
 
 #: How long a server may take to begin saving or suspending its kernels, and between two of them.
 GRACE_SECONDS = 3.0

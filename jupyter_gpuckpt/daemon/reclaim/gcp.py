@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
 from urllib.parse import quote
 
-from ...reclaim_records import Notice, NoticeKind, now
+from ...wire.reclaim_records import Notice, NoticeKind, now
 from .endpoints import Answer, Endpoint, NoAnswerError
 from .polling import Source, polled
 

@@ -18,7 +18,7 @@ from jeepney import DBusAddress, HeaderFields, MatchRule, MessageType, Propertie
 from jeepney.bus_messages import message_bus
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
-from ...reclaim_records import Notice, NoticeKind, now
+from ...wire.reclaim_records import Notice, NoticeKind, now
 from .polling import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 
 _NAME, _PATH, _INTERFACE = (

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...reclaim_records import MAX_NOTICES, Notice
+from ...wire.reclaim_records import MAX_NOTICES, Notice
 from .endpoints import NoAnswerError
 
 #: Deadlines of one notice that differ by less count as equal, because services give their time in whole seconds.

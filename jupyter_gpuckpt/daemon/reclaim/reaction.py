@@ -18,10 +18,13 @@ from contextlib import suppress
 
 import msgspec
 
+from ...batches.save_rates import measured_rates
+from ...batches.suspend_batch import suspend_each
+from ...batches.triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
 from ...errors import GpuCkptError
-from ...manifest_records import SnapshotInfo
-from ...protocol import Event, OperationKind, OwnerKind, ResumeRequest
-from ...reclaim_records import (
+from ...wire.manifest_records import SnapshotInfo
+from ...wire.protocol import Event, OperationKind, OwnerKind, ResumeRequest
+from ...wire.reclaim_records import (
     MAX_NOTICES,
     Notice,
     NoticeKind,
@@ -29,17 +32,14 @@ from ...reclaim_records import (
     NoticesReport,
     now,
 )
-from ...save_rates import measured_rates
-from ...states import ABSENT, ALIVE, KernelState
-from ...suspend_batch import suspend_each
-from ...triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
-from ..kernels import Kernels, ManagedKernel
-from ..machine import Machine
-from ..measuring import Measuring
-from ..operations import Operations
-from ..streams import Streams
-from ..uploads import Uploads
-from ..verbs import Verbs
+from ...wire.states import ABSENT, ALIVE, KernelState
+from ..kernels.kernels import Kernels, ManagedKernel
+from ..kernels.machine import Machine
+from ..kernels.measuring import Measuring
+from ..kernels.operations import Operations
+from ..kernels.streams import Streams
+from ..kernels.verbs import Verbs
+from ..remotes.uploads import Uploads
 from .first_saves import GRACE_SECONDS, FirstSaves, is_at_work
 from .risks import Risks
 from .suspends import AsDaemon

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from ...reclaim_records import Unsafe, now
-from ...snapshot_records import UploadState
-from ...states import KernelState
-from ..kernels import Kernels, ManagedKernel
-from ..uploads import Uploads
+from ...wire.reclaim_records import Unsafe, now
+from ...wire.snapshot_records import UploadState
+from ...wire.states import KernelState
+from ..kernels.kernels import Kernels, ManagedKernel
+from ..remotes.uploads import Uploads
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
 _WITHOUT_PROCESS = frozenset({KernelState.SUSPENDED, KernelState.LOST})

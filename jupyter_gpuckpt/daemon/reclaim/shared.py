@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from ... import decoding
 from ...errors import GpuCkptError
 from ...host.foreign_files import open_regular
-from ...place import runtime_dir
-from ...reclaim_records import MAX_NOTICES, Notice, Timestamp, now
+from ...wire import decoding
+from ...wire.place import runtime_dir
+from ...wire.reclaim_records import MAX_NOTICES, Notice, Timestamp, now
 from .polling import Source, Standing, merged
 
 #: The interval at which the reader rewrites its board, and the age at which a board no longer counts.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...manifest_records import Cause
-from ...protocol import Operation, SaveRequest
-from ..operations import Operations
-from ..verbs import Verbs
+from ...wire.manifest_records import Cause
+from ...wire.protocol import Operation, SaveRequest
+from ..kernels.operations import Operations
+from ..kernels.verbs import Verbs
 
 
 class AsDaemon:

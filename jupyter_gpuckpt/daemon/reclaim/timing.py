@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...reclaim_records import Notice, now
+from ...wire.reclaim_records import Notice, now
 
 #: A notice is acted on when less than this time is left, or earlier if the suspends take long.
 LEAD_SECONDS = 300.0

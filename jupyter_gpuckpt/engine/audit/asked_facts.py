@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from ..injection.call_tables import Call, Result, Table
+from .fact_records import Values
 from .proc_facts import OWN_CWD, OWN_UMASK
-from .records import Values
 
 _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
     13,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..injection.threads_held import ThreadsHeld
 from ..tree.tree import Tree
 from . import reading
-from .records import Facts
+from .fact_records import Facts
 from .terminal_queues import TerminalQueues
 
 

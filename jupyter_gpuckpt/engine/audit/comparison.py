@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from . import asked_facts
-from .records import Difference, Facts, Kind, ProcessFacts, Values
+from .fact_records import Difference, Facts, Kind, ProcessFacts, Values
 
 #: How much later or earlier a timer for an absolute time may fire, in nanoseconds.
 _TIMER_TOLERANCE_NS = 100_000_000

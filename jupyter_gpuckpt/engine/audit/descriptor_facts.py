@@ -21,7 +21,7 @@ from contextlib import suppress
 from ...host import processes
 from ..tree.duplicates import duplicate
 from . import socket_facts
-from .records import Values
+from .fact_records import Values
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
 _F_ADD_SEALS, _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1033, 1031, 1032

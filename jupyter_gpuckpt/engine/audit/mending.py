@@ -24,7 +24,7 @@ from . import (
     wording,
 )
 from .comparison import Changes, differences
-from .records import VERSION, Difference, Facts, ProcessFacts, decoded
+from .fact_records import VERSION, Difference, Facts, ProcessFacts, decoded
 
 logger = logging.getLogger(__name__)
 

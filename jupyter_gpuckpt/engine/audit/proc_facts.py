@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...host import processes
-from .records import Values
+from .fact_records import Values
 
 _NR_SCHED_SETATTR, _NR_SCHED_GETATTR, _NR_IOPRIO_SET, _NR_IOPRIO_GET = 314, 315, 251, 252
 _IOPRIO_WHO_PROCESS = 1

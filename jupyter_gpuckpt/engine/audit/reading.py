@@ -11,7 +11,7 @@ from ...host import processes
 from ..injection.call_tables import CallTables
 from ..injection.threads_held import ThreadsHeld
 from . import asked_facts, descriptor_facts, proc_facts
-from .records import Facts, ProcessFacts, TerminalQueue, plain
+from .fact_records import Facts, ProcessFacts, TerminalQueue, plain
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from .records import Values
+from .fact_records import Values
 
 _SOCKET, _IP, _TCP, _UDP, _IPV6, _RAW, _PACKET, _NETLINK, _CAN = 1, 0, 6, 17, 41, 255, 263, 270, 101
 _VALUE_BYTES = 64

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from ... import decoding
 from ...host import processes
-from ...manifest_records import SCRATCH
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH
 from ..tree.duplicates import duplicate
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import reading
-from .records import TerminalQueue
+from .fact_records import TerminalQueue
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .fact_records import Difference, Facts, Values
 from .proc_facts import OWN_DESCRIPTORS
-from .records import Difference, Facts, Values
 
 #: The most sentences of one resume.
 _SHOWN = 6

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 
 #: The program that CRIU runs, and the socket to which it connects, in the kernel's mount namespace.
 PROGRAM = f"{SCRATCH}/notify"

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 from ..settings import EngineSettings
 
 #: The variable with the directory of CRIU's cache, and its value, a path of the kernel's mount namespace.

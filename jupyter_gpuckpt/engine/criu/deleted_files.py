@@ -16,8 +16,8 @@ from contextlib import suppress
 
 from ...host import processes
 from ...host.processes import Mapping
-from ...manifest_records import SCRATCH
-from ...pwrite import pwrite_all
+from ...linux.pwrite import pwrite_all
+from ...wire.manifest_records import SCRATCH
 from ..tree.tree import Tree
 
 logger = logging.getLogger(__name__)

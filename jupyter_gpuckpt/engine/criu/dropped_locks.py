@@ -17,9 +17,9 @@ from ...host import processes
 from ..injection.tracee import Tracee
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import file_locks, memory_images
 from . import images as criu_images
-from .file_locks import Lock
+from . import lock_images, memory_images
+from .lock_images import Lock
 
 #: fcntl's number as a system call (x86-64), and struct flock: type, whence (0: the file's beginning), start, length, pid.
 _FCNTL, _FLOCK = 72, struct.Struct("<hh4xqqi4x")
@@ -31,7 +31,7 @@ def take_again(images: Path, tree: Tree) -> None:
     files = criu_images.regular_files(images)
     paths = {file.path for file in files if file.file_id in mapped}
     dropped: dict[int, list[Lock]] = {}
-    for lock in file_locks.locks(images, deleted=True):
+    for lock in lock_images.locks(images, deleted=True):
         if lock.is_of_process and lock.path in paths:
             dropped.setdefault(lock.pid, []).append(lock)
     for pid in pids(tree) if dropped else ():

@@ -23,7 +23,15 @@ from ..settings import EngineSettings
 from ..tree import user_namespaces
 from ..tree.strangers import end_strangers
 from ..tree.tree import Tree
-from . import action_script, cache, deleted_files, hidden_pages, log_causes, options, own_clients
+from . import (
+    action_script,
+    cache,
+    command_lines,
+    deleted_files,
+    hidden_pages,
+    log_causes,
+    own_clients,
+)
 
 #: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
@@ -68,7 +76,7 @@ def _dump_skeleton(
         stack.callback(os.close, ready)
         stack.enter_context(ours)
         with theirs, open(tell, "wb", buffering=0):
-            options = [
+            command_lines = [
                 "--lazy-pages",
                 "--ps-socket",
                 str(theirs.fileno()),
@@ -78,7 +86,13 @@ def _dump_skeleton(
             ]
             hiding = {hidden_pages.VARIABLE: hidden_pages.LIST}
             run = _Run(
-                settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell], hiding
+                settings,
+                tree,
+                directory,
+                ghost_limit,
+                command_lines,
+                [theirs.fileno(), tell],
+                hiding,
             )
         stack.enter_context(run)
 
@@ -135,7 +149,7 @@ class _Run:
             self._errors.close()
             raise
         try:
-            argv = [*options.dump_command(settings, tree, directory, ghost_limit), *more]
+            argv = [*command_lines.dump_command(settings, tree, directory, ghost_limit), *more]
             preload = {
                 "LD_PRELOAD": str(settings.criu_preload),
                 cache.VARIABLE: cache.DIRECTORY,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...host import pagemap_scan, processes
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 from . import images as criu_images
 from . import memory_images
 from .images import Extent

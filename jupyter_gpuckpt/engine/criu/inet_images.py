@@ -17,7 +17,7 @@ import msgspec
 
 from ...errors import ThawFailed
 from ...host import ended_connections
-from ...ports import HeldPorts
+from ...linux.ports import HeldPorts
 from . import images as criu_images
 from .images import Field
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ...errors import FilesChanged, HostIncompatible
 from ...host import commands
-from ...manifest_records import FORMER_SCRATCH
+from ...wire.manifest_records import FORMER_SCRATCH
 from ..settings import INIT
 from ..tree.tree import Tree
 from . import images as criu_images

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import file_locks
 from . import images as criu_images
+from . import lock_images
 
 #: The index of a write-ahead log: its locks of writers, checkpoints and readers. The byte after them is locked while it is open.
 INDEX = "-shm"
@@ -20,7 +20,7 @@ _FIRST, _LAST = 0x40000000, 0x400001FF
 
 def in_transaction(images: Path) -> set[str]:
     """Return the paths of the databases that are in the middle of a transaction."""
-    locks = file_locks.locks(images)
+    locks = lock_images.locks(images)
     paths = (
         {"/" + file.path.lstrip("/") for file in criu_images.regular_files(images)}
         if locks

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ThawFailed
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 from . import images as criu_images
 from .images import Field
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...host.gpu import same_model
-from ...manifest_records import Gpu
+from ...wire.manifest_records import Gpu
 
 #: The placeholder for a GPU that the driver did not name.
 UNKNOWN = ""

@@ -1,7 +1,7 @@
 """The restore of the GPU memory of a resumed tree, before any of the user's code runs.
 
 Does not cover: the driver's calls (`cuda.py`), the choice of GPUs (`placement.py`), the processes of a freeze
-(`processes.py`).
+(`gpu_processes.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import ParamSpec, TypeVar
 
 from ...errors import CheckpointError, ThawFailed
 from ...host import gpu, processes
-from ...manifest_records import Gpu, GpuProcess
-from ...progress import Progress, Stage
+from ...wire.manifest_records import Gpu, GpuProcess
+from ...wire.progress import Progress, Stage
 from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
-from . import cuda, lane_fills, lane_windows
-from .lane import Fill, Lane
-from .lane_fills import ReadStream, WaitForStream
+from .driver import cuda
+from .ferry import ferry_fills, ferry_windows
+from .ferry.ferry import Fill, Lane
+from .ferry.ferry_fills import ReadStream, WaitForStream
 from .placement import UNKNOWN, Placement, place, together
 
 #: How long to wait for other programs to free GPU memory.
@@ -97,14 +98,14 @@ def restore(
         side_by_side(bring_back, sizes)
         reading = _Reading()
         if read is None:
-            fill = partial(lane_fills.as_written, reading.counted(wait_for))
+            fill = partial(ferry_fills.as_written, reading.counted(wait_for))
         else:
-            fill = partial(lane_fills.by_windows, reading.counted(read))
+            fill = partial(ferry_fills.by_windows, reading.counted(read))
         fills = {
             by_nspid[record.pid]: partial(fill, f"gpu{path}")
             for record in records
             for path in record.staging
-            if lane_windows.is_lanes(path)
+            if ferry_windows.is_lanes(path)
         }
         _fill_lanes(lanes, fills, reading, held, running, lanes_written)
     _remove([tree.inside(path) for record in records for path in record.staging])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ObjectCorrupt
-from ...pwrite import pwrite_all
+from ...linux.pwrite import pwrite_all
 from ..criu import images as criu_images
 from ..criu import memory_images
 from ..criu.images import Extent

@@ -15,8 +15,8 @@ from typing import Self
 from ...errors import ThawFailed
 from ...host import processes
 from ...host.overcommit import overcommit
-from ...manifest_records import Manifest
-from ...progress import Progress, Stage
+from ...wire.manifest_records import Manifest
+from ...wire.progress import Progress, Stage
 from ..criu import memory_images
 from . import page_plan, reservations
 from .eager_pages import PagesFile

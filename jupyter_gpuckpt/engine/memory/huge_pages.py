@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import HostIncompatible
-from ...plurals import counted
+from ...wire.plurals import counted
 from ..criu import memory_images
 
 _POOLS = Path("/sys/kernel/mm/hugepages")

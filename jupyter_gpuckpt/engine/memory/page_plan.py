@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...manifest_records import Manifest, Stream
+from ...wire.manifest_records import Manifest, Stream
 from ..criu import images as criu_images
 from ..criu import memory_images
 from ..criu.memory_images import Area

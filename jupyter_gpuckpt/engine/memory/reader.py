@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from ... import decoding
 from ...errors import FreezeFailed
-from ...fresh_memory import fresh_memory
+from ...linux.fresh_memory import fresh_memory
+from ...wire import decoding
 from ..criu.images import Extent
 from . import process_vm
 from .process_vm import MAX_PIECES, IoVec

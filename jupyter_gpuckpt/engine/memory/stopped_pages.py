@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ... import decoding
 from ...errors import ThawFailed
+from ...wire import decoding
 from . import process_vm
 from .page_plan import Piece
 from .process_vm import MAX_PIECES, IoVec

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from ... import decoding
 from ...errors import FreezeFailed
 from ...host import connections
-from ...manifest_records import SCRATCH
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH
 from ..criu import inet_images
 from ..tree.duplicates import duplicate_socket
 from ..tree.launch import pids

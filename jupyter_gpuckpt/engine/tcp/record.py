@@ -22,17 +22,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from ... import decoding
 from ...errors import is_descriptor_limit
 from ...host import connections, processes
 from ...host.connections import End, Inner
 from ...host.tcp_table import TcpState
-from ...manifest_records import SCRATCH, TcpConnection, TcpEnd
-from ..criu import options as criu_options
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH, TcpConnection, TcpEnd
+from ..criu import command_lines as criu_options
 from ..tree.duplicates import duplicate_socket
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import options
+from . import socket_options
 from .unaccepted import Unaccepted
 
 #: The stream of a snapshot that holds the bytes of the queues.
@@ -74,7 +74,7 @@ class _HeldEnd:
     def __init__(self, end: End) -> None:
         self.end = end
         self.socket = duplicate_socket(end.pid, end.descriptor)
-        self._options = options.read(self.socket)
+        self._options = socket_options.read(self.socket)
         self._state = 0
         self.unread = b""
 
@@ -88,7 +88,7 @@ class _HeldEnd:
                 raise _UnkeepableError("it is read by looking ahead (SO_PEEK_OFF)")
         if self._flags() & os.O_ASYNC:
             raise _UnkeepableError("it sends signals (O_ASYNC)")
-        if options.has_urgent_data(self.socket):
+        if socket_options.has_urgent_data(self.socket):
             raise _UnkeepableError("it has urgent data")
 
     @property
@@ -104,11 +104,11 @@ class _HeldEnd:
 
     def waiting(self) -> int:
         """Return how many bytes can be read from it."""
-        return options.count(self.socket, termios.FIONREAD)
+        return socket_options.count(self.socket, termios.FIONREAD)
 
     def unsent(self) -> int:
         """Return how many sent bytes have not been acknowledged yet."""
-        return options.unsent(self.socket)
+        return socket_options.unsent(self.socket)
 
     def take_more(self, length: int, journal: Path) -> None:
         """Make room for `length` more bytes, and offer it to the sender."""
@@ -118,7 +118,7 @@ class _HeldEnd:
                 entry = _Mark(self.end.pid, self.end.descriptor, int(self.end.row.inode), mark)
                 journal.write_bytes(msgspec.json.encode(entry))
 
-            options.widen(self.socket, length, note)
+            socket_options.widen(self.socket, length, note)
             journal.unlink(missing_ok=True)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         with suppress(BlockingIOError):
@@ -137,12 +137,12 @@ class _HeldEnd:
     def narrow(self) -> None:
         """Set the buffer's size back to the one that the program had chosen, if it had."""
         with suppress(OSError):
-            options.choose_sizes(self._options, self.socket)
+            socket_options.choose_sizes(self._options, self.socket)
 
     def record(self) -> TcpEnd:
         """Return its record for the manifest."""
         state = f"{self._state:02X}"
-        read_shut = bool(options.events(self.socket, select.POLLRDHUP) & select.POLLRDHUP)
+        read_shut = bool(socket_options.events(self.socket, select.POLLRDHUP) & select.POLLRDHUP)
         return TcpEnd(
             inode=int(self.end.row.inode),
             family=self.socket.family,
@@ -289,7 +289,7 @@ class Recorded:
     def reset(self) -> None:
         """Reset the connections of a tree that was killed, so that they do not keep their ports busy."""
         for held in self._held:
-            options.end_at_once(held.socket)
+            socket_options.end_at_once(held.socket)
         self.close()
 
 

@@ -20,12 +20,12 @@ from typing import Any, Self
 
 from ...errors import is_descriptor_limit
 from ...host import ended_connections
-from ...manifest_records import TcpConnection, TcpEnd
+from ...wire.manifest_records import TcpConnection, TcpEnd
+from ..criu import command_lines as criu_options
 from ..criu import images as criu_images
-from ..criu import options as criu_options
 from ..criu.images import Field
 from ..criu.inet_images import loopback
-from . import options
+from . import socket_options
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class RemadeConnections:
         if self._rehearsal or kind is not None:
             # No process has the sockets (any more): reset the connections, so that they do not keep ports busy.
             for _, made in self._sockets.values():
-                options.end_at_once(made)
+                socket_options.end_at_once(made)
         self.close()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class RemadeConnections:
                 self._lose(connection, error)
         for end, made in self._sockets.values():
             fcntl.fcntl(made, fcntl.F_SETFL, end.flags)
-            options.share(end.options, made)
+            socket_options.share(end.options, made)
             if end.sent_all and any(made is waiting for _, waiting, _ in self._waiting):
                 with suppress(OSError):
                     made.shutdown(socket.SHUT_WR)
@@ -167,7 +167,7 @@ class RemadeConnections:
             if connection.waiting:
                 made = [_bound(first)]
                 self._waiting.append((connection, made[0], sent))
-                options.apply(first.options, made[0])
+                socket_options.apply(first.options, made[0])
             else:
                 made = _filled(connection, queues)
         except OSError as error:
@@ -185,7 +185,7 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
         both = [rollback.enter_context(closing(made)) for made in _pair(connection.ends)]
         first, second = both
         for end, made in zip(connection.ends, both, strict=False):
-            options.choose_sizes(end.options, made)
+            socket_options.choose_sizes(end.options, made)
         _send(second, first, queues[0])
         if len(queues) == 1:
             # Its program has closed the other end.
@@ -194,7 +194,7 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
         else:
             _send(first, second, queues[1])
         for end, made in zip(connection.ends, both, strict=True):
-            options.apply(end.options, made)
+            socket_options.apply(end.options, made)
             if end.sent_all:
                 made.shutdown(socket.SHUT_WR)
         for end, made in zip(connection.ends, both, strict=True):
@@ -307,7 +307,7 @@ def _bind(made: socket.socket, own: Address) -> None:
         if error.errno != errno.EADDRINUSE or not port:
             raise
         try:
-            options.choose_port_later(made, port)
+            socket_options.choose_port_later(made, port)
         except OSError:  # an older Linux
             raise error from None
         made.bind((address, 0, *more))
@@ -322,7 +322,7 @@ def _connect(made: socket.socket, target: Address) -> None:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         with suppress(OSError):
-            options.choose_port_later(made, 0)
+            socket_options.choose_port_later(made, 0)
         made.connect(target)
 
 
@@ -354,7 +354,7 @@ def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
             with suppress(BlockingIOError):
                 receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             if tries:  # at the first attempt the bytes may still be in transit
-                options.widen(receiver, len(left))
+                socket_options.widen(receiver, len(left))
             tries += 1
             time.sleep(0.001)
 

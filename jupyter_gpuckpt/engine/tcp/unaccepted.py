@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from ...manifest_records import TcpConnection
-from . import options
+from ...wire.manifest_records import TcpConnection
+from . import socket_options
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,10 @@ class Unaccepted:
         The listener's file flags are shared with the program, so they stay as they are.
         """
         found = list[tuple[socket.socket, tuple[str, int]]]()
-        while options.is_readable(listener):
+        while socket_options.is_readable(listener):
             with suppress(ConnectionAbortedError):  # its client has ended it
                 accepted, client = listener.accept()
-                options.end_at_once(self._accepted.enter_context(accepted))
+                socket_options.end_at_once(self._accepted.enter_context(accepted))
                 found.append((accepted, _address(client)))
         return found
 
@@ -105,16 +105,16 @@ def _address(name: Sequence[str | int]) -> tuple[str, int]:
 
 def _received(accepted: socket.socket, client: socket.socket | None, deadline: float) -> bytes:
     """Return all that a client has sent, also what it still keeps because there was no room. Raises OSError."""
-    if options.has_urgent_data(accepted):
+    if socket_options.has_urgent_data(accepted):
         raise OSError(errno.EPROTO, "it has urgent data")
     data = bytearray()
     while time.monotonic() < deadline:
-        if options.is_readable(accepted):
+        if socket_options.is_readable(accepted):
             part = accepted.recv(_PART_BYTES)
             if not part:
                 return bytes(data)
             data += part
-        elif client is None or not options.unsent(client):
+        elif client is None or not socket_options.unsent(client):
             return bytes(data)
         else:
             time.sleep(_LOOK_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...host.commands import CommandFailed
-from ...manifest_records import FORMER_SCRATCH, SCRATCH
+from ...wire.manifest_records import FORMER_SCRATCH, SCRATCH
 from . import mounts
 from .tree import Tree
 

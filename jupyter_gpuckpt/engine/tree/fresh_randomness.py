@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 
 #: The file with the number by which OpenSSL in the kernel, and in what was forked from it, knows which copy it is in. The kernel has it
 #: mapped, so a snapshot contains it.

@@ -236,7 +236,7 @@ static void open_streams(const char *log) {
 }
 
 /* Descriptors of GPU memory that no process has mapped while the driver checkpoints its owner. init holds them, so that the memory
- * outlives the daemon. The key is the owner's pid in this namespace. The other side is engine/gpu/lane.py. */
+ * outlives the daemon. The key is the owner's pid in this namespace. The other side is engine/gpu/ferry/ferry.py. */
 enum { KEEP = 'k', GIVE = 'g', FREE = 'f', DROP = 'd', MAX_HELD_DESCRIPTORS = 16384, BATCH = 200 };
 typedef struct { int order; unsigned owner, first; } request_t;
 static struct { unsigned owner; int descriptor; } held[MAX_HELD_DESCRIPTORS];

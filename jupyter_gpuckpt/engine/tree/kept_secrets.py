@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ... import decoding
 from ...host.foreign_files import open_regular
-from ...manifest_records import SCRATCH
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH
 from .tree import Tree
 
 INSIDE = f"{SCRATCH}/secrets"

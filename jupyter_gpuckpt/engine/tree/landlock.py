@@ -14,7 +14,7 @@ from functools import cache
 
 from ...errors import KernelNotCheckpointable
 from ...host import processes
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import Tracee
 from .launch import wait_until

@@ -19,12 +19,12 @@ from typing import IO, cast
 
 from ...errors import CheckpointError, KernelLost, PrivilegeMissing, limit_reached
 from ...host import commands, core_files, processes
-from ...manifest_records import LaunchSpec
+from ...wire.manifest_records import LaunchSpec
 from ..settings import EngineSettings
 from . import (
+    ferry_library,
     fresh_randomness,
     kept_secrets,
-    lane_library,
     outside_signals,
     server_files,
     ssh_files,
@@ -167,7 +167,7 @@ def launch(
     """
     last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
     exit_path.unlink(missing_ok=True)
-    env = lane_library.environment(spec.env) if spec.gpu_lane else spec.env
+    env = ferry_library.environment(spec.env) if spec.gpu_lane else spec.env
     namespaces = start_namespaces(
         settings,
         "launch",
@@ -185,7 +185,7 @@ def launch(
         outside_signals.install(root)
         fresh_randomness.install(root)
         if spec.gpu_lane:
-            lane_library.install(root)
+            ferry_library.install(root)
         kept_secrets.install(root, spec.secrets)
         server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         namespaces.go(last)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from ...host import processes
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 
 LIBRARY = Path(__file__).with_name("outside-signals.so")
 #: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ... import decoding
 from ...host.commands import CommandFailed
-from ...manifest_records import SCRATCH
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH
 from . import mounts
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ...errors import ThawFailed
 from ...host.commands import CommandFailed
-from ...manifest_records import SCRATCH
-from ...own_sockets import OwnSockets
+from ...wire.manifest_records import SCRATCH
+from ...wire.own_sockets import OwnSockets
 from . import mounts
 
 _COPIES = f"{SCRATCH}/socket-directories"

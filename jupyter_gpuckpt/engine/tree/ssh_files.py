@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from ...host.commands import CommandFailed
-from ...manifest_records import SCRATCH
+from ...wire.manifest_records import SCRATCH
 from . import mounts
 
 logger = logging.getLogger(__name__)

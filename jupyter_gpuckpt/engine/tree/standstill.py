@@ -26,10 +26,10 @@ from typing import Protocol
 
 import msgspec
 
-from ... import decoding
 from ...errors import CheckpointError, FreezeFailed
 from ...host import processes
-from ...manifest_records import SCRATCH
+from ...wire import decoding
+from ...wire.manifest_records import SCRATCH
 from ..injection import ptrace
 from ..injection.call_tables import code_address
 from ..injection.threads_held import ThreadsHeld

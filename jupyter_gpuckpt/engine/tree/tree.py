@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...manifest_records import FORMER_SCRATCH, SCRATCH
+from ...wire.manifest_records import FORMER_SCRATCH, SCRATCH
 
 
 def current(path: str) -> str:

@@ -5,7 +5,7 @@ are equal for a kernel that was launched here; a kernel that another user saved 
 user namespace needs rights (`host.privileges`). See man user_namespaces.
 
 Covers: the kernels that need one, the ids that a tree has in it. Does not cover: how it is made (namespaces.c), the owners and
-credentials in images (`criu/owners.py`).
+credentials in images (`engine/criu/owner_images.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...host import processes
-from ...manifest_records import Manifest
+from ...wire.manifest_records import Manifest
 from ..settings import EngineSettings
 
 

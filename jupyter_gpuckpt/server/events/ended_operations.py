@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import Counter, Gauge, Summary
 
-from ...protocol import Operation, OperationKind, OperationState, summary
-from ...states import KernelState
+from ...wire.protocol import Operation, OperationKind, OperationState, summary
+from ...wire.states import KernelState
 from ..kernels.kernel_listener import KernelListener
 from ..rest_records import as_event, operation_view
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from jupyter_events import EventLogger
 
-    from ...manifest_records import Sizes
-    from ...protocol import Result
+    from ...wire.manifest_records import Sizes
+    from ...wire.protocol import Result
     from ..messages.served_kernel import ServedKernel
 
 SCHEMA = Path(__file__).parent / "operation.yaml"

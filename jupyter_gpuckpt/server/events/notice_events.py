@@ -11,7 +11,7 @@ from ..rest_records import as_event, notice_view
 if TYPE_CHECKING:
     from jupyter_events import EventLogger
 
-    from ...reclaim_records import Notice
+    from ...wire.reclaim_records import Notice
 
 SCHEMA = Path(__file__).parent / "notice.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/notice/v1"

@@ -12,7 +12,7 @@ from ..kernels.kernel_listener import KernelListener
 if TYPE_CHECKING:
     from jupyter_events import EventLogger
 
-    from ...snapshot_records import SnapshotChange
+    from ...wire.snapshot_records import SnapshotChange
 
 SCHEMA = Path(__file__).parent / "snapshot.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/snapshot/v1"

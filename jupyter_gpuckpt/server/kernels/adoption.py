@@ -8,13 +8,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GpuCkptError
-from ...manager_secrets import joined
-from ...manifest_records import Cause
+from ...wire.manager_secrets import joined
+from ...wire.manifest_records import Cause
 from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
 from ..messages.probe import kernel_info, learn_info
-from . import agent
-from .sessions import environment_of, list_sessions, manager_of, moved_rows
+from . import agent_calls
+from .notebook_sessions import environment_of, list_sessions, manager_of, moved_rows
 
 if TYPE_CHECKING:
     import logging
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-    from ...protocol import Kernel, SuspendedKernel
+    from ...wire.protocol import Kernel, SuspendedKernel
     from ..messages.served_kernel import ServedKernel
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
-    from .operations import ServerOperations
+    from .kernel_operations import ServerOperations
     from .reconnector import Reconnector
 
 #: How long to wait for the shell's reply: a kernel that runs a cell replies when the cell has ended.
@@ -155,10 +155,10 @@ class Adoption:
             if (
                 not served.has_agent
             ):  # the agent may have been installed after that server's last record
-                served.has_agent = await agent.state(manager) is not None
+                served.has_agent = await agent_calls.state(manager) is not None
             await self._reconnector.reconnect(served)
             if recovered is not None and served.has_agent:
-                missed, complete = await agent.messages_after(manager, *recovered)
+                missed, complete = await agent_calls.messages_after(manager, *recovered)
         finally:
             if recovered is not None:
                 served.output.add_missed(missed, complete=complete)

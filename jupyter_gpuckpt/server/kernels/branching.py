@@ -18,27 +18,27 @@ import msgspec
 from jupyter_core.utils import ensure_async
 from tornado import web
 
-from ... import calls
 from ...client import socket_folders
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
-from ...manager_secrets import parted
-from ...own_sockets import moved_address
-from ...ports import HeldPorts, moved_connection
-from ...protocol import BranchRequest, SuspendedKernel
+from ...linux.ports import HeldPorts, moved_connection
+from ...wire import calls
+from ...wire.manager_secrets import parted
+from ...wire.own_sockets import moved_address
+from ...wire.protocol import BranchRequest, SuspendedKernel
 from ..messages.begun_cells import begun_cells
-from .sessions import path_below
+from .notebook_sessions import path_below
 
 if TYPE_CHECKING:
     import logging
 
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-    from ...manifest_records import LaunchSpec
-    from ...protocol import Operation
+    from ...wire.manifest_records import LaunchSpec
+    from ...wire.protocol import Operation
     from .adoption import Adoption
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
-    from .operations import Resume, ServerOperations
+    from .kernel_operations import Resume, ServerOperations
     from .stored_notebooks import StoredNotebooks
 
 _INSERT = "-branch-"

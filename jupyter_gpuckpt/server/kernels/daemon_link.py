@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
-from ... import calls
 from ...client import AsyncClient, Client
 from ...client.mirror import Mirror
 from ...errors import DaemonSilent, DaemonUnavailable, GpuCkptError, HostError
-from ...protocol import RESTART_SECONDS, Event, Kernel, Owner, Position, SuspendedKernel
-from ...states import KernelState
+from ...wire import calls
+from ...wire.protocol import RESTART_SECONDS, Event, Kernel, Owner, Position, SuspendedKernel
+from ...wire.states import KernelState
 from ..messages.output import KernelOutput
 from ..messages.served_kernel import Provisioner, ServedKernel
 from .kernel_listener import KernelListener
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
-    from ...daemon_settings import Settings
+    from ...wire.daemon_settings import Settings
     from .descriptions import KernelDescriptions
     from .reconnector import Reconnector
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..jupyter_internals import known_info
-from .sessions import sessions_of
+from .notebook_sessions import sessions_of
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import DaemonSilent, record_of
-from ...states import KernelState
+from ...wire.states import KernelState
 from ..messages.served_kernel import not_managed
 from ..rest_records import KernelView, operation_view
-from .sessions import sessions_of
+from .notebook_sessions import sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

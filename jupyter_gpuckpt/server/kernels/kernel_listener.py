@@ -9,9 +9,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...protocol import Kernel, Operation
-    from ...reclaim_records import Notice
-    from ...snapshot_records import SnapshotChange
+    from ...wire.protocol import Kernel, Operation
+    from ...wire.reclaim_records import Notice
+    from ...wire.snapshot_records import SnapshotChange
     from ..messages.served_kernel import ServedKernel
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Covers: models, interrupts, restarts, culling, the end of the server, the iopub messages that Jupyter receives. Policies are
 notified of each (`KernelListener`). Does not cover: launch and shutdown of a single kernel (the provisioner), save, suspend
-and resume (`operations.py`).
+and resume (`kernel_operations.py`).
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -21,12 +21,12 @@ from tornado import web
 from traitlets import TraitError
 
 from ...errors import DaemonSilent, GpuCkptError
-from ...states import KernelState
+from ...wire.states import KernelState
 from .. import jupyter_internals
 from ..messages.client_relay import RelayedClient
 from ..messages.kernel_messages import fields, is_about_ours, is_user_request, read
 from ..messages.probe import AGENT_MESSAGES
-from .sessions import manager_of, mixed
+from .notebook_sessions import manager_of, mixed
 
 if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel

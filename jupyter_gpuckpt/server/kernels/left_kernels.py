@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ... import decoding
-from ...place import start_time
-from ...protocol import Owner, OwnerKind
-from .sessions import path_below
+from ...wire import decoding
+from ...wire.place import start_time
+from ...wire.protocol import Owner, OwnerKind
+from .notebook_sessions import path_below
 
 
 class _Spec(msgspec.Struct):
@@ -20,7 +20,7 @@ class _Spec(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """The part of a kernel's record (`daemon/records.py`) that is needed here."""
+    """The part of a kernel's record (`daemon/kernels/kernel_records.py`) that is needed here."""
 
     spec: _Spec
     owner: Owner

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ...states import KernelState
+from ...wire.states import KernelState
 from ..jupyter_internals import buffered
 from ..messages import routing_ids
 from ..messages.probe import wait_until_connected
-from . import agent
-from .sessions import environment_of, manager_of, sessions_of
+from . import agent_calls
+from .notebook_sessions import environment_of, manager_of, sessions_of
 
 if TYPE_CHECKING:
     import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     from ..messages.served_kernel import ServedKernel
-    from .peer_access import PeerAccessSwitch
+    from .peer_access_hold import PeerAccessSwitch
 
 #: The time after which a new kernel that has not answered gets no agent.
 _BEGIN_SECONDS = 60.0
@@ -58,7 +58,7 @@ class Reconnector:
                     while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - there is no notification
                         await asyncio.sleep(0.01)
                     manager = manager_of(self._kernels, served.kernel_id)
-                    served.has_agent = await agent.install(manager)
+                    served.has_agent = await agent_calls.install(manager)
                     await wait_until_connected(manager, served, self._timeout_seconds)
             except TimeoutError:
                 self._log.debug("kernel %s was never listed", served.kernel_id)
@@ -102,7 +102,7 @@ class Reconnector:
         rows = sessions_of(self._sessions, served.kernel_id)
         moved = served.kernel.moved_ports if served.kernel else {}
         parked = served.is_parked
-        await agent.resumed(
+        await agent_calls.resumed(
             manager,
             environment_of(self._kernels, rows),
             moved,
@@ -111,12 +111,12 @@ class Reconnector:
             gpu_is_back=not parked,
         )
         served.is_new_branch, served.peer_access_is_off = False, parked
-        if not await agent.flush(manager):
+        if not await agent_calls.flush(manager):
             self._log.warning(
                 "kernel %s does not answer; it publishes its buffered output by itself",
                 served.kernel_id,
             )
         if served.output.lacks_beginning:
-            messages, _ = await agent.messages_after(manager, "", [])
+            messages, _ = await agent_calls.messages_after(manager, "", [])
             served.output.add_beginning(messages)
-        await agent.call_on_resume(manager)
+        await agent_calls.call_on_resume(manager)

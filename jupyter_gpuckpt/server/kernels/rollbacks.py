@@ -9,21 +9,21 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ... import calls
 from ...errors import ConfigurationError, FilesChanged, HostIncompatible, KernelStateConflict
-from ...manifest_records import Cause
-from ...protocol import OperationKind, Result
-from ...snapshot_records import Change
-from ...states import KernelState
+from ...wire import calls
+from ...wire.manifest_records import Cause
+from ...wire.protocol import OperationKind, Result
+from ...wire.snapshot_records import Change
+from ...wire.states import KernelState
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Awaitable, Callable
 
-    from ...protocol import Operation
+    from ...wire.protocol import Operation
     from ..messages.served_kernel import ServedKernel
     from .daemon_link import DaemonLink
-    from .operations import Resume, ServerOperations
+    from .kernel_operations import Resume, ServerOperations
     from .tracked_operations import Steps
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import nbformat
 
-from ... import calls
 from ...errors import ManifestInvalid
+from ...wire import calls
 
 if TYPE_CHECKING:
     from .daemon_link import DaemonLink

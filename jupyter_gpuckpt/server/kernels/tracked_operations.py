@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import msgspec
 
 from ...errors import GpuCkptError, OperationCancelled, record_of
-from ...progress import ProgressRecord
-from ...protocol import Operation, OperationKind, OperationState, Result
+from ...wire.progress import ProgressRecord
+from ...wire.protocol import Operation, OperationKind, OperationState, Result
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The variables of a kernel now, and their comparison with those of a snapshot.
 
 Covers: the check that a kernel can answer, the differences between two moments. Does not cover: how variables are read
-(`kernel_agent/variables/`), how they get into a snapshot (`operations.py`).
+(`kernel_agent/variables/`), how they get into a snapshot (`kernel_operations.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import KernelBusy, KernelStateConflict
-from ...manifest_records import Variable, Variables
-from ...states import KernelState
-from . import agent
+from ...wire.manifest_records import Variable, Variables
+from ...wire.states import KernelState
+from . import agent_calls
 
 if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
@@ -57,7 +57,7 @@ async def variables_of(
         raise KernelBusy(
             "The kernel is busy: its variables are changing.", hint="Wait for its cell to end."
         )
-    found = await agent.variables(manager, fingerprint_seconds)
+    found = await agent_calls.variables(manager, fingerprint_seconds)
     if found is None:
         raise KernelStateConflict(
             "The kernel does not report its variables.",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
-from ... import decoding
+from ...wire import decoding
 
 #: ipywidgets' comm for requests about all widgets (schema/messages.md of ipywidgets, "The jupyter.widget.control comm target").
 CONTROL_TARGET = "jupyter.widget.control"

@@ -23,7 +23,7 @@ from jupyter_server.services.kernels.connection.base import (
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
 
-from ...plurals import counted
+from ...wire.plurals import counted
 from ..jupyter_internals import send_to_page
 from . import routing_ids
 from .answers import WAKING, answer, failure, refusal

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ...output_log import frame_of, next_frame, opened, unpacked
+from ...wire.message_log import frame_of, next_frame, opened, unpacked
 
 _log = logging.getLogger(__name__)
 

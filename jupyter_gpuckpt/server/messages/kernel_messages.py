@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ... import decoding
+from ...wire import decoding
 
 #: `header.session` of this server's own requests; it distinguishes their echoes from a page's messages.
 PROBE_SESSION = "gpuckpt-probe"
@@ -36,7 +36,7 @@ def is_about_ours(parts: list[bytes]) -> bool:
 
 
 def is_user_request(parts: list[bytes]) -> bool:
-    """Return whether a message is a request of the user's code to this server (`kernel_agent/user_requests.py`)."""
+    """Return whether a message is a request of the user's code to this server (`kernel_agent/magic_requests.py`)."""
     return bool(parts) and parts[0] == _USER_REQUEST
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from ...disk_reserve import with_room
-from ...output_log import content_of, frame_of, frames, replace
+from ...linux.disk_reserve import with_room
+from ...wire.message_log import content_of, frame_of, frames, replace
 from .begun_cells import begun_cells, messages_of
 from .kept_messages import KeptMessages
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
-from ...agent_code import AGENT_REQUEST
-from ...tcp_sockets import of_this_namespace
+from ...client.agent_code import AGENT_REQUEST
+from ...linux.tcp_sockets import of_this_namespace
 from ..jupyter_internals import known_info, set_known_info
 from .kernel_messages import PROBE_SESSION
 

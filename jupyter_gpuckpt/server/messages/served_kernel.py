@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ErrorRecord
-from ...progress import Stage
-from ...protocol import Kernel, Operation, OperationKind, Position
-from ...states import ABSENT, GPU_AWAY, KernelState
+from ...wire.progress import Stage
+from ...wire.protocol import Kernel, Operation, OperationKind, Position
+from ...wire.states import ABSENT, GPU_AWAY, KernelState
 from . import routing_ids
 from .comms import SavedComms
 from .output import KernelOutput

@@ -29,14 +29,14 @@ from ...errors import (
     KernelStateConflict,
     OperationCancelled,
 )
-from ...manifest_records import Cause
-from ...states import KernelState
+from ...wire.manifest_records import Cause
+from ...wire.states import KernelState
 from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
-    from ...protocol import Operation
+    from ...wire.protocol import Operation
     from ..kernels.kernel_list import KernelList
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
 #: A kernel that publishes nothing counts as working above this share of one CPU and this many CPU seconds.

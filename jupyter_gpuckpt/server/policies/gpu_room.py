@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ... import calls
 from ...errors import GpuCkptError, GpuFull
-from ...protocol import OperationKind, Result
+from ...wire import calls
+from ...wire.protocol import OperationKind, Result
 from .idle import idle_kernels
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...protocol import GpuRoom as Room
-    from ...protocol import Operation
+    from ...wire.protocol import GpuRoom as Room
+    from ...wire.protocol import Operation
     from ..kernels.daemon_link import DaemonLink
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..kernels.tracked_operations import Steps
     from .memory_room import MemoryClaim, MemoryRoom
 

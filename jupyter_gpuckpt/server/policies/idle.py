@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...errors import GpuCkptError, KernelBusy
-from ...manifest_records import Cause
-from ...states import KernelState
+from ...wire.manifest_records import Cause
+from ...wire.states import KernelState
 from ..kernels.kernel_listener import KernelListener
-from ..kernels.sessions import manager_of
+from ..kernels.notebook_sessions import manager_of
 
 if TYPE_CHECKING:
     import logging
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
 #: The interval at which a kernel that will be suspended is examined: whether it is still idle.

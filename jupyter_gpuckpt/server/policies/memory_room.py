@@ -12,9 +12,9 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from ... import calls
 from ...errors import GpuCkptError
-from ...manifest_records import Cause
+from ...wire import calls
+from ...wire.manifest_records import Cause
 from ..kernels.kernel_listener import KernelListener
 from .idle import idle_kernels, is_long_ago
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...protocol import Kernel, MemoryUse
+    from ...wire.protocol import Kernel, MemoryUse
     from ..kernels.daemon_link import DaemonLink
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
     from .idle import IdleSuspends
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
 
 #: The shortest and the longest pause between two checks, in seconds.
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0

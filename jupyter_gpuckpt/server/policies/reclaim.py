@@ -12,14 +12,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ... import calls
+from ...batches.triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
 from ...errors import GpuCkptError
-from ...manifest_records import Cause
-from ...plurals import counted
-from ...reclaim_records import NoticeKind, now
-from ...snapshot_records import UploadState
-from ...states import KernelState
-from ...triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
+from ...wire import calls
+from ...wire.manifest_records import Cause
+from ...wire.plurals import counted
+from ...wire.reclaim_records import NoticeKind, now
+from ...wire.snapshot_records import UploadState
+from ...wire.states import KernelState
 from ..kernels.kernel_listener import KernelListener
 from .suspend_all import suspend_all
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Iterable
 
-    from ...protocol import Kernel, Operation
-    from ...reclaim_records import Notice
-    from ...snapshot_records import Snapshot
+    from ...wire.protocol import Kernel, Operation
+    from ...wire.reclaim_records import Notice
+    from ...wire.snapshot_records import Snapshot
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_manager import GpuCkptKernels
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
 
 #: How long the daemon may take to say how fast uploads are, which the order of suspends depends on.
 _RATE_SECONDS = 1.0

@@ -12,16 +12,16 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import calls
 from ...errors import GpuCkptError, KernelNotFound, KernelStateConflict
-from ...manifest_records import Cause, Variables
-from ...protocol import SaveRequest
-from ...restart_records import SetAsideRequest
-from ...snapshot_records import SnapshotChangeKind
-from ...states import KernelState
-from ..kernels import agent
+from ...wire import calls
+from ...wire.manifest_records import Cause, Variables
+from ...wire.protocol import SaveRequest
+from ...wire.restart_records import SetAsideRequest
+from ...wire.snapshot_records import SnapshotChangeKind
+from ...wire.states import KernelState
+from ..kernels import agent_calls
 from ..kernels.kernel_listener import KernelListener
-from ..kernels.sessions import manager_of
+from ..kernels.notebook_sessions import manager_of
 from ..messages.comms import SavedComms
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...snapshot_records import SnapshotChange
+    from ...wire.snapshot_records import SnapshotChange
     from ..kernels.daemon_link import DaemonLink
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
 _KEPT_STATES = frozenset({KernelState.RUNNING, KernelState.SAVING, KernelState.PARKED})
@@ -163,8 +163,8 @@ class Restarts(KernelListener):
         if served.has_agent:
             found, variables = await self._asked(served)
             if found is not None:
-                await agent.call_on_save(manager, found)
-            comms = await agent.prepare(manager, answers=found is not None) or comms
+                await agent_calls.call_on_save(manager, found)
+            comms = await agent_calls.prepare(manager, answers=found is not None) or comms
         name, jupyter = await self._operations.described(kernel_id)
         request = SaveRequest(
             name,
@@ -181,14 +181,14 @@ class Restarts(KernelListener):
 
     async def _asked(
         self, served: ServedKernel
-    ) -> tuple[agent.AgentState | None, Variables | None]:
+    ) -> tuple[agent_calls.AgentState | None, Variables | None]:
         """Return what the agent says of the kernel, and its variables; nothing if it does not answer soon."""
         manager, found = manager_of(self._kernels, served.kernel_id), None
         with suppress(TimeoutError):
             async with asyncio.timeout(_AGENT_SECONDS):
-                found = await agent.state(manager, answers=served.answers)
+                found = await agent_calls.state(manager, answers=served.answers)
                 if found is not None:
-                    return found, await agent.variables(manager, _FINGERPRINT_SECONDS)
+                    return found, await agent_calls.variables(manager, _FINGERPRINT_SECONDS)
         return found, None
 
     async def _note_saved(self, kernel_id: str, snapshot_id: str) -> None:

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ...errors import GpuCkptError
-from ...manifest_records import Cause
-from ...plurals import counted
+from ...wire.manifest_records import Cause
+from ...wire.plurals import counted
 from ..jupyter_internals import pending_starts, requests_in_flight, stop_idle_threads
 from ..kernels.kernel_listener import KernelListener
 from .suspend_all import suspend_all
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_manager import GpuCkptKernels
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from .shut_downs import ShutDowns
 
 #: How long pending requests may take to end by themselves.

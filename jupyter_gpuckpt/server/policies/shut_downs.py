@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
-from ... import calls
 from ...errors import GpuCkptError, KernelNotFound
-from ...states import KernelState
+from ...wire import calls
+from ...wire.states import KernelState
 from .. import jupyter_internals
-from ..kernels import agent
+from ..kernels import agent_calls
 from ..kernels.kernel_listener import KernelListener
-from ..kernels.sessions import list_sessions, manager_of, sessions_of
+from ..kernels.notebook_sessions import list_sessions, manager_of, sessions_of
 
 if TYPE_CHECKING:
     import logging
@@ -139,7 +139,7 @@ class ShutDowns(KernelListener):
             raise
         self._list(kernel_id, kept)
         if kept.served.has_agent and not kept.served.absent:
-            await agent.flush(kept.manager)  # a save may have been cut off for the shutdown
+            await agent_calls.flush(kept.manager)  # a save may have been cut off for the shutdown
         kept.open_gate()
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 

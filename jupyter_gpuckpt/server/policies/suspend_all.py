@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ...batches.suspend_batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each
 from ...errors import ErrorRecord, GpuCkptError, record_of
-from ...manifest_records import Cause
-from ...protocol import Kernel
-from ...states import KernelState
-from ...suspend_batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each
+from ...wire.manifest_records import Cause
+from ...wire.protocol import Kernel
+from ...wire.states import KernelState
 
 if TYPE_CHECKING:
-    from ...protocol import Operation
-    from ...snapshot_records import Snapshot
-    from ..kernels.operations import ServerOperations
+    from ...wire.protocol import Operation
+    from ...wire.snapshot_records import Snapshot
+    from ..kernels.kernel_operations import ServerOperations
 
 #: A function that sorts kernels for a suspend; its further arguments are all snapshots, newest first, and the remaining seconds.
 Order = Callable[["Iterable[Kernel]", "list[Snapshot]", "float | None"], "list[Kernel]"]

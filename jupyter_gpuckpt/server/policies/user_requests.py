@@ -1,4 +1,4 @@
-"""Requests of user code in kernels: the magics (`jupyter_gpuckpt/magics.py`), which the kernel's agent passes on."""
+"""Requests of user code in kernels: the magics (`jupyter_gpuckpt/client/magics.py`), which the kernel's agent passes on."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, GpuCkptError, OperationCancelled, error_from
-from ..kernels import agent
+from ..kernels import agent_calls
 from ..kernels.kernel_listener import KernelListener
-from ..kernels.sessions import manager_of
+from ..kernels.notebook_sessions import manager_of
 
 if TYPE_CHECKING:
     import logging
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...protocol import Operation, Result
+    from ...wire.protocol import Operation, Result
     from ..kernels.branching import Branching
     from ..kernels.kernel_list import KernelList
-    from ..kernels.operations import ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
 
 #: How long a suspend waits for the end of the cell that asked for it.
 _CELL_SECONDS = 60.0
@@ -54,7 +54,7 @@ class UserRequests(KernelListener):
         self, kernel_id: str, request_id: str, verb: str, argument: str, client: object
     ) -> None:
         manager = manager_of(self._kernels, kernel_id)
-        await agent.answer(manager, request_id, "")
+        await agent_calls.answer(manager, request_id, "")
         try:
             if verb == "suspend":
                 pages = self._operations.served(kernel_id).connections
@@ -67,13 +67,13 @@ class UserRequests(KernelListener):
                     f" `jupyter gpuckpt resume {kernel_id}`."
                 )
                 text = f"The kernel is suspended when this cell has ended{how}"
-                await agent.answer(manager, request_id, text)
+                await agent_calls.answer(manager, request_id, text)
                 await self._suspend(kernel_id, argument)
                 return
             text = await self._done(kernel_id, verb, argument)
         except GpuCkptError as error:
             text = f"{error.message} {error.hint}".strip()
-        await agent.answer(manager, request_id, text)
+        await agent_calls.answer(manager, request_id, text)
 
     async def _done(self, kernel_id: str, verb: str, argument: str) -> str:
         if verb == "list":

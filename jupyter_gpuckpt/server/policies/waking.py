@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ...errors import DaemonUnavailable, GpuCkptError, KernelBusy, record_of
-from ...protocol import RESTART_SECONDS
-from ...states import KernelState
+from ...wire.protocol import RESTART_SECONDS
+from ...wire.states import KernelState
 from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     import logging
 
-    from ...protocol import Operation
-    from ..kernels.operations import ServerOperations
+    from ...wire.protocol import Operation
+    from ..kernels.kernel_operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
     from .gpu_room import GpuRoom
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ... import calls
 from ...client import AsyncClient
-from ...protocol import HostReport
+from ...wire import calls
+from ...wire.protocol import HostReport
 from ..rest_records import NoticesView, notice_view
-from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .rest_handler import GpuCkptHandler
 
 
 class HostHandler(GpuCkptHandler):

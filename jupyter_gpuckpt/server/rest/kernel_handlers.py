@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 
 from ...errors import GpuCkptError, KernelNotFound
-from ...far_records import MoveRequest
-from ...protocol import Kernel, ResumeRequest
+from ...wire.protocol import Kernel, ResumeRequest
+from ...wire.remote_listings import MoveRequest
 from ..policies.shut_downs import ShutDown
 from ..policies.suspend_all import suspend_all
 from ..rest_records import (
@@ -21,8 +21,8 @@ from ..rest_records import (
     elsewhere_view,
     operation_view,
 )
-from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .rest_handler import GpuCkptHandler
 from .suspend_reports import ReportView, report_view
 
 #: The longest time that a client may wait for an operation in one request; proxies cut longer ones.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from ... import calls
-from ...far_records import FarListing, FetchEstimate, FetchRequest
+from ...wire import calls
+from ...wire.remote_listings import FarListing, FetchEstimate, FetchRequest
 from ..rest_records import OperationView, RemotesView, operation_view
-from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .rest_handler import GpuCkptHandler
 
 
 class RemotesHandler(GpuCkptHandler):

@@ -13,11 +13,11 @@ from . import (
     time_travel_handlers,
     variable_handlers,
 )
-from .base_handler import GpuCkptHandler, Parts
 from .openapi import PREFIX, answers, description
+from .rest_handler import GpuCkptHandler, Parts
 
 if TYPE_CHECKING:
-    from ...daemon_settings import Settings
+    from ...wire.daemon_settings import Settings
     from ..kernels.kernel_list import KernelList
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {

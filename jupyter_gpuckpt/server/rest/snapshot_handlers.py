@@ -13,9 +13,9 @@ from jupyter_server.auth.decorator import authorized
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from ... import calls
 from ...errors import GpuCkptError
-from ...snapshot_records import (
+from ...wire import calls
+from ...wire.snapshot_records import (
     AnnotateRequest,
     PruneReport,
     PruneRequest,
@@ -26,8 +26,8 @@ from ...snapshot_records import (
 )
 from ..jupyter_internals import has_begun_to_answer, is_finished
 from ..rest_records import SnapshotsView, SnapshotView, snapshot_view
-from .base_handler import GpuCkptHandler
 from .openapi import ARCHIVE, answers
+from .rest_handler import GpuCkptHandler
 
 #: The limit of an imported archive, as large as any disk.
 _MAX_ARCHIVE_BYTES = 1 << 50

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ...suspend_batch import SuspendOutcome, SuspendReport
+from ...batches.suspend_batch import SuspendOutcome, SuspendReport
 from ..rest_records import ErrorView, View, error_view
 
 

@@ -6,12 +6,12 @@ from http import HTTPStatus
 
 import msgspec
 
-from ... import calls
-from ...snapshot_records import Changes
+from ...wire import calls
+from ...wire.snapshot_records import Changes
 from ..kernels.stored_notebooks import StoredNotebook
 from ..rest_records import BranchView, OperationView, branch_view, operation_view
-from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .rest_handler import GpuCkptHandler
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ... import calls
 from ...errors import KernelStateConflict
+from ...wire import calls
 from ..kernels.variables import Comparison, compare
 from ..rest_records import VariablesView
-from .base_handler import GpuCkptHandler
 from .openapi import answers
+from .rest_handler import GpuCkptHandler
 
 #: The time for computing fingerprints of the variables' values, in seconds.
 _FINGERPRINT_SECONDS = 1.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.host import gpu
 from tests.conftest import end_everything_below, environment
 from tests.gpu.matrix import lines

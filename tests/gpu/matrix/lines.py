@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.engine.gpu import cuda
-from jupyter_gpuckpt.host import doctor, gpu
+from jupyter_gpuckpt.engine.gpu.driver import cuda
+from jupyter_gpuckpt.host import doctor_report, gpu
 
 VARIABLE = "GPUCKPT_MATRIX_LINES"
 
@@ -104,7 +104,7 @@ def _cuda_version() -> str:
 
 
 def _criu_version() -> str:
-    found = doctor.find_criu()
+    found = doctor_report.find_criu()
     if found is None:
         return ""
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout

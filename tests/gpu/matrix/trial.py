@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jupyter_gpuckpt.engine.gpu.lane import LANE_FILES
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import LANE_FILES
 from jupyter_gpuckpt.host import gpu
-from jupyter_gpuckpt.manifest_records import Manifest
 from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.wire.manifest_records import Manifest
 from tests.conftest import wait_for
 from tests.gpu.matrix import lines
 from tests.gpu.matrix.rows import Row

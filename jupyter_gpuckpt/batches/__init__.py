@@ -1,0 +1,1 @@
+"""Many kernels before a deadline: the batch, the order of its kernels, the rates of saves."""

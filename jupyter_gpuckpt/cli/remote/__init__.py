@@ -1,0 +1,1 @@
+"""The commands `jupyter gpuckpt remote` and `move`, one module each."""

@@ -1,0 +1,275 @@
+"""The command `jupyter gpuckpt remote`, which manages buckets to which snapshots are uploaded."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import ConfigurationError
+from ...wire.plurals import counted
+from ...wire.remote_records import (
+    Capabilities,
+    HolderKind,
+    KeySource,
+    Remote,
+    RemoteAnswer,
+    RemoteVerb,
+    RemoteView,
+    secrets_in,
+)
+from ...wire.statuses import exit_code
+from .. import printing
+from ..prune import size_bytes
+from . import (
+    erase_command,
+    fetch_command,
+    keep_command,
+    key_command,
+    only_copies,
+    upload_command,
+    verify_command,
+)
+from .key_command import ask
+
+SUMMARY = "set up buckets that snapshots are uploaded to"
+DESCRIPTION = """\
+A remote is a bucket and a prefix: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a folder, file:///PATH.
+Credentials are never given here: they are found where the provider's own tools find them.
+"""
+
+_ANSWERS = {None: "unknown", True: "yes", False: "no"}
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """Add the arguments and commands of `remote`."""
+    verbs = to.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+
+    def verb(name: str, summary: str) -> ArgumentParser:
+        added = verbs.add_parser(name, help=summary, description=f"{summary}.", allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="print one JSON document")
+        return added
+
+    add = verb("add", "test a bucket and add it")
+    add.add_argument("name", metavar="NAME", help="its name on this machine")
+    add.add_argument("url", metavar="URL", help="for example s3://bucket/prefix")
+    add.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="endpoint, region, profile, virtual_hosted_style_request (s3); endpoint, account_name, use_azure_cli (az);"
+        " allow_http=true allows connections without encryption",
+    )
+    add.add_argument(
+        "--upload-rate",
+        metavar="SIZE",
+        type=size_bytes,
+        default=0,
+        help="upload no more than SIZE per second: 500k, 20M",
+    )
+    add.add_argument(
+        "--manual",
+        action="store_true",
+        help="upload only the snapshots that `remote upload` names",
+    )
+    source = add.add_mutually_exclusive_group()
+    source.add_argument(
+        "--key-file",
+        metavar="PATH",
+        default="",
+        help="the file of this machine's key, which is made if it does not exist. Default: a file in the data directory",
+    )
+    source.add_argument(
+        "--key-command",
+        metavar="COMMAND",
+        default="",
+        help="a command that prints this machine's key",
+    )
+    key_command.add_openers(add)
+    for name, summary in (
+        ("test", "test again whether a remote can be used"),
+        ("rm", "forget a remote; its content stays there"),
+        ("pause", "pause automatic uploads, for example while traffic is metered"),
+        ("resume", "resume automatic uploads"),
+    ):
+        added = verb(name, summary)
+        added.add_argument("name", metavar="NAME", help="as it was added")
+        if name == "rm":
+            added.add_argument(
+                "--force",
+                action="store_true",
+                help="forget it even if it has the only copies of snapshots that are listed here",
+            )
+    verb("list", "list the remotes")
+    fetch_command.add_arguments(
+        verb("sessions", "list the snapshots in a remote"),
+        verb("fetch", "fetch a snapshot from a remote"),
+    )
+    upload_command.add_status_arguments(
+        verb("status", "show the uploaded snapshots of each remote, those that wait, and why")
+    )
+    upload_command.add_upload_arguments(
+        verb("upload", "upload snapshots now, and wait for the end")
+    )
+    verify_command.add_arguments(
+        verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
+    )
+    keep_command.add_arguments(
+        verb("keep", "set which snapshots a remote keeps, for all machines that use it")
+    )
+    key_command.add_arguments(verb("key", "list, add or remove the holders of a remote's key"))
+    erase_command.add_arguments(
+        verb("erase", "remove a session from a remote for good, or everything")
+    )
+
+
+def run(args: Namespace) -> int:
+    """Run a command; return the status of ConfigurationError if a tested remote cannot be used."""
+    return _VERBS[args.verb](args)
+
+
+def _add(args: Namespace) -> int:
+    command = shlex.split(args.key_command)
+    kind = HolderKind.COMMAND if command else HolderKind.FILE
+    path = str(Path(args.key_file).absolute()) if args.key_file else ""
+    remote = Remote(
+        args.name,
+        args.url,
+        dict(args.set),
+        upload_rate=args.upload_rate,
+        automatic=not args.manual,
+        key=KeySource(kind, path, command),
+    )
+    remote.check()
+    found = ask(RemoteVerb.ADD, remote=remote, secret=key_command.opener(args))
+    if inherited := secrets_in(remote):
+        printing.warn(
+            f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
+        )
+    status = _say(args, found)
+    if not args.json:
+        key_command.show_phrase(found)
+    return status
+
+
+def _test(args: Namespace) -> int:
+    return _say(args, ask(RemoteVerb.TEST, args.name))
+
+
+def _remove(args: Namespace) -> int:
+    with only_copies.kept(
+        args.name,
+        force=args.force,
+        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {args.name} SNAPSHOT`), or give --force: they can be resumed"
+        " once it is added again.",
+    ):
+        found = ask(RemoteVerb.REMOVE, args.name)
+    if args.json:
+        printing.say_json({"remotes": found.remotes})
+        return 0
+    printing.say(f"Remote {args.name} is forgotten. Its content is still there.")
+    key = found.remotes[0].remote.key
+    if key and key.path:
+        printing.say(f"Its key is still in {key.path}.")
+    return 0
+
+
+def _pause(args: Namespace) -> int:
+    return _paused(args, RemoteVerb.PAUSE, "Automatic uploads are paused for remote")
+
+
+def _resume(args: Namespace) -> int:
+    return _paused(args, RemoteVerb.RESUME, "Automatic uploads are resumed for remote")
+
+
+def _paused(args: Namespace, verb: RemoteVerb, done: str) -> int:
+    found = ask(verb, args.name)
+    if args.json:
+        printing.say_json({"remotes": found.remotes})
+    else:
+        printing.say(f"{done} {args.name}.")
+    return 0
+
+
+def _list(args: Namespace) -> int:
+    found = ask(RemoteVerb.LIST).remotes
+    if args.json:
+        printing.say_json({"remotes": found})
+        return 0
+    rows = [[one.remote.name, one.remote.url, _state(one), _tried(one)] for one in found]
+    printing.say(
+        printing.table(["REMOTE", "URL", "STATE", "TRIED"], rows) if rows else "No remotes."
+    )
+    return 0
+
+
+_VERBS: dict[str, Callable[[Namespace], int]] = {
+    "add": _add,
+    "test": _test,
+    "list": _list,
+    "rm": _remove,
+    "sessions": fetch_command.list_sessions,
+    "fetch": fetch_command.fetch,
+    "pause": _pause,
+    "resume": _resume,
+    "status": upload_command.status,
+    "upload": upload_command.upload,
+    "key": key_command.run,
+    "erase": erase_command.run,
+    "verify": verify_command.run,
+    "keep": keep_command.run,
+}
+
+
+def _say(args: Namespace, answer: RemoteAnswer) -> int:
+    """Print the capabilities of tested remotes; return the command's exit status."""
+    found = answer.remotes
+    if args.json:
+        printing.say_json(answer)
+    for one in found:
+        if one.remote.capabilities and not args.json:
+            printing.say(printing.table(["CAPABILITY", ""], _rows(one.remote.capabilities)))
+        for warning in one.warnings:
+            printing.warn(warning)
+        for refusal in one.refusals:
+            printing.warn(f"It cannot be used: {refusal}.")
+    return exit_code(ConfigurationError) if any(one.refusals for one in found) else 0
+
+
+def _rows(found: Capabilities) -> list[list[str]]:
+    return [
+        ["creates objects without overwriting", _ANSWERS[found.create_only]],
+        ["replaces an object only if it is unchanged", _ANSWERS[found.compare_and_swap]],
+        ["returns parts of objects", _ANSWERS[found.ranges]],
+        ["lists what was just written", _ANSWERS[found.lists]],
+        ["reports a missing object as missing", _ANSWERS[found.tells_missing]],
+        ["deletes", _ANSWERS[found.deletes]],
+        ["keeps old versions", _ANSWERS[found.versioned]],
+        ["forbids deletions for a while", _ANSWERS[found.object_lock]],
+        ["has rules that delete or move objects", _ANSWERS[found.life_cycle]],
+        ["its clock is ahead by", f"{round(found.clock_ahead_seconds)} s"],
+    ]
+
+
+def _state(view: RemoteView) -> str:
+    if view.refusals:
+        return "cannot be used"
+    return f"usable, {counted(len(view.warnings), 'warning')}" if view.warnings else "usable"
+
+
+def _tried(view: RemoteView) -> str:
+    found = view.remote.capabilities
+    return printing.age(time.time() - found.tried_at) if found else "never"
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        # Not repeated: it may be a secret.
+        raise argparse.ArgumentTypeError("it has to be KEY=VALUE")
+    return key, value

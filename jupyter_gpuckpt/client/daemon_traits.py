@@ -1,0 +1,221 @@
+"""The daemon's settings as traits, for servers and provisioners: `c.GpuCkptDaemon.data_dir = ...` in a Jupyter configuration file."""
+
+from __future__ import annotations
+
+import os
+
+from traitlets import Bool, Float, Int, Unicode, default
+from traitlets.config import Configurable
+
+from ..wire import daemon_settings
+from ..wire.daemon_settings import Settings
+from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
+
+
+class GpuCkptDaemon(Configurable):
+    """The daemon's settings; read by a client that starts or finds the daemon."""
+
+    data_dir = Unicode(
+        help="""Directory of the daemon's state, its log and, unless store_dir is set, the snapshots. Clients with different
+        data directories use different daemons. Default: $JUPYTER_GPUCKPT_DATA_DIR, else jupyter-gpuckpt in
+        $XDG_DATA_HOME, else ~/.local/share/jupyter-gpuckpt."""
+    ).tag(config=True)
+
+    store_dir = Unicode(
+        help="""Directory of the snapshots: it needs room for the memory of the kernels that are saved. Default:
+        $JUPYTER_GPUCKPT_STORE_DIR, else the directory `store` in data_dir."""
+    ).tag(config=True)
+
+    criu = Unicode(
+        help="""Path of the criu program. Default: $JUPYTER_GPUCKPT_CRIU, else empty, which means that it is searched for."""
+    ).tag(config=True)
+
+    threads = Int(
+        0,
+        min=0,
+        help="""Number of threads that compress, hash and write for one save or resume. Default: 0, which means one per
+        processor, at most 16.""",
+    ).tag(config=True)
+
+    memory_bytes = Int(
+        0,
+        min=0,
+        help="""Bytes of memory that a save or resume may use for data that is read and not yet written. With a low limit fewer
+        threads work. The kernel's own memory does not count, nor does memory that a kernel overwrites while it is saved.
+        Default: 0, which means a quarter of the memory that is free when the operation begins.""",
+    ).tag(config=True)
+
+    idle_exit = Float(
+        min=0.0,
+        help="""Seconds after which a daemon without running kernels and without clients exits. Suspended kernels
+        do not keep it running. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
+    ).tag(config=True)
+
+    undo_delete_for = Float(
+        daemon_settings.DEFAULT_UNDO_DELETE_SECONDS,
+        min=0.0,
+        help="""Seconds for which the deletion of a snapshot can be undone; its bytes stay on the disk until then. Default: 60.
+        0: it cannot be undone.""",
+    ).tag(config=True)
+
+    measure_every = Float(
+        daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
+        min=0.0,
+        help="""Seconds between two measurements of the memory of running kernels and their use of GPUs, whose results pages
+        show. Default: 10. 0: never.""",
+    ).tag(config=True)
+
+    near_bytes = Int(
+        0,
+        min=0,
+        help="""How many bytes all snapshots may take together on this machine's disk, with shared data counted once. Beyond that
+        the content of the least recently used ones is removed here, if every remote has them (docs/remotes.md). They stay
+        listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
+    ).tag(config=True)
+
+    collect_far_every = Float(
+        daemon_settings.DEFAULT_COLLECT_FAR_EVERY_SECONDS,
+        min=0.0,
+        help="""Seconds between two removals of packs that no snapshot needs from each remote, by one of the machines that use it
+        (docs/remotes.md). Each reads all tables of contents, for which the provider may bill requests. Default: a week. 0: never
+        automatically; `remote erase` always removes them.""",
+    ).tag(config=True)
+
+    reclaim_notices = Bool(
+        help="""Whether the daemon looks for notices that this machine will go (docs/reclaim.md), and suspends all kernels
+        before. On a machine of an unknown provider it sends no requests. Default: yes, unless
+        $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
+    ).tag(config=True)
+
+    reclaim_approve = Bool(
+        help="""Whether Azure is told to proceed without further waiting when all kernels are suspended and uploaded. Only for
+        machines with one user, because Azure then waits for no other user either. Default: no, unless
+        $JUPYTER_GPUCKPT_RECLAIM_APPROVE is 1."""
+    ).tag(config=True)
+
+    reclaim_command = Unicode(
+        help="""A program, with its arguments, that prints a line of JSON for each notice: `{"id": "maintenance-7",
+        "within_seconds": 120, "disk_survives": true}`, and later perhaps `{"id": "maintenance-7", "withdrawn": true}`. It is
+        started with the daemon, and again when it ends. Default: $JUPYTER_GPUCKPT_RECLAIM_COMMAND, else none."""
+    ).tag(config=True)
+
+    reclaim_url = Unicode(
+        help="""A URL that is requested every five seconds for the standing notices. It answers with 204 or 404 for none, else with
+        `{"notices": [{"id": "maintenance-7", "deadline": "Mon, 19 Sep 2016 18:29:47 GMT", "disk_survives": true}]}`; within_seconds
+        may replace deadline. The URL must not contain a secret, because it is among the daemon's arguments.
+        Default: $JUPYTER_GPUCKPT_RECLAIM_URL, else none."""
+    ).tag(config=True)
+
+    keep_last = Int(
+        3,
+        min=0,
+        help="""How many of a kernel's automatic snapshots are kept: those taken periodically, when it was idle, or when a server
+        stopped. Older ones are removed after a save or suspend, unless another rule keeps them. Snapshots saved by hand,
+        pinned and named ones, and those that a kernel needs are never removed. Default: 3: the latest, one from
+        before a mistake that the latest contains already, and one more; each takes the space of the changes since the one
+        before. 0: no rule; without this and keep_within all are kept.""",
+    ).tag(config=True)
+
+    keep_suspends = Int(
+        10,
+        min=0,
+        help="""How many of a kernel's suspends by hand are kept. Older ones are removed after a save or suspend, except those that
+        are pinned, have a name or a note, or that a kernel needs. The other rules do not count or remove suspends by hand. Default: 10,
+        enough to find a state of the last days; each takes the space of the changes since the one before. 0: all are kept.""",
+    ).tag(config=True)
+
+    keep_within = Float(
+        0.0,
+        min=0.0,
+        help="""Seconds before a kernel's latest automatic snapshot within which all of them are kept, whatever keep_last says.
+        Default: 0, which means no rule.""",
+    ).tag(config=True)
+
+    max_bytes = Int(
+        0,
+        min=0,
+        help="""How many bytes all snapshots may take together in the store, with shared data counted once. Beyond that the oldest
+        automatic ones are removed, also those that keep_last and keep_within keep. Snapshots that must not be removed are
+        counted, too, and may exceed the limit. Default: 0, which means no limit.""",
+    ).tag(config=True)
+
+    @default("data_dir")
+    def _default_data_dir(self) -> str:
+        return daemon_settings.default_data_dir()
+
+    @default("store_dir")
+    def _default_store_dir(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_STORE_DIR", "")
+
+    @default("criu")
+    def _default_criu(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_CRIU", "")
+
+    @default("keep_last")
+    def _default_keep_last(self) -> int:
+        return int(daemon_settings.default_retention().get("keep_last", 3))
+
+    @default("keep_suspends")
+    def _default_keep_suspends(self) -> int:
+        return int(daemon_settings.default_retention().get("keep_suspends", 10))
+
+    @default("keep_within")
+    def _default_keep_within(self) -> float:
+        return daemon_settings.default_retention().get("keep_within", 0.0)
+
+    @default("max_bytes")
+    def _default_max_bytes(self) -> int:
+        return int(daemon_settings.default_retention().get("max_bytes", 0))
+
+    @default("idle_exit")
+    def _default_idle_exit(self) -> float:
+        return daemon_settings.default_idle_exit()
+
+    @default("reclaim_notices")
+    def _default_reclaim_notices(self) -> bool:
+        return daemon_settings.default_reclaim_notices()
+
+    @default("reclaim_approve")
+    def _default_reclaim_approve(self) -> bool:
+        return daemon_settings.default_reclaim_approve()
+
+    @default("reclaim_command")
+    def _default_reclaim_command(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", "")
+
+    @default("reclaim_url")
+    def _default_reclaim_url(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", "")
+
+    def settings(self) -> Settings:
+        """Return the settings as a plain record."""
+        return Settings(
+            data_dir=self.data_dir,
+            store_dir=self.store_dir,
+            criu=self.criu,
+            threads=self.threads,
+            memory_bytes=self.memory_bytes,
+            idle_exit_seconds=self.idle_exit,
+            undo_delete_seconds=self.undo_delete_for,
+            measure_every_seconds=self.measure_every,
+            near_bytes=self.near_bytes,
+            collect_far_every_seconds=self.collect_far_every,
+            reclaim_notices=self.reclaim_notices,
+            reclaim_approve=self.reclaim_approve,
+            reclaim_command=self.reclaim_command,
+            reclaim_url=self.reclaim_url,
+        )
+
+    def retention(self) -> RetentionPolicy:
+        """Return the retention policy, which is sent with each save and suspend.
+
+        It is not among the daemon's settings, because the client that starts the daemon, e.g. the command line, may not have the
+        configuration of a server's user.
+        """
+        # A value beyond what the daemon accepts must not let a save fail.
+        return RetentionPolicy(
+            min(self.keep_last, MAX_COUNT),
+            min(self.keep_within, MAX_SECONDS),
+            min(self.max_bytes, MAX_BYTES),
+            keep_suspends=min(self.keep_suspends, MAX_COUNT),
+        )

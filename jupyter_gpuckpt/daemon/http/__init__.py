@@ -1,0 +1,1 @@
+"""The routes of the daemon, and what they share."""

@@ -1,0 +1,1 @@
+"""Kernels in the daemon: their records, owners, operations and streams of events."""

@@ -1,0 +1,398 @@
+"""Engine, store and host with the daemon's settings. All functions block: call them in threads."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...engine import kept_file_copies, placing
+from ...engine.gpu.placement import Placement
+from ...engine.settings import EngineSettings, kept_dir
+from ...engine.tree import former_scratch, kept_secrets, server_files
+from ...engine.tree import launch as trees
+from ...engine.tree.tree import Tree
+from ...errors import (
+    ConfigurationError,
+    HostError,
+    PrivilegeMissing,
+    SnapshotNotFound,
+    StoreError,
+    ToolMissing,
+)
+from ...host import gpu, privileges, processes
+from ...host.file_digests import FileDigests
+from ...images import worker_processes
+from ...snapshots import stored_secrets
+from ...store import bringing, stores
+from ...store.annotation_files import SUFFIX as ANNOTATIONS
+from ...wire.daemon_settings import Settings
+from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
+from ...wire.place import Place
+from ...wire.progress import Progress
+from ...wire.protocol import GpuRoom, HostReport, Owner, ResumeRequest
+from ...wire.snapshot_order import Making
+from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
+from ...wire.states import KernelState
+from .. import host_report
+from ..remotes import remote_copies
+from .given_back import GivenBackSums
+from .record_leases import are_others_heard_of
+from .resume_times import ResumeTimes
+from .usage import Usage, counted
+
+if TYPE_CHECKING:
+    from ...snapshots.arrivals import Arrival
+    from ...snapshots.resume import Resumed
+    from ...snapshots.save import Saved
+    from ...store.local import LocalStore
+    from ...store.snapshot_listing import Listed
+    from .kernel_records import KernelRecord
+
+_log = logging.getLogger(__name__)
+
+#: The interval of checks for programs and libraries that a kernel has newly loaded.
+_LEARN_SECONDS = 60.0
+#: Checks of the doctor that are about programs; the other required ones are about rights.
+_TOOLS = (["criu"], ["init"])
+
+
+class Machine:
+    """A facade of engine, store and host. Thread-safe; store and report are created at first use.
+
+    `on_snapshot`: called in any thread for every change of a snapshot.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
+    ) -> None:
+        self._settings, self._on_snapshot = settings, on_snapshot
+        self._are_others_there = partial(are_others_heard_of, settings.state, place)
+        # A data directory on a shared disk may serve several places.
+        self._spill = settings.data / "spill" / place.key
+        self._lock = threading.Lock()
+        self._in_other_stores: dict[Path, str] = {}
+        self._report: HostReport | None = None
+        self._criu: Path | None = None
+        self._store: LocalStore | None = None
+        self.resume_times = ResumeTimes(settings.data)
+        self.given_back = GivenBackSums(settings.data)
+        self._digests = FileDigests(settings.data / "file-digests")
+        self._learned: dict[int, float] = {}
+        #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.
+        self.reserved_numbers: dict[str, int] = {}
+
+    @property
+    def worker_threads(self) -> int:
+        """Return the number of threads of an operation."""
+        return self._settings.worker_threads
+
+    def report(self, *, fresh: bool = False) -> HostReport:
+        """Return the report on this machine. It is cached, unless a requirement is missing."""
+        with self._lock:
+            if fresh or self._report is None or not self._report.engine_available:
+                self._criu = host_report.find_criu(self._settings)
+                self._report = host_report.report(self._settings, self._criu, fresh=fresh)
+            return self._report
+
+    def warm_up(self) -> None:
+        """Initialize CUDA if there is a GPU; otherwise the first operation would wait for it."""
+
+        def initialize() -> None:
+            if gpu.gpus():
+                from ...engine.gpu.driver import cuda  # noqa: PLC0415 - without a GPU, a launch does not need it
+
+                cuda.available()
+
+        threading.Thread(target=initialize, name="warm-up", daemon=True).start()
+
+    def expect(self, raw_bytes: int) -> None:
+        """Prepare for a save or resume of this size: a large one would wait for its worker processes; never raises."""
+        worker_processes.warm_up(raw_bytes, self.worker_threads)
+
+    def require_engine(self) -> None:
+        """Raise ToolMissing or PrivilegeMissing if the engine cannot work here."""
+        self._engine()
+
+    def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
+        """Start a kernel. Raises ToolMissing or PrivilegeMissing if the engine cannot work here."""
+        return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
+
+    def protect_servers(self, tree: Tree, owner: Owner) -> None:
+        """Prevent the kernel from removing the info files of servers that started after it; never raises."""
+        server_files.protect(tree.init_pid, owner.jupyter_runtime_dir)
+
+    def alive(self, tree: Tree) -> bool:
+        """Return whether the tree's init still runs."""
+        return trees.alive(tree)
+
+    def watch(self, tree: Tree) -> int | None:
+        """Return a descriptor that is readable when the tree has ended; None if it has. Raises OSError."""
+        return trees.watch(tree)
+
+    def kill(self, tree: Tree) -> None:
+        """End a tree, or reap one that has ended."""
+        trees.kill(tree)
+
+    def kill_strays(self, exit_path: str) -> None:
+        """End a tree that a killed daemon was starting: its pid is unknown, but its init's arguments have `exit_path`."""
+        for pid in processes.every() if exit_path else ():
+            if exit_path in processes.arguments(pid):
+                _log.warning("ending process tree %d, which was left half started", pid)
+                trees.kill_init(pid)
+
+    def prepare_found(self, tree: Tree) -> None:
+        """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
+        former_scratch.mount_over(tree)
+
+    def recover(self, tree: Tree, *, stands_still: bool = False) -> None:
+        """Let a tree run on, or stand still as before, after a freeze that the daemon's death interrupted."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        late_modules.recovery.recover(tree, stands_still=stands_still)
+
+    def remove_links_of_resume(self, record: KernelRecord) -> None:
+        """Remove the links that an interrupted resume left beside the user's files."""
+        possible = {info.snapshot_id for info in self.snapshots(record.kernel_id)}
+        if record.parent_snapshot_id:
+            possible.add(record.parent_snapshot_id)
+        for snapshot_id in possible:
+            placing.remove_links(self.store.manifest(snapshot_id))
+
+    def clear(self) -> None:
+        """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""
+        shutil.rmtree(self._spill, ignore_errors=True)
+        kept_file_copies.collect(kept_dir(self._spill))
+
+    def usage(self, tree: Tree, before: Usage | None = None) -> Usage:
+        """Measure a tree's use of memory and GPUs.
+
+        Memory is counted page by page, which is slow for many gigabytes, unless it is about the same as `before`.
+        """
+        pids = trees.pids(tree)
+        memory, resident = counted(
+            lambda: sum(processes.resident_bytes(pid) for pid in pids),
+            lambda: trees.memory_bytes(tree),
+            before,
+        )
+        on_gpu = gpu.memory_of(pids)
+        busy = gpu.utilization_of(on_gpu) if on_gpu else None
+        return Usage(
+            memory,
+            sum(on_gpu.values()),
+            None if busy is None else min(sum(busy.values()), 100),
+            resident,
+        )
+
+    def save(
+        self, tree: Tree, spec: LaunchSpec, options: SaveOptions, new: Making, progress: Progress
+    ) -> Saved:
+        """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        above = max(new.above, self.reserved_numbers.get(spec.kernel_id, 0))
+        return late_modules.save.save(
+            tree,
+            spec,
+            self.store,
+            self._engine(),
+            options,
+            new=new._replace(above=above),
+            digests=self._digests,
+            progress=progress,
+        )
+
+    def learn_programs(self, tree: Tree) -> None:
+        """Compute the digests of a tree's programs and libraries in the background, so that a suspend has them; never raises."""
+        now = time.monotonic()
+        if now - self._learned.get(tree.init_pid, -_LEARN_SECONDS) >= _LEARN_SECONDS:
+            self._learned[tree.init_pid] = now
+            paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
+            self._digests.learn(paths, max_bytes=0)
+
+    def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
+        """Move a tree's GPU memory into RAM; return the bytes that were moved."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        held = sum(gpu.memory_of(trees.pids(tree)).values())
+        return late_modules.park.park(
+            tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
+        )
+
+    def unpark(self, tree: Tree, progress: Progress) -> None:
+        """Move a tree's GPU memory back. Raises FreezeFailed if the GPU has no room; the tree stays parked then."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        late_modules.park.unpark(tree, progress)
+
+    def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
+        """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
+        found = Placement({}, 0, 0)
+        if gpu.free_bytes():
+            from .. import late_modules  # noqa: PLC0415 - late: see there
+
+            if record.state is KernelState.PARKED and record.tree is not None:
+                found = late_modules.park.room(record.tree)
+            elif record.state is KernelState.SUSPENDED:
+                manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
+                found = late_modules.resume.gpu_room(manifest, request.visible_gpus)
+        return GpuRoom(found.needed_bytes, found.free_bytes)
+
+    def resume(
+        self,
+        manifest: Manifest,
+        record: KernelRecord,
+        exit_path: Path,
+        progress: Progress,
+        *,
+        request: ResumeRequest,
+    ) -> Resumed:
+        """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        launch = msgspec.structs.replace(manifest.launch, own_sockets=record.spec.own_sockets)
+        manifest = msgspec.structs.replace(manifest, launch=launch)
+        with (
+            remote_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
+            self.resume_times.measured(manifest, progress),
+        ):
+            resumed = late_modules.resume.resume(
+                manifest,
+                self.store,
+                self._engine(),
+                exit_path=exit_path,
+                jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
+                own_ports=record.spec.own_ports,
+                request=request,
+                digests=self._digests,
+                progress=progress,
+            )
+        if self._settings.near_bytes:
+            with suppress(StoreError):  # recording the use is not essential
+                self.store.stubs.note_use(manifest.info.snapshot_id)
+        return resumed
+
+    def secrets(self, record: KernelRecord) -> dict[str, Any]:
+        """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""
+        if record.tree is not None:
+            found = kept_secrets.of_tree(record.tree)
+            if found is not None:
+                return found
+        # A tree that just disappeared was ended by a suspend; that suspend's snapshot is the newest.
+        manifest = self.manifest(record, "" if record.tree else record.snapshot_id)
+        return stored_secrets.of_snapshot(manifest, self.store)
+
+    def launch_spec(self, snapshot_id: str) -> LaunchSpec:
+        """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
+        manifest = self.store.manifest(snapshot_id)
+        secrets = stored_secrets.of_snapshot(manifest, self.store)
+        return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
+
+    def changes(self, snapshot_id: str) -> Changes:
+        """Return the differences between the files and the machine now and those of a snapshot."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        return late_modules.changes.changes(
+            self.store.manifest(snapshot_id), self.store, self._digests
+        )
+
+    def check_arrival(self, manifest: Manifest) -> Arrival:
+        """Return the obstacles to resuming here a kernel that was saved elsewhere."""
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        return late_modules.arrivals.check(manifest, self._digests)
+
+    def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
+        """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""
+        kernel_id = record.kernel_id
+        if not snapshot_id:
+            snapshots = self.snapshots(kernel_id)
+            if not snapshots:
+                raise SnapshotNotFound(f"There is no snapshot of kernel {kernel_id}.")
+            snapshot_id = snapshots[0].snapshot_id
+        try:
+            manifest = self.store.manifest(snapshot_id)
+        except SnapshotNotFound:
+            others = stores.others(self._settings.store, self.store)
+            manifest = bringing.bring_from(self.store, others, snapshot_id)
+        if manifest.info.kernel_id != kernel_id and snapshot_id != record.parent_snapshot_id:
+            raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
+        return manifest
+
+    @property
+    def store(self) -> LocalStore:
+        """Return the store. Raises StoreUnavailable."""
+        with self._lock:
+            if self._store is None:
+                root, are_others_there = self._settings.store, self._are_others_there
+                self._store = stores.open_free(root, are_others_there, self._on_snapshot)
+                abandoned = stores.abandoned(root, self._store, are_others_there)
+                if abandoned:
+                    take_in = partial(bringing.take_all_in, self._store, abandoned)
+                    threading.Thread(target=take_in, name="take in", daemon=True).start()
+            return self._store
+
+    @property
+    def opened_store(self) -> LocalStore | None:
+        """The store, if it was needed already."""
+        return self._store
+
+    def finder_elsewhere(self) -> Callable[[str], bool]:
+        """Return a function that returns whether the store of another daemon has, or may have, a snapshot."""
+        return stores.finder_elsewhere(self._settings.store, self.store)
+
+    def bring(self, record: KernelRecord) -> None:
+        """Copy a kernel's snapshots from the stores of other daemons into this one. Raises SnapshotNotFound if the record's is nowhere."""
+        others = stores.others(self._settings.store, self.store)
+        bringing.bring_kernel(self.store, others, record.kernel_id, self._in_other_stores)
+        if record.snapshot_id:
+            self.store.manifest(record.snapshot_id)
+
+    def close(self) -> None:
+        """Release the store and stop background work."""
+        self._digests.close()
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def snapshots(self, kernel_id: str | None) -> list[SnapshotInfo]:
+        """List snapshots, newest first."""
+        return self.store.snapshots(kernel_id)
+
+    def deleted_snapshots(self) -> list[Listed]:
+        """List the snapshots whose deletion can be undone. It does not open a store that was never changed."""
+        roots = stores.all_of(self._settings.store)
+        any_annotated = any(any(root.glob(f"manifests/*{ANNOTATIONS}")) for root in roots)
+        return self.store.deleted() if any_annotated else []
+
+    def variables(self, snapshot_id: str) -> SnapshotVariables:
+        """Return the variables of a snapshot's kernel."""
+        manifest = self.store.manifest(snapshot_id)
+        return SnapshotVariables(manifest.info.kernel_id, manifest.variables)
+
+    def _engine(self) -> EngineSettings:
+        report = self.report()
+        if self._criu is None or not report.engine_available:
+            failed = [check.name for check in report.checks if check.required and check.ok is False]
+            # The report's reason is that of the first failed check.
+            kind: type[HostError] = ToolMissing if failed[:1] in _TOOLS else PrivilegeMissing
+            raise kind(report.reason, hint=report.hint)
+        return EngineSettings(
+            criu=self._criu,
+            spill_dir=self._spill,
+            threads=self._settings.worker_threads,
+            memory_bytes=self._settings.memory_bytes,
+            user_namespace=not privileges.suffice(),
+        )

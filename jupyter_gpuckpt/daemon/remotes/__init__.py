@@ -1,0 +1,1 @@
+"""Remotes in the daemon: queues of uploads, leases, moves, fetches, deletions that are sent."""

@@ -1,0 +1,245 @@
+"""The sender of changes of this machine's snapshots to a remote: pins, titles, deletions, and the copies that it relies on there.
+
+A record has what was sent (`sent_changes.py`); the difference from the present state must be sent. While a snapshot becomes a stub
+(`near_copy.py`), nothing is sent, so that neither task undoes the changes of the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ...linux.file_locks import alone_at_once
+from ...remote.listed_facts import Amendment, Deletion, Told
+from ...remote.remote_sessions import FarSession, FarSnapshot
+from ...store.faults import store_errors
+from ...wire.manifest_records import SnapshotInfo
+from ..snapshots.user_deletions import UserDeletion, UserDeletions
+from . import remote_keys
+from .amending import Amended, LocalState, changes_to_tell
+from .lease_file import LeaseFile
+from .sent_changes import SentChanges
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
+    """Try to take the lock for sending changes to a remote, one per machine and remote; yield whether the block has it."""
+    with (
+        store_errors(data_dir),
+        alone_at_once(data_dir / "remotes" / f"{remote}.telling") as is_alone,
+    ):
+        yield is_alone
+
+
+def correct_record(
+    data_dir: Path,
+    remote: str,
+    sessions: Iterable[FarSession],
+    infos: Iterable[SnapshotInfo] = (),
+    set_pin: Callable[[str, bool], None] = lambda snapshot_id, pinned: None,
+) -> None:
+    """Remove from the record of sent changes what the far sessions no longer contain, so that it is sent again. Raises StoreError.
+
+    It may have been removed by another machine, on which a user declared this one lost, by an older version, or by a restored backup.
+    A snapshot that another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local
+    snapshots.
+    """
+    machine = remote_keys.machine_id(data_dir)
+    listed: dict[str, list[FarSnapshot]] = {}
+    for session in sessions:
+        for one in session.listed:
+            listed.setdefault(one.snapshot_id, []).append(one)
+    with telling_lock(data_dir, remote) as is_alone:
+        if not is_alone:
+            return  # the next collection corrects it
+        file = SentChanges(remote_keys.state_dir(data_dir, remote))
+        known = file.all()
+        corrected = {
+            name: _as_listed(known[name], found, machine)
+            for name, found in listed.items()
+            if name in known
+        }
+        for info in infos:
+            name, found = info.snapshot_id, listed.get(info.snapshot_id, [])
+            pinned = _followed(corrected[name], info, found) if name in corrected else None
+            if pinned is not None:
+                # The pin is set before it is recorded. In the other order, after a crash the missing pin would be sent as a change.
+                set_pin(name, pinned)
+                corrected[name] = msgspec.structs.replace(
+                    corrected[name], pinned=pinned, pinned_there=pinned
+                )
+        file.note({name: one for name, one in corrected.items() if one != known[name]})
+
+
+def _followed(known: Told, info: SnapshotInfo, found: list[FarSnapshot]) -> bool | None:
+    """Return whether its entries in the remote require that a local snapshot is pinned; None: its pin stays as it is."""
+    abouts = [one.about for one in found if one.about is not None]
+    is_pinned = any(one.pinned for one in abouts)
+    if info.pinned != known.pinned or not abouts or is_pinned == known.pinned:
+        return None  # a later change by the user of this machine is sent first
+    return is_pinned if is_pinned or known.pinned_there else None
+
+
+def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
+    """Return the record of a snapshot without what its entries in the remote no longer contain."""
+    if not any(machine in one.relied_on_by for one in found):
+        known = msgspec.structs.replace(known, relied_on_in="", store="")
+    abouts = [one.about for one in found if one.about is not None]
+    stays = known.pinned_there or not abouts or any(one.pinned for one in abouts)
+    return msgspec.structs.replace(
+        known,
+        pinned=known.pinned and stays,
+        named=known.named and (not abouts or any(one.named for one in abouts)),
+    )
+
+
+class ChangeSender:
+    """The sender of changes to one remote, for use in threads. Methods raise StoreError."""
+
+    def __init__(self, data_dir: Path, remote: str) -> None:
+        self._data_dir, self._remote = data_dir, remote
+        state = remote_keys.state_dir(data_dir, remote)
+        self._file, self._leases = SentChanges(state), LeaseFile(state)
+        self._deletions = UserDeletions(state)
+        #: The states that could not be sent and are not tried again, by snapshot.
+        self._refused: dict[str, Told] = {}
+        #: How many deletions can no longer be undone and were not carried out by the remote, at the last look.
+        self.deletions = 0
+
+    def changes(self, there: Iterable[SnapshotInfo], local: LocalState) -> list[Amendment]:
+        """Return the changes to be sent. `there`: the snapshots that the remote has, newest first."""
+        known, deletions = self._file.all(), self._deletions.all()
+        sessions_of = self._leases.sessions_of
+        found = changes_to_tell(self._remote, there, local, known, sessions_of, deletions)
+        due = {
+            name: one
+            for name, one in deletions.items()
+            if one.is_due
+            and one.store == local.store  # the daemon of another store sends that store's
+            and local.is_deleted(name)
+            and not local.is_elsewhere(name)
+        }
+        self.deletions = sum(
+            one.is_final and one.store == local.store for one in deletions.values()
+        )
+        found += [self._deletion_of(name, one, known.get(name)) for name, one in due.items()]
+        return [one for one in found if self._refused.get(one.snapshot_id) != one.now]
+
+    def _deletion_of(self, name: str, one: UserDeletion, before: Told | None) -> Amendment:
+        lease, info = self._leases.of(one.kernel_id), SnapshotInfo(name, one.kernel_id, one.at, "")
+        sessions = [before.relied_on_in] if before and before.relied_on_in else []
+        sessions = list(dict.fromkeys([*sessions, *self._leases.sessions_of(info)]))
+        is_own_pin = before is not None and before.pinned and not before.pinned_there
+        deletion = Deletion(
+            {lease.session_id: lease.term},
+            unpinned=is_own_pin and not one.pinned,
+            # Another store may have the rest of the same snapshot.
+            was_relied_on=bool(before and before.relied_on_in and before.store == one.store),
+        )
+        return Amendment(name, sessions, before, Told(), deletion=deletion)
+
+    def tell(
+        self,
+        there: Iterable[SnapshotInfo],
+        local_now: Callable[[], LocalState],
+        send: Callable[[list[Amendment]], Amended],
+    ) -> Amended | None:
+        """Send the changes by `send`, and record them; return the result, None if another task has the lock. Raises what `send` raises."""
+        with telling_lock(self._data_dir, self._remote) as is_alone:
+            if not is_alone:
+                return None
+            if not (changes := self.changes(there, local_now())):
+                return Amended()
+            done = send(changes)
+            noted = {
+                one.snapshot_id: _noted(one, done.sessions[one.snapshot_id])
+                for one in changes
+                if one.snapshot_id in done.sessions
+            }
+            deleted = self._note_deletions(changes, done)
+            # No more changes are sent of snapshots that were deleted here or are gone there.
+            ended = {one.snapshot_id for one in changes if one.about is None}
+            forgotten = ended & {*noted, *done.gone} | set(done.gone)
+            self._file.note({k: v for k, v in noted.items() if k not in forgotten}, forgotten)
+            known = {*noted, *forgotten, *done.later}
+            self.refuse(
+                [one for one in changes if one.snapshot_id not in known and not one.deletion]
+            )
+        left = [one for one in done.gone if one not in deleted]
+        return msgspec.structs.replace(done, gone=left)
+
+    def _note_deletions(self, changes: list[Amendment], done: Amended) -> set[str]:
+        """Record the results of deletions; return the snapshots of those that are settled. The others are sent again after a day."""
+        known, settled, waiting = self._deletions.all(), {}, {}
+        for change in changes:
+            name = change.snapshot_id
+            if change.deletion is None or name in done.later or name not in known:
+                continue
+            kept = done.kept.get(name)
+            if kept is not None:
+                _log.info(
+                    "remote %s keeps deleted snapshot %s: %s", self._remote, name, kept.reason
+                )
+            elif name in done.deleted:
+                _log.info("snapshot %s is deleted in remote %s as well", name, self._remote)
+            if kept is not None and kept.waits:
+                waiting[name] = _tried(known[name], kept.reason)
+            else:
+                settled[name] = known[name]
+        self._deletions.settle(settled)
+        self._deletions.postpone(waiting)
+        return set(settled)
+
+    def forget_deleted(self, there: Iterable[SnapshotInfo], local: LocalState) -> None:
+        """Remove the records of snapshots that were deleted here and that this machine does not rely on.
+
+        A deletion that was undone, or whose snapshot has come back, is no longer sent.
+        """
+        known, deletions = self._file.all(), self._deletions.all()
+        if undone := {
+            name: one
+            for name, one in deletions.items()
+            if one.store == local.store and local.is_listed(name)
+        }:
+            self._deletions.settle(undone)
+        deleted = local.deleted(known, {info.snapshot_id for info in there})
+        if gone := {
+            name
+            for name in deleted
+            if not known[name].relied_on_in
+            and name not in deletions
+            and not local.is_elsewhere(name)
+        }:
+            self._file.note({}, gone)
+
+    def refuse(self, changes: Sequence[Amendment], why: str = "") -> None:
+        """Do not send these changes again until they differ; send deletions again after a day. `why`: recorded with deletions."""
+        self._refused |= {one.snapshot_id: one.now for one in changes if not one.deletion}
+        if deletions := {one.snapshot_id for one in changes if one.deletion}:
+            known = self._deletions.all()
+            self._deletions.postpone(
+                {name: _tried(known[name], why) for name in deletions & known.keys()}
+            )
+
+    def note(self, told: Mapping[str, Told], *, new_only: bool = False) -> None:
+        """Record what was sent with uploads, by snapshot; with `new_only` do not replace existing records."""
+        known = self._file.all() if new_only else {}
+        self._file.note({name: one for name, one in told.items() if name not in known})
+
+
+def _tried(one: UserDeletion, reason: str) -> UserDeletion:
+    return msgspec.structs.replace(one, tried_at=time.time(), reason=reason)
+
+
+def _noted(change: Amendment, session_id: str) -> Told:
+    now = change.now
+    if not now.relied_on_in or now.relied_on_in == session_id:
+        return now
+    return msgspec.structs.replace(now, relied_on_in=session_id)

@@ -1,0 +1,172 @@
+"""The schedule of the far collector. One machine at a time removes a remote's packs that no manifest needs, when no user waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...errors import RemoteNotFound, StoreUnavailable
+from ...host import commands, own_programs
+from ...images.worker_messages import receive, send
+from ...remote import rules
+from ...remote.remote_list import Remotes
+from ...wire import decoding
+from ...wire.plurals import counted
+from ...wire.remote_records import Remote
+from ...wire.snapshot_records import FarCollection, RemoteUploads
+from .. import audit
+from ..kernels.whole_files import write_file
+from ..repeating import repeat
+from . import remote_keys
+from .collector_messages import Done, Task
+
+_FILE = "collected.json"
+_LOOK_SECONDS = 60.0
+#: The pause after a failure.
+_AGAIN_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class FarCollecting:
+    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits.
+
+    `check`: called with the name of a remote whose rule has just removed snapshots, some of which this machine may have uploaded.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        interval_seconds: float,
+        is_busy: Callable[[], bool],
+        check: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
+        self._check = check
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the schedule, unless the interval is 0."""
+        if self._interval:
+            self._task = asyncio.get_running_loop().create_task(
+                repeat(self.look, _LOOK_SECONDS, _log, "nothing is collected in remotes")
+            )
+
+    async def close(self) -> None:
+        """Stop the schedule and a running collection; the next collection continues it."""
+        self._is_over = True
+        if self._process is not None:
+            await asyncio.to_thread(commands.stop, self._process)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def added_to(self, found: Sequence[RemoteUploads]) -> list[RemoteUploads]:
+        """Return the states of remotes, each with the result of this machine's last collection there."""
+        return [
+            msgspec.structs.replace(one, collected=self._last(one.remote) or FarCollection())
+            for one in found
+        ]
+
+    async def look(self) -> None:
+        """Collect in each remote in which a collection is due."""
+        for remote in await asyncio.to_thread(Remotes(self._data_dir).all):
+            if await asyncio.to_thread(self._is_due, remote):
+                if self._is_busy() or self._is_over:
+                    return
+                if await asyncio.to_thread(self._collect, remote):
+                    await self._check(remote.name)
+
+    def _is_due(self, remote: Remote) -> bool:
+        capabilities = remote.capabilities
+        if remote.paused or not remote.automatic or (capabilities and not capabilities.deletes):
+            return False
+        last = self._last(remote.name)
+        if last is None:
+            # The remote may be new, so the first collection waits a full interval.
+            self._note(remote, FarCollection(looked_at=time.time()))
+            return False
+        wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
+        return not 0 <= time.time() - last.looked_at < wait
+
+    def _collect(self, remote: Remote) -> bool:
+        """Collect in a remote; return whether its rule removed snapshots."""
+        answer = self._asked(Task(str(self._data_dir), remote, self._interval))
+        if answer is None:
+            return False
+        done = answer.collection
+        for session_id, dropped in answer.dropped.items():
+            # Titles are no part of it, because logs are passed on.
+            _log.info(
+                "rule %d of remote %s removed from session %s: %s",
+                *(answer.rule, remote.name, session_id, ", ".join(dropped)),
+            )
+            audit.removed(dropped, f"rule {answer.rule} of remote {remote.name}")
+        if done.error is not None:
+            _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
+        if done.at:
+            _log.info(
+                "collected in remote %s: removed %s by its rule, and %s with %d bytes, condemned %d",
+                *(remote.name, counted(done.dropped, "snapshot"), counted(done.removed, "pack")),
+                *(done.freed_bytes, done.condemned),
+            )
+        last = self._last(remote.name)
+        if not done.at and last is not None:
+            done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
+        self._note(remote, done, answer.rule)
+        return bool(answer.dropped)
+
+    def _asked(self, task: Task) -> Done | None:
+        """Run the collector in a separate process; return its result, or None if it was killed."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                try:
+                    # The process gets the whole environment, because it may contain credentials.
+                    self._process = own_programs.spawn(
+                        f"{__package__}.far_collector", stdin=theirs.fileno()
+                    )
+                except commands.CommandFailed as error:
+                    raise StoreUnavailable(
+                        f"The collector could not be started: {error}"
+                    ) from error
+            try:
+                if self._is_over:
+                    return None
+                send(ours, task)
+                answer = receive(ours, Done)
+                return answer if isinstance(answer, Done) else None
+            except OSError:
+                return None
+            finally:
+                commands.stop(self._process)
+                self._process = None
+
+    def _last(self, name: str) -> FarCollection | None:
+        path = remote_keys.state_dir(self._data_dir, name) / _FILE
+        try:
+            return decoding.from_json(path.read_bytes(), FarCollection)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _note(self, remote: Remote, done: FarCollection, rule: int = 0) -> None:
+        """Record the result of a collection, and the generation of the rule, so that an older rule is refused later."""
+        folder = remote_keys.state_dir(self._data_dir, remote.name)
+        try:
+            # No file is written for a remote that was removed meanwhile.
+            with remote_keys.uploading(self._data_dir, remote):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_file(folder / _FILE, msgspec.json.encode(done))
+                if rule:
+                    remote_keys.seen(self._data_dir, remote.name).check(rules.NAME, rule, 0)
+        except (RemoteNotFound, OSError) as error:
+            _log.debug("remote %s: %s", remote.name, error)

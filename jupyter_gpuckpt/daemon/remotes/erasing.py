@@ -1,0 +1,191 @@
+"""The work of `jupyter gpuckpt remote erase`: a plan of what would be erased, and the erasure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from ...errors import (
+    ConfigurationError,
+    FarObjectInvalid,
+    FarObjectMissing,
+    KeyUnavailable,
+    SnapshotNotFound,
+)
+from ...remote import (
+    epochs,
+    index_objects,
+    keyring,
+    lease_objects,
+    pack_refs,
+    remote_manifests,
+    remote_sessions,
+    rules,
+)
+from ...remote import erasure as far_erase
+from ...remote.buckets import Bucket, open_bucket
+from ...remote.objects import ListedObject
+from ...remote.remote_list import Remotes
+from ...remote.remote_sessions import FarSession, Sessions
+from ...remote.retries import Retries
+from ...wire.remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
+from . import remote_keys
+from .lease_file import LeaseFile
+
+#: The folders of a remote's own objects, in the order of their removal; other objects below the prefix are not touched.
+_FOLDERS = (
+    remote_sessions.FOLDER,
+    remote_manifests.FOLDER,
+    index_objects.FOLDER,
+    pack_refs.FOLDER,
+    epochs.FOLDER,
+    lease_objects.FOLDER,
+    "trial",
+)
+_AT_ONCE = 8
+#: How many times objects are listed and deleted while others still write.
+_ROUNDS = 3
+
+
+def plan(call: RemoteCall, remote: Remote) -> ErasePlan:
+    """Return what would be erased: one far session, or everything, for which no key is needed.
+
+    Raises SnapshotNotFound for an unknown session, ConfigurationError for an ambiguous name.
+    """
+    bucket = _bucket(call, remote)
+    found = [*_ours(bucket)]
+    unreadable, known = "", list[FarSession]()
+    try:
+        known = _known(remote_keys.opened(Path(call.data_dir), remote))
+    except (KeyUnavailable, FarObjectInvalid, FarObjectMissing) as error:
+        if call.session:
+            raise
+        unreadable = error.message
+    wanted = [_one(call.session, known, remote.name)] if call.session else known
+    versioned = remote.capabilities.versioned if remote.capabilities else None
+    return ErasePlan(
+        [_shown(one) for one in wanted if one.listed or call.session],
+        len(found),
+        sum(one.size for one in found),
+        unreadable,
+        versioned,
+    )
+
+
+def erase(call: RemoteCall, remotes: Remotes) -> Erasure:
+    """Erase one far session by its id, or everything and the record of the remote. Raises what `Bucket` raises."""
+    return _session(call, remotes) if call.session else _everything(call, remotes)
+
+
+def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
+    data_dir, now = Path(call.data_dir), time.time()
+    opened = remote_keys.opened(data_dir, remotes.get(call.name))
+    only = opened.keyring.public.only_machine
+    if only not in {"", remote_keys.machine_id(data_dir)}:
+        raise ConfigurationError(
+            f"Only the machine that made remote {call.name} may erase a session of it: its endpoint cannot compare and swap.",
+            hint="Erase it there. Everything can be erased here as well.",
+        )
+
+    going_on = LeaseFile(remote_keys.state_dir(data_dir, call.name)).going_on_in(call.session)
+
+    def take(remote: Remote) -> Remote:
+        return msgspec.structs.replace(remote, erased=remote.erased | dict.fromkeys(going_on, now))
+
+    # To the daemon, and to processes that it has started, the changed record is another remote: a running upload ends.
+    remotes.change(call.name, take)
+    with remote_keys.alone_with(data_dir, call.name):
+        seal = opened.keyring.seal
+        return Erasure(*far_erase.erase(opened.bucket, seal, opened.seen, call.session))
+
+
+def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
+    data_dir = Path(call.data_dir)
+    # A paused remote makes the daemon end the running upload; it starts no other by itself.
+    remote = remotes.change(call.name, lambda one: msgspec.structs.replace(one, paused=True))
+    with remote_keys.alone_with(data_dir, call.name):
+        bucket = _bucket(call, remote)
+        before = [*_ours(bucket)]
+        keyring.destroy(bucket)
+        left = _delete(bucket)
+        if not left:
+            # The keyring goes last: while it exists, no client thinks that the place is empty.
+            left = bucket.delete([keyring.NAME])
+        if not left:
+            bucket.forget_lock()
+            remotes.remove(call.name)
+            remote_keys.forget(data_dir, call.name)
+    sizes = {one.name: one.size for one in before}
+    packs = sum(map(pack_refs.is_name, sizes.keys() - left))
+    freed = sum(sizes.values()) - sum(sizes.get(one, 0) for one in left)
+    manifests = sum(remote_manifests.snapshot_of(one) is not None for one in sizes)
+    return Erasure(manifests, packs, 0, freed, len(left))
+
+
+def _delete(bucket: Bucket) -> list[str]:
+    """Delete all objects but the keyring; return the names of those that the remote refuses to delete."""
+    left: list[str] = []
+    for _ in range(_ROUNDS):
+        names = [one.name for one in _ours(bucket) if one.name != keyring.NAME]
+        if not names:
+            return []
+        slices = [names[start::_AT_ONCE] for start in range(_AT_ONCE)]
+        with ThreadPoolExecutor(_AT_ONCE, "erase") as pool:
+            left = [one for refused in pool.map(bucket.delete, slices) for one in refused]
+        if left:
+            break
+    return left
+
+
+def _ours(bucket: Bucket) -> Iterator[ListedObject]:
+    for folder in _FOLDERS:
+        yield from bucket.list(folder)
+    for name in (rules.NAME, epochs.NAME, keyring.NAME):
+        if found := bucket.head(name):
+            yield found
+
+
+def _bucket(call: RemoteCall, remote: Remote) -> Bucket:
+    lock_dir = Path(call.data_dir) / "remotes"
+    return open_bucket(remote, retries=Retries.while_somebody_waits(), lock_dir=lock_dir)
+
+
+def _known(opened: remote_keys.Opened) -> list[FarSession]:
+    found = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    return [found.get(session_id) for session_id in found.ids()]
+
+
+def _one(named: str, known: list[FarSession], remote: str) -> FarSession:
+    """Return the far session with this id, notebook path or snapshot id; unique prefixes of ids suffice."""
+
+    def by(names: dict[str, FarSession]) -> list[FarSession]:
+        exact = [one for name, one in names.items() if name == named]
+        return exact or [one for name, one in names.items() if name.startswith(named)]
+
+    ids = by({one.facts.session_id: one for one in known})
+    paths = [one for one in known if one.facts.path == named]
+    owners = by({each.snapshot_id: one for one in known for each in one.listed})
+    found = {one.facts.session_id: one for one in ids or paths or owners}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{named[:200]!r} means {len(found)} sessions: {', '.join(sorted(found)[:8])}.",
+            hint="Give the id of one.",
+        )
+    if not found:
+        raise SnapshotNotFound(
+            f"Remote {remote} has no session {named[:200]!r}.",
+            hint=f"`jupyter gpuckpt remote sessions {remote}` lists what is there; a session is named by the id of one of its"
+            " snapshots, its notebook's path, or its own id.",
+        )
+    return next(iter(found.values()))
+
+
+def _shown(one: FarSession) -> SessionToErase:
+    stored = sum(each.stored_bytes for each in one.listed)
+    return SessionToErase(
+        one.facts.session_id, one.facts.path, one.facts.host_name, len(one.listed), stored
+    )

@@ -1,0 +1,334 @@
+"""The daemon's side of an upload. A separate process uploads, at the lowest priority; it asks the daemon what the open store knows.
+
+The process reads packs by itself. It requests the locations of chunks, and chunks that were moved meanwhile. It ends when its socket
+is closed: when the upload is stopped, or when the daemon is killed. Its journal records what was sent (`remote/upload_progress.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import (
+    ErrorRecord,
+    GpuCkptError,
+    OperationCancelled,
+    StoreUnavailable,
+    error_from,
+    record_of,
+)
+from ...host import commands, own_programs
+from ...images.worker_messages import receive, send
+from ...remote.listed_facts import Amendment, Told, told
+from ...remote.remote_sessions import Facts, Tenure
+from ...store import manifests
+from ...store.codecs import DIGEST_BYTES
+from ...wire.manifest_records import SnapshotInfo
+from ...wire.remote_records import Remote
+from ...wire.snapshot_records import Traffic
+from . import remote_keys
+from .amending import Amended
+from .lease_file import KernelLease, LeaseFile
+
+if TYPE_CHECKING:
+    from ...remote.upload import Sent
+    from ...store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+
+class Task(msgspec.Struct, frozen=True, tag=True):
+    """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
+
+    `tenure`: the lease of its far session, which is checked when the snapshot is listed there.
+    """
+
+    data_dir: str
+    remote: Remote
+    facts: Facts
+    info: SnapshotInfo
+    content: bytes
+    #: Whether this machine goes soon: at full rate, and at the usual priority.
+    is_urgent: bool = False
+    tenure: Tenure | None = None
+    #: The term of the session in which the snapshot was made.
+    term: int = 0
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
+    """A task to give up an upload whose snapshot is gone."""
+
+    data_dir: str
+    remote: Remote
+    snapshot_id: str
+
+
+class Amend(msgspec.Struct, frozen=True, tag=True):
+    """A task to send changes of snapshots that the remote has."""
+
+    data_dir: str
+    remote: Remote
+    changes: list[Amendment]
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """An order to pause the upload, because a user waits for other work, or to continue it."""
+
+    on: bool
+
+
+class Located(msgspec.Struct, frozen=True, tag=True):
+    """The locations of chunks: rows of `places.PLACE`, and the paths of the packs to which they refer by number."""
+
+    rows: bytes
+    packs: list[str]
+
+
+class Chunk(msgspec.Struct, frozen=True, tag=True):
+    """A chunk in its stored form."""
+
+    codec: int
+    payload: bytes
+    raw_length: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The error of a request that has no answer."""
+
+    error: ErrorRecord
+
+
+class Locate(msgspec.Struct, frozen=True, tag=True):
+    """A request for the locations of chunks, by their concatenated digests."""
+
+    digests: bytes
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """A request for a chunk. `verified`: a damaged chunk is refused with an error that names its pack."""
+
+    digest: bytes
+    verified: bool
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """A report of the bytes that the remote has received, and of their total."""
+
+    done: int
+    total: int
+
+
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """A report of the error for which a request is retried; None when it has succeeded in the end."""
+
+    error: ErrorRecord | None
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """A warning for the log."""
+
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The end of the task: an upload, giving one up, or sending changes."""
+
+    count_bytes: int = 0
+    packs: int = 0
+    traffic: Traffic = Traffic()
+    error: ErrorRecord | None = None
+    amended: Amended = Amended()
+    #: Whether the remote did not list the snapshot before the upload.
+    is_new: bool = True
+
+
+#: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
+FactsOf = Callable[[SnapshotInfo, dict[str, Any]], Facts]
+
+
+#: A callback for progress: (bytes that the remote has received, total bytes).
+OnProgress = Callable[[int, int], None]
+#: A callback for the remote's current error; None when it works again.
+OnTrouble = Callable[[ErrorRecord | None], None]
+
+
+class Sending:
+    """One upload of one snapshot. `run`, `give_up` or `amend` is called in one thread, the other methods in any."""
+
+    def __init__(
+        self, data_dir: Path, remote: Remote, snapshot_id: str, *, is_urgent: bool = False
+    ) -> None:
+        self._data_dir, self._remote, self._snapshot_id = data_dir, remote, snapshot_id
+        self._is_urgent = is_urgent
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._is_stopped = self._is_held = False
+        #: The lease with which the upload was begun.
+        self.lease = KernelLease("")
+        #: What the upload sent about the snapshot; None if it listed the snapshot before.
+        self.told: Told | None = None
+
+    def run(
+        self,
+        store: LocalStore,
+        facts_of: FactsOf,
+        progress: OnProgress,
+        trouble: OnTrouble = lambda error: None,
+    ) -> Sent:
+        """Upload the snapshot.
+
+        Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
+        """
+        from ...remote.upload import Sent  # noqa: PLC0415 - slow to import, and only an upload needs it
+
+        manifest = store.manifest(self._snapshot_id)
+        facts = facts_of(manifest.info, manifest.launch.jupyter)
+        leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))
+        self.lease, session_id, tenure = leases.to_upload(manifest.info)
+        task = Task(
+            str(self._data_dir),
+            self._remote,
+            msgspec.structs.replace(facts, session_id=session_id),
+            manifest.info,
+            store.manifest_file(self._snapshot_id),
+            self._is_urgent,
+            tenure,
+            self.lease.term_of(manifest.info.number) if session_id == self.lease.session_id else 0,
+        )
+        with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
+            done = self._done(task, lambda asked: answer(store, asked), progress, trouble)
+        self.told = told(manifest.info) if done.is_new else None
+        return Sent(done.count_bytes, done.packs, done.traffic)
+
+    def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
+        """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""
+        task = GiveUp(str(self._data_dir), self._remote, self._snapshot_id)
+        self._done(task, _nothing, lambda done, total: None, trouble)
+
+    def amend(self, changes: list[Amendment], trouble: OnTrouble = lambda error: None) -> Amended:
+        """Send changes of snapshots to the remote. Raises as `run` does."""
+        task = Amend(str(self._data_dir), self._remote, changes)
+        return self._done(task, _nothing, lambda done, total: None, trouble).amended
+
+    def hold(self, *, on: bool) -> None:
+        """Pause the upload before it reads another chunk (`on`), or continue it. May block while the process reads no messages."""
+        with self._lock:
+            if on is not self._is_held:
+                self._is_held = on
+                self._tell_held()
+
+    def stop(self) -> None:
+        """Make `run` raise OperationCancelled; return at once."""
+        # This does not acquire the lock, because its holder may wait for a process that gets no CPU time.
+        self._is_stopped = True
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def _worker(self, theirs: socket.socket) -> Iterator[None]:
+        try:
+            with theirs:
+                # The process gets the whole environment, because it may contain credentials.
+                process = own_programs.spawn(f"{__package__}.upload_worker", stdin=theirs.fileno())
+        except commands.CommandFailed as error:
+            raise StoreUnavailable(f"The upload could not be started: {error}") from error
+        try:
+            yield
+        finally:
+            commands.stop(process)
+
+    def _done(
+        self,
+        task: Task | GiveUp | Amend,
+        answer: _Answers,
+        progress: OnProgress,
+        trouble: OnTrouble,
+    ) -> Ended:
+        ours, theirs = socket.socketpair()
+        with ours, self._worker(theirs):
+            try:
+                self._connect(ours, task)
+                return self._serve(ours, answer, progress, trouble)
+            except OSError as error:
+                raise self._cut_off() from error
+            finally:
+                with self._lock:
+                    self._connection = None
+
+    def _connect(self, ours: socket.socket, task: Task | GiveUp | Amend) -> None:
+        with self._lock:
+            self._connection = ours
+            if self._is_stopped:
+                raise self._cut_off()
+            send(ours, task)
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # the process has ended; `run` raises the cause
+                send(self._connection, Hold(self._is_held))
+
+    def _serve(
+        self,
+        ours: socket.socket,
+        answer: _Answers,
+        progress: OnProgress,
+        trouble: OnTrouble,
+    ) -> Ended:
+        """Answer the process's requests until it has ended."""
+        while True:
+            message = receive(ours, Locate, Read, Progress, Trouble, Said, Ended)
+            if isinstance(message, Progress):
+                progress(message.done, message.total)
+            elif isinstance(message, Trouble):
+                trouble(message.error)
+            elif isinstance(message, Said):
+                _log.warning("%s", message.text)
+            elif isinstance(message, Locate | Read):
+                found = answer(message)
+                with self._lock:
+                    send(ours, found)
+            elif isinstance(message, Ended):
+                if message.error:
+                    raise error_from(message.error)
+                return message
+            else:
+                raise self._cut_off()
+
+    def _cut_off(self) -> GpuCkptError:
+        if self._is_stopped:
+            return OperationCancelled("The upload was stopped.")
+        return StoreUnavailable(
+            "The process that uploaded was ended.", hint="What was uploaded is kept."
+        )
+
+
+_Answers = Callable[[Locate | Read], Located | Chunk | Refused]
+
+
+def _nothing(asked: Locate | Read) -> Refused:
+    return Refused(record_of(TypeError(f"{type(asked).__name__} has no answer here")))
+
+
+def answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused:
+    """Return the answer to a request of the process that uploads."""
+    try:
+        if isinstance(asked, Read):
+            if asked.verified:
+                store.load(asked.digest)
+            codec, payload, raw_length = store.read(asked.digest)
+            return Chunk(codec, bytes(payload), raw_length)
+        wanted = asked.digests
+        starts = range(0, len(wanted), DIGEST_BYTES)
+        found = store.locate([wanted[start : start + DIGEST_BYTES] for start in starts])
+        return Located(found.rows.tobytes(), [str(store.path_of(pack)) for pack in found.packs])
+    except GpuCkptError as error:
+        return Refused(record_of(error))

@@ -1,0 +1,1 @@
+"""Snapshots in the daemon: lists, removal, deletions by users, exports and imports."""

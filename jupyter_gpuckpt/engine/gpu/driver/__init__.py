@@ -1,0 +1,1 @@
+"""The CUDA driver: its checkpoint functions, and the files that replace its staging memory."""

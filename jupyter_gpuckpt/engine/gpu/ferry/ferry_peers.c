@@ -1,0 +1,69 @@
+/* Peer access for memory from cuMemCreate: cuCtxEnablePeerAccess does not reach it, so each peer gets access by cuMemSetAccess.
+ *
+ * Programs switch peer access on by contexts. What counts here is whether any context of one GPU has access to any context of another:
+ * more access than the driver would give does no harm. A Restore may change the handles of contexts, but not the devices.
+ */
+#include "ferry.h"
+
+#define MAX_PAIRS 4096
+
+typedef struct { context_t from, to; int from_device, to_device; } pair_t;
+
+static pair_t pairs[MAX_PAIRS];
+static uint32_t pair_count;
+
+int has_access(int from, int to) {
+    for (uint32_t i = 0; i < pair_count; i++)
+        if (pairs[i].from_device == from && pairs[i].to_device == to) return 1;
+    return 0;
+}
+
+result_t add_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access) {
+    if (pair_count == MAX_PAIRS) return TOO_MANY_PEERS;
+    if (from_device != to_device && !has_access(from_device, to_device)) {
+        result_t error = set_access(from_device, to_device, READ_WRITE);
+        if (error) {
+            set_access(from_device, to_device, NO_ACCESS);
+            return error;
+        }
+    }
+    pairs[pair_count++] = (pair_t){from, to, from_device, to_device};
+    return SUCCESS;
+}
+
+static void remove_at(uint32_t at, set_access_t *set_access) {
+    pair_t pair = pairs[at];
+    pairs[at] = pairs[--pair_count];
+    if (pair.from_device != pair.to_device && !has_access(pair.from_device, pair.to_device))
+        set_access(pair.from_device, pair.to_device, NO_ACCESS);
+}
+
+void remove_peer(context_t from, context_t to, int from_device, int to_device, set_access_t *set_access) {
+    int64_t found = -1;
+    for (uint32_t i = 0; i < pair_count; i++) {
+        if (pairs[i].from_device != from_device || pairs[i].to_device != to_device) continue;
+        if (found < 0 || (pairs[i].from == from && pairs[i].to == to)) found = i;
+    }
+    if (found >= 0) remove_at(found, set_access);
+}
+
+void remove_peers_of(context_t context, int device, set_access_t *set_access) {
+    for (uint32_t at = pair_count; at--;) {
+        const pair_t *pair = &pairs[at];
+        if (context ? pair->from == context || pair->to == context : pair->from_device == device || pair->to_device == device)
+            remove_at(at, set_access);
+    }
+}
+
+uint32_t access_to(int device, access_t access[MAX_GPUS]) {
+    uint32_t count = 1;
+    access[0] = (access_t){{ON_DEVICE, device}, READ_WRITE};
+    for (uint32_t i = 0; i < pair_count; i++) {
+        int from = pairs[i].from_device, known = pairs[i].to_device != device;
+        for (uint32_t j = 0; j < count && !known; j++) known = access[j].location.id == from;
+        if (!known && count < MAX_GPUS) access[count++] = (access_t){{ON_DEVICE, from}, READ_WRITE};
+    }
+    return count;
+}
+
+void forget_peers(void) { pair_count = 0; }

@@ -1,0 +1,1 @@
+"""Facilities of Linux that the daemon and its clients both use, one a module."""

@@ -1,0 +1,204 @@
+"""The far collector: it removes packs that no manifest needs, while uploads and other collectors may stop and continue at any time.
+
+It works in two phases. The collector of one epoch lists the packs that no manifest needs in `condemned/<epoch>`. The next epoch
+refers to that list, and its collector reads all manifests again and removes those packs of the list that are still not needed. No
+pack is removed that a listed snapshot needs:
+
+* The collector reads every manifest that was written before, including manifests that no far session lists.
+* A manifest that is written later belongs to one of two kinds of uploads. One began in an earlier epoch: after writing its
+  manifest, it notices that the epoch changed and checks every pack again. The other began in this epoch: it relies on no pack that
+  the epoch's list condemns (`upload.py`).
+* A list of condemned packs is carried over to the next epoch until its packs are removed, and no upload relies on a pack that was
+  ever condemned. So a collector may continue after any pause: the packs that it removes were condemned before it read the manifests.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from ..errors import FarObjectMissing
+from . import (
+    epochs,
+    index_objects,
+    lease_objects,
+    pack_refs,
+    remote_manifests,
+    roots,
+    rules,
+    unneeded,
+)
+from .buckets import Bucket
+from .epochs import Epoch
+from .objects import ListedObject
+from .remote_manifests import FarManifest
+from .remote_sessions import Sessions
+from .sealing import Seal
+from .seen import Seen
+from .unneeded import Plan
+
+#: Packs younger than this, by the remote's clock, are not condemned: otherwise a slow upload would have to send them repeatedly.
+MIN_AGE = timedelta(days=1)
+
+
+class Collected(NamedTuple):
+    """The result of a collector: removed packs, their bytes, newly condemned packs, and snapshots that the remote's rule removed."""
+
+    removed: int = 0
+    freed_bytes: int = 0
+    condemned: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class ByRule:
+    """What a remote's rule has removed, which is known even if the collection fails later.
+
+    `generation`: that of the rule; 0 without one. `dropped`: the ids of the removed snapshots, by session.
+    """
+
+    generation: int = 0
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+
+
+def collect(
+    bucket: Bucket,
+    seal: Seal,
+    seen: Seen,
+    *,
+    min_age: timedelta = MIN_AGE,
+    by_rule: ByRule | None = None,
+) -> Collected:
+    """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn unneeded ones.
+
+    `by_rule`: if given, the remote's rule is applied, and its removals are recorded there. Nothing is removed if another collector
+    begins the epoch, and no pack if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable,
+    OperationCancelled.
+    """
+    now = epochs.read(bucket, seal, seen)
+    last = now.epoch.number
+    complete = last > 0 and bucket.head(epochs.list_name(last)) is not None
+    epoch = Epoch(last + 1, last if complete else now.epoch.condemned)
+    packs = Packs(bucket, seal)
+    # This comes first: a rule that cannot be read must not use up an epoch with every attempt.
+    plan = unneeded.plan(bucket, seal, seen, packs.of) if by_rule else None
+    if not epochs.advance(bucket, seal, now, epoch):
+        return Collected()
+    written = bucket.get(epochs.NAME).modified
+    try:
+        condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
+    except FarObjectMissing:
+        return Collected()  # other collectors have completed later epochs meanwhile
+    # A machine may be fetching what the rule removes, so those manifests stay until the next epoch.
+    just_now = (
+        _removed_by_rule(bucket, seal, seen, epoch, plan, by_rule, written)
+        if plan and by_rule
+        else set()
+    )
+    found = roots.read(bucket, seal, seen, packs_of, packs.read)
+    needed = set().union(*found.all)
+    # A machine may be fetching what a user has just deleted elsewhere. The clocks of machines differ.
+    limit = min_age.total_seconds()
+    kept = just_now | {
+        name for name, at in found.deleted_at.items() if abs(written.timestamp() - at) < limit
+    }
+    gone = {session_id: names - kept for session_id, names in found.gone.items()}
+    _forget_deleted(bucket, seal, seen, {name: some for name, some in gone.items() if some})
+    there = {one.name: one for one in bucket.list(pack_refs.FOLDER)}
+    removed = _remove(bucket, sorted(condemned - needed))
+    if removed:
+        # Index objects must not name these packs when the list that condemns them is no longer valid.
+        index_objects.consolidate(bucket, seal, without=removed)
+    fresh = {
+        one.name
+        for one in there.values()
+        if _may_go(one, written - min_age) and one.name not in needed and one.name not in condemned
+    }
+    epochs.write_list(bucket, seal, epoch.number, (condemned - removed) | fresh)
+    _drop_lists(bucket, epoch)
+    old = [
+        one.name for one in bucket.list(lease_objects.FOLDER) if one.modified < written - MIN_AGE
+    ]
+    bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
+    freed = sum(there[name].size for name in removed if name in there)
+    return Collected(len(removed), freed, len(fresh), len(just_now))
+
+
+def _removed_by_rule(
+    bucket: Bucket,
+    seal: Seal,
+    seen: Seen,
+    epoch: Epoch,
+    plan: Plan,
+    by_rule: ByRule,
+    now: datetime,
+) -> set[str]:
+    """Remove what a rule asks for; return the names of the manifests, and record in `by_rule` what was removed.
+
+    `now`: by the remote's clock, with which the next collection compares it.
+    """
+    by_rule.generation = plan.rule.generation if plan.rule else 0
+    removals = unneeded.remove(
+        plan,
+        Sessions(bucket, seal, seen),
+        lambda: rules.read(bucket, seal, seen),
+        lambda: epochs.number(bucket, seal, seen) == epoch.number,
+        now.timestamp(),
+    )
+    names = set()
+    for session_id, snapshots in removals:
+        by_rule.dropped[session_id] = [one.snapshot_id for one in snapshots]
+        names |= {one.manifest for one in snapshots}
+    return names
+
+
+class Packs:
+    """The packs of listed manifests, with their lengths, read when they are needed. `read`: those that were read, by manifest."""
+
+    def __init__(self, bucket: Bucket, seal: Seal) -> None:
+        self._bucket, self._seal = bucket, seal
+        self.read: dict[str, dict[str, int]] = {}
+
+    def of(self, manifest: str) -> dict[str, int]:
+        """Return the packs of a manifest; none if it is lost."""
+        if manifest not in self.read:
+            try:
+                far = remote_manifests.read(self._bucket, self._seal, manifest)
+            except FarObjectMissing:
+                return {}
+            self.read[manifest] = packs_of(far)
+        return self.read[manifest]
+
+
+def _may_go(found: ListedObject, before: datetime) -> bool:
+    return pack_refs.is_name(found.name) and found.modified <= before
+
+
+def packs_of(manifest: FarManifest) -> dict[str, int]:
+    """Return the packs that a manifest needs, by name, with their lengths."""
+    return {ref.name: ref.length for ref in manifest.packs}
+
+
+def _forget_deleted(bucket: Bucket, seal: Seal, seen: Seen, deleted: dict[str, set[str]]) -> None:
+    """Remove the manifests of deleted and erased snapshots; packs that only they needed are removed two epochs later."""
+    for session_id, names in deleted.items():
+        gone = names.difference(bucket.delete(sorted(names)))
+        with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
+            Sessions(bucket, seal, seen).forget_deleted(session_id, gone)
+
+
+def _remove(bucket: Bucket, names: list[str]) -> set[str]:
+    """Delete packs; return those that were deleted. A pack that Object Lock still protects stays condemned."""
+    return set(names).difference(bucket.delete(names))
+
+
+def _drop_lists(bucket: Bucket, epoch: Epoch) -> None:
+    """Remove the lists that are older than the valid one."""
+    old = []
+    for found in bucket.list(epochs.FOLDER):
+        number = found.name.partition("/")[2]
+        if number.isascii() and number.isdigit() and int(number) < epoch.condemned:
+            old.append(found.name)
+    bucket.delete(old)

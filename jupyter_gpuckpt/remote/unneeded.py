@@ -1,0 +1,284 @@
+"""The retention of a remote: which snapshots of all machines its rule removes, and their removal from the far sessions.
+
+Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
+session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
+machine has nowhere else. The snapshot that was listed last also counts as the newest.
+
+A removal takes two epochs of the collector: one marks the snapshots as deleted, the next removes their manifests. So a fetch that has
+begun can finish. Nothing is marked in a session of which a judged entry has changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
+from ..store import retention
+from ..wire.manifest_records import Cause, Sizes, SnapshotInfo
+from ..wire.retention_policy import RetentionPolicy
+from . import rules
+from .objects import Objects, Remembering, Sealing
+from .remote_sessions import FarSession, FarSnapshot, Sessions, with_deleted
+from .rules import Rule
+
+_WRITERS = 8
+
+NEWEST = "the newest of its session"
+LISTED_LAST = "the last that was uploaded to its session"
+NEWEST_OF_KERNEL = "the newest of a kernel of its session"
+NAMED = "it has a title or note"
+UNKNOWN = "an older version uploaded it, and did not say whether it is pinned"
+NEWER = "a newer version uploaded it, for a reason that is not known here"
+#: The packs that a manifest needs, by its name, with their lengths; none for a manifest that is lost.
+PacksOf = Callable[[str], Mapping[str, int]]
+
+
+class Judged(NamedTuple):
+    """The verdict on a snapshot of a far session."""
+
+    session: FarSession
+    snapshot: FarSnapshot
+    removed: bool
+    reason: str
+
+
+class _PackScales:
+    """The joint size of snapshots in a remote: the packs that they need, each counted once, because packs are removed as a whole."""
+
+    def __init__(self, packs_of: PacksOf) -> None:
+        self._packs_of, self._on = packs_of, set[str]()
+
+    def weight(self, info: SnapshotInfo) -> int:
+        """Return the bytes of the packs of a snapshot that no added snapshot needs."""
+        packs = self._packs_of(info.snapshot_id)
+        return sum(length for name, length in packs.items() if name not in self._on)
+
+    def add(self, info: SnapshotInfo) -> None:
+        """Add this snapshot to those that are kept."""
+        self._on.update(self._packs_of(info.snapshot_id))
+
+
+def judge(
+    sessions: Iterable[FarSession], policy: RetentionPolicy, packs_of: PacksOf
+) -> list[Judged]:
+    """Return the verdicts on all listed snapshots, newest first. `packs_of` is called only if `policy` limits the bytes."""
+    listed: dict[str, tuple[FarSession, FarSnapshot]] = {}
+    infos, held, needed = [], dict[str, str](), set[str]()
+    for session in sessions:
+        newest = newest_of(session)
+        for place, one in enumerate(reversed(session.listed), 1):
+            # Entries are identified by their manifests, because two sessions may list one snapshot.
+            listed[one.manifest] = session, one
+            infos.append(_info(session, one, place))
+            if why := newest.get(one.manifest) or _why_kept(one):
+                held[one.manifest] = why
+            if one.manifest in newest or one.relied_on_by:
+                needed.add(one.manifest)
+    living = {info.kernel_id for info in infos}
+    verdicts = retention.judge(
+        infos, policy, needed=needed, living=living, scales=_PackScales(packs_of)
+    )
+    return [
+        Judged(
+            *listed[name], one.removed, one.reason if one.removed else held.get(name, one.reason)
+        )
+        for one in verdicts
+        for name in [one.snapshot.snapshot_id]
+    ]
+
+
+def would_free(verdicts: Iterable[Judged], packs_of: PacksOf) -> int:
+    """Return the bytes of the packs that only removed snapshots need."""
+    kept, going = dict[str, int](), dict[str, int]()
+    for one in verdicts:
+        (going if one.removed else kept).update(packs_of(one.snapshot.manifest))
+    return sum(length for name, length in going.items() if name not in kept)
+
+
+class Plan(NamedTuple):
+    """The removals by a rule. `going`: by session id, the session as it was judged, and the manifests of the snapshots to remove."""
+
+    rule: Rule | None
+    going: dict[str, tuple[FarSession, set[str]]]
+
+
+def plan(bucket: Objects, seal: Sealing, seen: Remembering, packs_of: PacksOf) -> Plan:
+    """Return what the rule of a remote removes; change nothing. Raises FarObjectInvalid if the rule or a session is damaged."""
+    rule = rules.read(bucket, seal, seen)
+    going: dict[str, tuple[FarSession, set[str]]] = {}
+    if rule is not None and not rule.policy.removes_nothing:
+        for one in judge(all_of(Sessions(bucket, seal, seen)), rule.policy, packs_of):
+            if one.removed:
+                _, names = going.setdefault(one.session.facts.session_id, (one.session, set()))
+                names.add(one.snapshot.manifest)
+    return Plan(rule, going)
+
+
+def remove(
+    wanted: Plan,
+    sessions: Sessions,
+    rule_now: Callable[[], Rule | None],
+    is_ours: Callable[[], bool],
+    now: float,
+) -> Iterator[tuple[str, list[FarSnapshot]]]:
+    """Mark the snapshots of a plan as deleted; yield each session's id with the snapshots that were marked.
+
+    `rule_now`: reads the rule. `is_ours`: returns whether the current epoch is still this collector's. If it is not, or if the rule has
+    changed, this collector may have been stopped for days, and marks nothing more.
+    """
+
+    def is_wanted() -> bool:
+        return is_ours() and rule_now() == wanted.rule
+
+    for session_id, (judged, names) in wanted.going.items():
+        if not is_wanted():
+            break
+        found = _mark(sessions, judged, names, now, is_wanted)
+        # The rule may have changed just before the swap. The snapshots can be listed again, because no manifest has been removed yet.
+        if (
+            found
+            and rule_now() != wanted.rule
+            and _took_back(sessions, session_id, found, is_ours, now)
+        ):
+            break
+        if found:
+            yield session_id, list(found.values())
+
+
+def end_rule(sessions: Sessions) -> None:
+    """Write all far sessions anew after the rule has changed.
+
+    A collector may have been stopped while it sent a compare-and-swap by the former rule. Whenever that request arrives, it now fails.
+    Raises AccessDenied, StoreUnavailable.
+    """
+
+    def rewrite(session_id: str) -> None:
+        # No collector changes a session that was erased just now, or that cannot be read.
+        with suppress(FarObjectMissing, FarObjectInvalid, FormatTooNew):
+            sessions.rewrite(session_id, lambda session: session)
+
+    with ThreadPoolExecutor(_WRITERS, "sessions") as pool:
+        list(pool.map(rewrite, sessions.ids()))
+
+
+def all_of(sessions: Sessions) -> list[FarSession]:
+    """Return all far sessions. Raises FarObjectInvalid, FormatTooNew."""
+    found = []
+    for session_id in sessions.ids():
+        try:
+            found.append(sessions.get(session_id))
+        except FarObjectMissing:
+            continue  # it was removed just now
+    return found
+
+
+def _mark(
+    sessions: Sessions,
+    judged: FarSession,
+    going: Collection[str],
+    now: float,
+    is_wanted: Callable[[], bool],
+) -> dict[str, FarSnapshot]:
+    """Mark snapshots of a session as deleted, unless a judged entry has changed; return those marked, by manifest.
+
+    `going`: their manifests. `is_wanted`: returns whether the rule is the same. It is called after each read of the session: if the rule
+    changes later, `end_rule` writes the session anew after that read, so the swap fails.
+    """
+    marked: dict[str, FarSnapshot] = {}
+
+    def mark(session: FarSession) -> FarSession:
+        nonlocal marked
+        if not is_wanted():
+            marked = {}
+            return session
+        there = {one.manifest: one for one in session.listed}
+        is_same = all(there.get(one.manifest) == one for one in judged.listed)
+        newest = newest_of(session)
+        marked = {name: there[name] for name in going if is_same and name not in newest}
+        return _with_deleted(session, marked, now)
+
+    try:
+        sessions.change(judged.facts.session_id, mark)
+    except FarObjectMissing:
+        return {}  # everything in the remote was erased meanwhile
+    return marked
+
+
+def _took_back(
+    sessions: Sessions,
+    session_id: str,
+    marked: Collection[str],
+    is_ours: Callable[[], bool],
+    now: float,
+) -> bool:
+    """List snapshots again that were marked as deleted; return False if another collector may already remove their manifests."""
+
+    def back(session: FarSession) -> FarSession:
+        listed = [
+            msgspec.structs.replace(one, deleted_at=0.0)
+            if one.manifest in marked and one.deleted_at == now
+            else one
+            for one in session.snapshots
+        ]
+        return msgspec.structs.replace(session, snapshots=listed)
+
+    if not is_ours():
+        return False
+    with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
+        sessions.change(session_id, back)
+        if not is_ours():
+            # A listed snapshot without a manifest would be worse than a deleted one.
+            sessions.change(session_id, lambda session: _with_deleted(session, marked, now))
+            return False
+    return True
+
+
+def _with_deleted(session: FarSession, names: Collection[str], now: float) -> FarSession:
+    return with_deleted(session, lambda one: one.manifest in names, now)
+
+
+def newest_of(session: FarSession) -> dict[str, str]:
+    """Return the newest snapshots of a session and of each kernel in it, by manifest, with the reasons to keep them."""
+    in_order = [one for one in session.snapshots if not one.deleted_at]
+    held: dict[str, str] = {}
+    for found, reason in ((session.listed, NEWEST), (in_order[::-1], LISTED_LAST)):
+        kernels = set[str]()
+        for one in found:
+            if one.kernel_id not in kernels:
+                held.setdefault(one.manifest, NEWEST_OF_KERNEL if kernels else reason)
+                kernels.add(one.kernel_id)
+    return held
+
+
+def _why_kept(one: FarSnapshot) -> str:
+    if one.relied_on_by:
+        return f"machine {', '.join(sorted(one.relied_on_by.values()))} relies on it"
+    if one.about is None:
+        return UNKNOWN
+    if one.about.known_cause is None:
+        return NEWER
+    return NAMED if one.about.named and not one.about.pinned else ""
+
+
+def _info(session: FarSession, one: FarSnapshot, place: int) -> SnapshotInfo:
+    """Return the record by which retention judges an entry; it is exempt from the rules if it is pinned.
+
+    `place`: its place in the session's order, which is that of retention.
+    """
+    about = one.about
+    is_exempt = about is None or about.known_cause is None or about.pinned or about.named
+    return SnapshotInfo(
+        one.manifest,
+        session.facts.session_id,
+        one.created,
+        about.reason if about else "",
+        sizes=Sizes(one.raw_bytes, one.stored_bytes, one.stored_bytes),
+        cause=(about.known_cause if about else None) or Cause.MANUAL,
+        pinned=is_exempt,
+        number=place,
+    )

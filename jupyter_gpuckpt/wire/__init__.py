@@ -1,0 +1,1 @@
+"""What two processes exchange or store: records, calls, statuses, names of states; no process of its own."""

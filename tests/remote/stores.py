@@ -1,0 +1,95 @@
+"""A remote that is set up, and local stores with snapshots, in a few lines."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jupyter_gpuckpt.errors import FarObjectMissing
+from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.remote import keyring
+from jupyter_gpuckpt.remote.buckets import Bucket
+from jupyter_gpuckpt.remote.fetch import fetch
+from jupyter_gpuckpt.remote.holders import Secret
+from jupyter_gpuckpt.remote.keyring import Keyring
+from jupyter_gpuckpt.remote.remote_sessions import Facts, Sessions
+from jupyter_gpuckpt.remote.seen import Seen
+from jupyter_gpuckpt.remote.upload import Uploader
+from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.remote_records import HolderKind
+from tests.unit.test_store_local import manifest
+
+OWN = Secret(HolderKind.FILE, b"o" * 32)
+FACTS = Facts("session-1", hub_user="ada lovelace", path="work/notes.ipynb", host_name="first")
+#: Far smaller than in earnest, so that a few hundred kB make several.
+PACK_BYTES = 100_000
+
+
+@dataclass
+class Machine:
+    """A machine with a store of its own, and what it has seen of the remote."""
+
+    bucket: Bucket
+    folder: Path
+    machine_id: str = "one machine"
+    store: LocalStore = field(init=False)
+
+    def __post_init__(self):
+        self.store = LocalStore(self.folder / "store")
+        self.seen = Seen(self.folder / "seen.json")
+
+    @property
+    def keyring(self) -> Keyring:
+        try:
+            return keyring.open_with(self.bucket, self.seen, OWN)
+        except FarObjectMissing:
+            return keyring.create(self.bucket, self.seen, {"own": OWN})
+
+    @property
+    def seal(self):
+        return self.keyring.seal
+
+    @property
+    def sessions(self) -> Sessions:
+        return Sessions(self.bucket, self.seal, self.seen)
+
+    def uploader(self, **options) -> Uploader:
+        options = {"pack_bytes": PACK_BYTES} | options
+        return Uploader(
+            self.bucket,
+            self.keyring,
+            self.seen,
+            state=self.folder / "state",
+            machine_id=self.machine_id,
+            **options,
+        )
+
+    def save(self, snapshot_id: str, *chunks: bytes) -> None:
+        """Make a snapshot of these chunks."""
+        with self.store.writer() as writer:
+            for chunk in chunks:
+                codec, payload = Compressor().compress(memoryview(chunk))
+                writer.append(digest_of(chunk), payload, len(chunk), codec)
+        self.store.publish(manifest(snapshot_id, *chunks))
+
+    def upload(self, snapshot_id: str, **options):
+        return self.uploader(**options).upload(self.store, snapshot_id, FACTS)
+
+    def fetch(self, snapshot_id: str, session_id: str = FACTS.session_id):
+        session = self.sessions.get(session_id)
+        [one] = [one for one in session.listed if one.snapshot_id == snapshot_id]
+        return fetch(self.bucket, self.seal, one, self.store)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def chunks(seed: int, count: int = 20, length: int = 20_000) -> list[bytes]:
+    """Chunks that are the same for the same seed; every third compresses."""
+    chance = random.Random(seed)
+    return [
+        chance.randbytes(50) * (length // 50) if number % 3 == 0 else chance.randbytes(length)
+        for number in range(count)
+    ]
