@@ -13,7 +13,7 @@ from typing import Any
 
 CRIU = Path("jupyter_gpuckpt/engine/criu")
 TREE = Path("jupyter_gpuckpt/engine/tree")
-GPU = Path("jupyter_gpuckpt/engine/gpu")
+FERRY = Path("jupyter_gpuckpt/engine/gpu/ferry")
 STORE = Path("jupyter_gpuckpt/store")
 #: What is loaded into CRIU or into kernels must not depend on a version of libc.
 _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
@@ -30,9 +30,9 @@ BINARIES = {
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
-    GPU / "gpu-lane.so": (
+    FERRY / "gpu-ferry.so": (
         [
-            GPU / f"lane{part}"
+            FERRY / f"ferry{part}"
             for part in (".c", "_copy.c", "_digest.c", "_elsewhere.c", "_peers.c", "_gate.S")
         ],
         [*_WITHOUT_LIBC, "-fvisibility=hidden"],

@@ -33,8 +33,8 @@ from .criu.deleted_files import DeletedFiles
 from .criu.hidden_pages import Area
 from .criu.images import Extent
 from .gpu.driver.digests import EarlierMemory
-from .gpu.ferry.ferries import Lanes, Until
-from .gpu.ferry.ferry_copies import LaneCopy
+from .gpu.ferry.ferries import Ferries, Until
+from .gpu.ferry.ferry_copies import FerryCopy
 from .gpu.ferry.ferry_windows import StoreWindow
 from .gpu.gpu_processes import GpuProcesses
 from .memory.ghost import Ghost
@@ -53,8 +53,8 @@ from .tree.tree import Tree
 logger = logging.getLogger(__name__)
 
 
-#: A function that begins to store GPU files: their paths, and what must be stored of those of the lane, by the names of their streams.
-FilesTaken = Callable[[Mapping[str, Sequence[Path]], Mapping[str, LaneCopy]], None]
+#: A function that begins to store GPU files: their paths, and what must be stored of those of the ferry, by the names of their streams.
+FilesTaken = Callable[[Mapping[str, Sequence[Path]], Mapping[str, FerryCopy]], None]
 
 
 class Frozen(msgspec.Struct):
@@ -121,9 +121,9 @@ def frozen(
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
-    `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the lane; in a save that is
+    `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the ferry; in a save that is
     after the tasks run on. If memory was handed over, another thread calls it again with the files of that. `earlier_gpu`: what the
-    store has of the lane's memory already. `store_window`: see `Lanes`.
+    store has of the ferry's memory already. `store_window`: see `Ferries`.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -134,7 +134,7 @@ def frozen(
     # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
     # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
-        gpu = GpuProcesses(tree, progress, Lanes(tree, earlier_gpu, store_window, plan.ram_needs))
+        gpu = GpuProcesses(tree, progress, Ferries(tree, earlier_gpu, store_window, plan.ram_needs))
         rollback.callback(gpu.give_back)
         tree_cleanup.callback(gpu.drop_files)
         gpu.take(
@@ -178,7 +178,7 @@ def frozen(
         result.copies = kept_file_copies.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
-            gpu_files_taken(gpu.files(), gpu.lanes.copies)
+            gpu_files_taken(gpu.files(), gpu.ferries.copies)
         else:
             with progress.stage(Stage.THAW):
                 tcp.close()
@@ -190,7 +190,7 @@ def frozen(
             rollback.callback(gpu.give_back)
             # This thread's work ends before anything is undone.
             result._beside = rollback.enter_context(ThreadPoolExecutor(1, "beside-save"))
-            if gpu.lanes.has_handed_over:  # the caller stores other memory meanwhile
+            if gpu.ferries.has_handed_over:  # the caller stores other memory meanwhile
                 result._gpu_copying = result._beside.submit(_copy_gpu, gpu, result, gpu_files_taken)
         yield result
         if stop:
@@ -202,15 +202,15 @@ def frozen(
 
 def _give_gpu_back(gpu: GpuProcesses, standstill: Standstill, files_taken: FilesTaken) -> float:
     """Give running tasks their GPU memory back; return for how many seconds GPU work stood still."""
-    handed_over = gpu.lanes.has_handed_over
+    handed_over = gpu.ferries.has_handed_over
     if not handed_over:
-        files_taken(gpu.files(), gpu.lanes.copies)
+        files_taken(gpu.files(), gpu.ferries.copies)
     gpu.give_back(later=True)
     seconds = time.monotonic() - standstill.began
     if handed_over:
         gpu.give_back()  # the memory for which there was no room at once
         # Reading these files beside the Restore would prolong it.
-        files_taken(gpu.files(), gpu.lanes.copies)
+        files_taken(gpu.files(), gpu.ferries.copies)
     return seconds
 
 
@@ -218,14 +218,15 @@ def _copy_gpu(gpu: GpuProcesses, result: Frozen, files_taken: FilesTaken) -> Non
     """Copy the handed-over memory to files, while the tasks run with their own copies, and complete the result's GPU part."""
     before = gpu.files()
     try:
-        gpu.lanes.copy_handed_over()
+        gpu.ferries.copy_handed_over()
     except BaseException:
         # Other memory may be stored for minutes before the error is noticed.
-        gpu.lanes.drop_handed_over()
+        gpu.ferries.drop_handed_over()
         raise
     result.gpu = gpu.records()
     files_taken(
-        {name: paths for name, paths in gpu.files().items() if name not in before}, gpu.lanes.copies
+        {name: paths for name, paths in gpu.files().items() if name not in before},
+        gpu.ferries.copies,
     )
 
 

@@ -18,10 +18,10 @@ from .gpu.ferry import ferry_windows
 class GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
-    CRIU compares size and mode of the files, so these are set first. The driver's are written before the lanes', which are needed later
-    and may be much larger. The lanes' bytes wait for `lanes_may`, since CRIU and the driver wait for all other memory; if that is at
+    CRIU compares size and mode of the files, so these are set first. The driver's are written before the ferries', which are needed later
+    and may be much larger. The ferries' bytes wait for `ferries_may`, since CRIU and the driver wait for all other memory; if that is at
     most half as much (`other_bytes`), they do not wait, because most processors have nothing to do while CRIU works.
-    `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the lanes',
+    `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the ferries',
     window by window.
     """
 
@@ -35,8 +35,8 @@ class GpuFiles:
         other_bytes: int,
         by_windows: bool,
     ) -> None:
-        self._drivers, self._lanes = list[tuple[str, Path]](), list[tuple[str, Path]]()
-        lane_bytes = 0
+        self._drivers, self._ferries = list[tuple[str, Path]](), list[tuple[str, Path]]()
+        ferry_bytes = 0
         for process in manifest.gpu:
             for path in process.staging:
                 target = inside(path)
@@ -45,33 +45,33 @@ class GpuFiles:
                 with target.open("wb") as file:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(length)
-                if ferry_windows.is_lanes(path):
-                    self._lanes.append((f"gpu{path}", target))
-                    lane_bytes += length
+                if ferry_windows.is_ferries(path):
+                    self._ferries.append((f"gpu{path}", target))
+                    ferry_bytes += length
                 else:
                     self._drivers.append((f"gpu{path}", target))
         if by_windows:
-            self._lanes = []
+            self._ferries = []
         self._error: BaseException | None = None
         self._drivers_written, self._begun = threading.Event(), threading.Event()
         self._ended = False
         self._writing: Writing | None = None
-        #: Set it to let the lanes' files be written.
-        self.lanes_may = threading.Event()
-        if 2 * other_bytes <= lane_bytes:
-            self.lanes_may.set()
+        #: Set it to let the ferries' files be written.
+        self.ferries_may = threading.Event()
+        if 2 * other_bytes <= ferry_bytes:
+            self.ferries_may.set()
         self._content, self._progress = content, progress
         self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
-        if self._drivers or self._lanes:
+        if self._drivers or self._ferries:
             self._thread.start()
 
     def _write(self) -> None:
         try:
             self._content.to_file(self._drivers)
             self._drivers_written.set()
-            self._writing = self._content.writing(self._lanes)
+            self._writing = self._content.writing(self._ferries)
             self._begun.set()
-            self.lanes_may.wait()
+            self.ferries_may.wait()
             if not self._ended:
                 self._writing.run()
         except BaseException as error:
@@ -86,7 +86,7 @@ class GpuFiles:
     def __exit__(self, *exc: object) -> None:
         """End the thread and drop its error: another step has failed before."""
         self._ended = True
-        self.lanes_may.set()
+        self.ferries_may.set()
         if self._writing is not None:
             self._writing.stop()
         self._join()
@@ -101,11 +101,11 @@ class GpuFiles:
             self._wait(self._drivers_written.wait)
 
     def wait_for(self, stream: str, begin: int, end: int) -> int:
-        """Wait until a lane's file is written from `begin` to `end`; return the end of what is written from there.
+        """Wait until a ferry's file is written from `begin` to `end`; return the end of what is written from there.
 
         Raises the thread's error.
         """
-        self.lanes_may.set()
+        self.ferries_may.set()
         self._begun.wait()
         if self._writing is None:
             raise self._error or RuntimeError("the thread has ended")
@@ -113,8 +113,8 @@ class GpuFiles:
 
     def finish(self) -> None:
         """Wait until all is written. Raises the thread's error."""
-        if self._lanes:
-            self.lanes_may.set()
+        if self._ferries:
+            self.ferries_may.set()
             self._wait(self._join)
 
     def _wait(self, wait: Callable[[], object]) -> None:

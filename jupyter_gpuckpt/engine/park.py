@@ -76,5 +76,5 @@ def unpark(tree: Tree, progress: Progress) -> None:
         raise KernelLost("The kernel's process is gone.")
     gpu = GpuProcesses(tree, progress)
     gpu.give_back_parked()
-    if not gpu.lanes.waiting:
+    if not gpu.ferries.waiting:
         clear(tree.inside(DIRECTORY))

@@ -187,7 +187,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             manifest.host.gpus,
             allowed_gpus,
             progress,
-            lanes_written=gpu.finish,
+            ferries_written=gpu.finish,
             wait_for=gpu.wait_for,
             read=content.to_window if by_windows else None,
         )
@@ -275,7 +275,7 @@ def _run_criu(
 
     def fill() -> None:
         filling.finish(init_pid)
-        gpu.lanes_may.set()
+        gpu.ferries_may.set()
 
     with (
         restore.progress.stage(Stage.RESTORE),

@@ -20,7 +20,7 @@ _SALT_BYTES = 16
 #: scrypt's cost, as powers of two: 128 MB and half a second for secrets that people choose. Other secrets are random, so nobody can
 #: guess them. The cost that a keyring may demand is limited, too.
 _COST, _COST_OF_RANDOM, _MIN_COST, _MAX_COST = 17, 10, 10, 18
-_BLOCK, _LANES = 8, 1
+_BLOCK, _FERRIES = 8, 1
 _MIN_PASSPHRASE_CHARACTERS = 8
 #: The most bytes of a secret in a file or in the output of a command.
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
@@ -129,7 +129,7 @@ def _stretched(secret: Secret, salt: bytes, cost: int) -> bytes:
     """Derive a key from a secret by scrypt, which is slow on purpose, so that guessing passphrases is slow."""
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt  # noqa: PLC0415 - optional
 
-    kdf = Scrypt(salt=salt, length=KEY_BYTES, n=1 << cost, r=_BLOCK, p=_LANES)
+    kdf = Scrypt(salt=salt, length=KEY_BYTES, n=1 << cost, r=_BLOCK, p=_FERRIES)
     return kdf.derive(secret.value)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..engine.gpu.ferry.ferry_copies import LaneCopy
+from ..engine.gpu.ferry.ferry_copies import FerryCopy
 from ..engine.settings import EngineSettings
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, join, pack
@@ -27,9 +27,9 @@ from . import gpu_tables
 from .gpu_tables import EarlierGpuMemory
 
 _LOOK_SECONDS = 0.05
-#: The average number of pages in a chunk of the lanes' memory, before the limit of a chunk's length applies. This memory is large, and
+#: The average number of pages in a chunk of the ferries' memory, before the limit of a chunk's length applies. This memory is large, and
 #: often little of it changes. 24 GB in chunks of the usual length would be 95,000 chunks, and a save takes 5 us for each.
-_LANE_CHUNK_PAGES = 256
+_FERRY_CHUNK_PAGES = 256
 
 
 class _Part:
@@ -86,7 +86,7 @@ class GpuPacking:
     ) -> None:
         self._earlier = earlier
         self._store, self._predecessor = store, predecessor
-        #: The limit of the buffers of one pack (0: see `pack`). Up to three run at the same time: of the driver's files, of the lanes', and
+        #: The limit of the buffers of one pack (0: see `pack`). Up to three run at the same time: of the driver's files, of the ferries', and
         #: of other memory.
         self.memory_bytes = -(-settings.memory_bytes // 3)
         # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
@@ -104,13 +104,13 @@ class GpuPacking:
         #: What `store_window` has stored, by the names of the streams: the ranges with their chunks, and the new bytes.
         self._windows: dict[str, list[Kept]] = {}
         self._new_bytes = 0
-        self._copies: dict[str, LaneCopy] = {}
+        self._copies: dict[str, FerryCopy] = {}
         self._held = ExitStack()
 
-    def begin(self, files: Mapping[str, Sequence[Path]], copies: Mapping[str, LaneCopy]) -> None:
+    def begin(self, files: Mapping[str, Sequence[Path]], copies: Mapping[str, FerryCopy]) -> None:
         """Start storing these files (those of each stream by its name); they must exist until `finish` has returned.
 
-        `copies`: what must be stored of those of the lane. Another call adds further files.
+        `copies`: what must be stored of those of the ferry. Another call adds further files.
         """
         self._copies |= copies
         sources = [
@@ -129,7 +129,7 @@ class GpuPacking:
         length: int,
         ranges: Ranges,
     ) -> None:
-        """Store the ranges of a lane's memory of `length` bytes, which files hold one after the other.
+        """Store the ranges of a ferry's memory of `length` bytes, which files hold one after the other.
 
         They are durable when `finish` has returned. `progress`: the operation's, in another stage. Raises what `pack` raises.
         """
@@ -141,7 +141,7 @@ class GpuPacking:
             length=length,
             ranges=ranges,
             kept=around(ranges, length),
-            chunk_pages=_LANE_CHUNK_PAGES,
+            chunk_pages=_FERRY_CHUNK_PAGES,
         )
         # The progress of packing begins with the bytes that are not read.
         first = ranges[0][0] - (length - sum(end - begin for begin, end in ranges))
@@ -178,7 +178,7 @@ class GpuPacking:
         if copy is None:
             return FileSource(stream, *paths)
         if copy.ranges is None or copy.table is None or self._earlier is None:
-            return FileSource(stream, *paths, chunk_pages=_LANE_CHUNK_PAGES)
+            return FileSource(stream, *paths, chunk_pages=_FERRY_CHUNK_PAGES)
         usable = self._earlier.usable(stream)
         return PartialFileSource(
             stream,
@@ -187,7 +187,7 @@ class GpuPacking:
             ranges=copy.ranges,
             kept=usable.kept,
             is_whole=copy.is_whole,
-            chunk_pages=_LANE_CHUNK_PAGES,
+            chunk_pages=_FERRY_CHUNK_PAGES,
         )
 
     def tables(self, packed: Packed) -> list[BytesSource]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.gpu.driver.digests import DIGEST_BYTES, PIECE, SEED_BYTES, MemoryTable, Ranges, Span
-from ..engine.gpu.ferry.ferry_copies import LaneCopy
+from ..engine.gpu.ferry.ferry_copies import FerryCopy
 from ..errors import StoreError
 from ..images.pack import BytesSource
 from ..images.partial import Layout, Usable, usable
@@ -110,7 +110,7 @@ class EarlierGpuMemory:
             return None
 
 
-def sources(copies: Mapping[str, LaneCopy], streams: Sequence[Stream]) -> Iterator[BytesSource]:
+def sources(copies: Mapping[str, FerryCopy], streams: Sequence[Stream]) -> Iterator[BytesSource]:
     """Yield the tables of the copies that have one, to be stored; `streams`: the stored memory."""
     by_name = {stream.name: stream for stream in streams}
     for name, copy in copies.items():

@@ -25,7 +25,7 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
         needed -= sum(plan.shared_bytes for plan in _plans(manifest, store))
     if needed > free:
         # GPU memory that is filled window by window needs less.
-        needed -= ferry_windows.spared(ferry_windows.lane_bytes(manifest))
+        needed -= ferry_windows.spared(ferry_windows.ferry_bytes(manifest))
     if needed <= free:
         return ""
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."

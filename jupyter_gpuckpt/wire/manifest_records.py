@@ -193,7 +193,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     #: Whether programs may use io_uring, which cannot be saved. Without it they fall back to epoll.
     io_uring: bool = False
     #: Whether GPU memory is handed over instead of being copied by the driver (`engine/gpu/ferry/ferry.py`).
-    gpu_lane: bool = False
+    gpu_ferry: bool = False
     #: What happens to the kernel when another machine has taken its session over; `auto`: `pause` if its owner is a script.
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).

@@ -3,7 +3,7 @@
 Writes to one file of a tmpfs exclude each other, and new pages that are mapped are zeroed before they are written. So threads that
 write whole stripes to several files are twice as fast as with one file, mapped or not. A single file has all stripes in a row.
 
-The lane library lays out its files in the same way (engine/gpu/ferry/ferry_copy.c).
+The ferry library lays out its files in the same way (engine/gpu/ferry/ferry_copy.c).
 """
 
 from __future__ import annotations

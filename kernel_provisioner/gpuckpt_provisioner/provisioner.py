@@ -66,12 +66,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         to epoll, as on the many systems where io_uring is switched off.""",
     ).tag(config=True)
 
-    gpu_lane = Bool(
+    gpu_ferry = Bool(
         False,
         help="""Whether kernels load a library that allocates GPU memory of 2 MB and more in a form that can be handed to another
         process. A save then stops a kernel with one GPU for less than a second, whatever its GPU memory. Programs in such
         kernels cannot share GPU memory with other processes by CUDA IPC (`torch.multiprocessing` with tensors on the GPU). Default: whether
-        the environment variable JUPYTER_GPUCKPT_GPU_LANE is 1.""",
+        the environment variable JUPYTER_GPUCKPT_GPU_FERRY is 1.""",
     ).tag(config=True)
 
     on_lost_lease = Enum(
@@ -92,9 +92,9 @@ class GpuCkptProvisioner(LocalProvisioner):
         were; the machine's own files are not changed.""",
     ).tag(config=True)
 
-    @default("gpu_lane")
-    def _default_gpu_lane(self) -> bool:
-        return os.environ.get("JUPYTER_GPUCKPT_GPU_LANE") == "1"
+    @default("gpu_ferry")
+    def _default_gpu_ferry(self) -> bool:
+        return os.environ.get("JUPYTER_GPUCKPT_GPU_FERRY") == "1"
 
     #: Whether the notice was logged, which is done once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
@@ -187,7 +187,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             log_path=path,
             private_shm=self.private_shm,
             io_uring=self.io_uring,
-            gpu_lane=self.gpu_lane,
+            gpu_ferry=self.gpu_ferry,
             on_lost_lease=cast("OnLostLease", self.on_lost_lease),
             keep_files=self.keep_files,
             own_ports=self._ports.numbers,

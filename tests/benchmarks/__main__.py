@@ -39,7 +39,7 @@ BENCHMARKS = {
     "others": "others",
     "gpu-driver": "gpu_driver",
     "gpu-kernel": "gpu_kernel",
-    "gpu-lane": "gpu_lane",
+    "gpu-ferry": "gpu_ferry",
 }
 
 

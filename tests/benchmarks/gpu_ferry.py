@@ -1,4 +1,4 @@
-"""GPU memory by the lane, and by the driver: how long a save stops a kernel, what a second one stores, park, unpark, suspend, resume."""
+"""GPU memory by the ferry, and by the driver: how long a save stops a kernel, what a second one stores, park, unpark, suspend, resume."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9
 BUDGET_NEW, BUDGET_TENTH, BUDGET_PARK = 0.1, 1.2, 40.0
 #: In times of writing the same packs alone, and in seconds.
 BUDGET_FIRST_SUSPEND, BUDGET_RESUME_COMPRESSED = 1.15, 3.5
-_VARIABLE = "JUPYTER_GPUCKPT_GPU_LANE"
+_VARIABLE = "JUPYTER_GPUCKPT_GPU_FERRY"
 #: Changes the first tenth of the memory.
 TENTH = "x[: len(x) // 10] += 1; torch.cuda.synchronize(); expected = total()"
 
 
 def run() -> Iterator[Row]:
-    """First by the lane, then by the driver, with kernels of their own."""
+    """First by the ferry, then by the driver, with kernels of their own."""
     [size] = sizes([SIZE_GB], memory=2.2, disk=1.6)
     touch_memory(2 * size)
     still = list[float]()
-    for way in ("lane", "driver"):
+    for way in ("ferry", "driver"):
         with _way(way), daemon() as client:
             empty = _Kernel(client, 0.001)
             with empty:
@@ -65,10 +65,10 @@ def run() -> Iterator[Row]:
             with _Kernel(client, size) as found:
                 yield from _measure(way, found, context)
                 still.append(statistics.median(one.frozen_seconds for one in found.saves))
-            if way == "lane":
+            if way == "ferry":
                 yield from _large(client, still[0])
                 yield from _turns(client, size)
-        if way == "lane":
+        if way == "ferry":
             with _way(way):
                 yield from first_suspends(size)
 
@@ -91,7 +91,7 @@ def first_suspends(size: float) -> Iterator[Row]:
                 for _ in range(SUSPENDS - 1):
                     found.suspend()
                     resumes.append(found.resume())
-        yield from _stages(f"lane: first suspend of {size:g} GB, {kind}", suspends)
+        yield from _stages(f"ferry: first suspend of {size:g} GB, {kind}", suspends)
         share = [100 * one.sizes.new_bytes / (size * GB) for one in suspends]
         yield Row("    new bytes, of the memory's", share, "%")
         yield Row(
@@ -100,7 +100,7 @@ def first_suspends(size: float) -> Iterator[Row]:
         times = ratios([one.seconds for one in suspends], alone)
         yield Row("    times as long as that", times, "x", budgets[0])
         yield Row(
-            f"lane: resume of {size:g} GB, {kind}, to the first right answer",
+            f"ferry: resume of {size:g} GB, {kind}, to the first right answer",
             [seconds for seconds, _ in resumes],
             budget=budgets[1],
         )
@@ -115,7 +115,7 @@ def _large(client: Client, smaller: float) -> Iterator[Row]:
         require_right_answer(found.channel)
     frozen = [one.frozen_seconds for one in found.saves]
     yield Row(
-        f"lane: save of {LARGE_GB:g} GB: GPU and CPU stand still",
+        f"ferry: save of {LARGE_GB:g} GB: GPU and CPU stand still",
         frozen,
         budget=BUDGET_STILL if has_room else None,
     )
@@ -127,7 +127,7 @@ def _large(client: Client, smaller: float) -> Iterator[Row]:
 @contextmanager
 def _way(way: str) -> Iterator[None]:
     before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1" if way == "lane" else "0"
+    os.environ[_VARIABLE] = "1" if way == "ferry" else "0"
     try:
         yield
     finally:
@@ -180,44 +180,44 @@ class _Kernel(ExitStack):
 
 
 def _measure(way: str, found: _Kernel, context: tuple[list[float], list[float]]) -> Iterator[Row]:
-    size, lane = found.size, way == "lane"
+    size, ferry = found.size, way == "ferry"
     [first] = found.save()
     yield from _stages(f"{way}: first save of {size:g} GB", [first])
-    again = found.save(SAVES if lane else 1)
+    again = found.save(SAVES if ferry else 1)
     yield from _stages(
-        f"{way}: second save, nothing changed", again, budget=BUDGET_SECOND if lane else None
+        f"{way}: second save, nothing changed", again, budget=BUDGET_SECOND if ferry else None
     )
     share = [100 * one.sizes.new_bytes / (size * GB) for one in again]
-    yield Row("    new bytes, of the memory's", share, "%", BUDGET_NEW if lane else None)
+    yield Row("    new bytes, of the memory's", share, "%", BUDGET_NEW if ferry else None)
     found.channel.execute_interactive(TENTH, timeout=CELL_SECONDS, output_hook=lambda message: None)
     tenth = found.save()
     yield from _stages(f"{way}: a tenth changed", tenth)
     ratio = [one.sizes.new_bytes / (size * GB / 10) for one in tenth]
     yield Row(
-        "    new bytes, in times of those changed", ratio, "x", BUDGET_TENTH if lane else None
+        "    new bytes, in times of those changed", ratio, "x", BUDGET_TENTH if ferry else None
     )
     still = [one.frozen_seconds for one in found.saves]
     yield Row(
         f"{way}: save of {size:g} GB: GPU and CPU stand still",
         still,
-        budget=BUDGET_STILL if lane else None,
+        budget=BUDGET_STILL if ferry else None,
     )
     for name, seconds, empty in zip(
-        ("park", "unpark"), found.parked(PARKS if lane else 1), context, strict=True
+        ("park", "unpark"), found.parked(PARKS if ferry else 1), context, strict=True
     ):
         yield Row(f"{way}: {name} of {size:g} GB", seconds)
         yield Row("    of a kernel without memory", empty)
         rates = [size * GB / 1e9 / max(1e-3, one - statistics.median(empty)) for one in seconds]
-        yield Row("    without that", rates, "GB/s", BUDGET_PARK if lane else None, at_least=True)
+        yield Row("    without that", rates, "GB/s", BUDGET_PARK if ferry else None, at_least=True)
     suspends, resumes = list[Result](), list[tuple[float, Result]]()
-    for _ in range(SUSPENDS if lane else 1):
+    for _ in range(SUSPENDS if ferry else 1):
         suspends.append(found.suspend())
         resumes.append(found.resume())
     yield from _stages(f"{way}: suspend of {size:g} GB, nothing changed", suspends)
     yield Row(
         f"{way}: resume of {size:g} GB to the first right answer",
         [seconds for seconds, _ in resumes],
-        budget=BUDGET_RESUME if lane else None,
+        budget=BUDGET_RESUME if ferry else None,
     )
     yield from _stages("    its operation", [result for _, result in resumes])
 
@@ -250,4 +250,4 @@ def _turns(client: Client, size: float) -> Iterator[Row]:
             here.park()
             away.unpark()
             require_right_answer(away.channel)
-    yield Row(f"lane: a turn of two kernels of {size:g} GB each", seconds, budget=BUDGET_TURN)
+    yield Row(f"ferry: a turn of two kernels of {size:g} GB each", seconds, budget=BUDGET_TURN)

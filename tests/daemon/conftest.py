@@ -182,7 +182,7 @@ def left_in_scratch():
         "notify.socket",
         "hold.socket",
         "landlock-unused",
-        "lane",
+        "ferry",
         "outside-signals.so",
         "secrets",
         "images",

@@ -4,13 +4,13 @@
  *     scripted-cuda FOLDER DEVICES LENGTH [spawn|fork]...
  *
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
- * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the lane was compared. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
+ * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the ferry was compared. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
  * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without the driver.
- * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
- * memory of the lane without a pause. SCRIPTED_STILL: so many bytes of the lane's memory, random ones, are only changed when the test
+ * With SCRIPTED_FERRY in its environment libcuda.so.1 is the driver of ferry/driver.c, and a thread of the user's launches kernels on
+ * memory of the ferry without a pause. SCRIPTED_STILL: so many bytes of the ferry's memory, random ones, are only changed when the test
  * asks for it: it writes offset and length to FOLDER/change, which is removed when these bytes have been changed. All of it is
- * compared all the time. SCRIPTED_GPUS=2: the pieces of the lane's memory are on two GPUs in turn, and each is changed and compared by its own.
+ * compared all the time. SCRIPTED_GPUS=2: the pieces of the ferry's memory are on two GPUs in turn, and each is changed and compared by its own.
  * SCRIPTED_PEERS: the GPUs have peer access, and it is done by both in turn.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
@@ -57,7 +57,7 @@ static void acquire(void)
 	}
 }
 
-/* The lane's part: the driver's functions as a program gets them, and memory in three pieces. */
+/* The ferry's part: the driver's functions as a program gets them, and memory in three pieces. */
 typedef unsigned long long address;
 static long (*counted)(int);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, address *, void *);
@@ -112,7 +112,7 @@ static void look_at_still(void)
 /* Every byte of the memory is the number of launches. It pauses for three times as long as they took: without a pause it would take a whole
  * processor from what is tested. A quarter of all operations begin in the middle of a launch. */
 #define LONGEST_PAUSE 20000 /* microseconds: launches wait while the memory is away */
-static void *use_lane(void *unused)
+static void *use_ferry(void *unused)
 {
 	(void)unused;
 	for (unsigned char count = 1;; count++, rounds++) {
@@ -144,7 +144,7 @@ static void *use_lane(void *unused)
 	}
 }
 
-static void open_lane(const char *path)
+static void open_ferry(const char *path)
 {
 	int (*get)(const char *, void *, int, unsigned long long, int *), status;
 	int (*allocate)(address *, size_t), (*start)(unsigned);
@@ -187,7 +187,7 @@ static void open_lane(const char *path)
 			*(address *)(still + i) = random;
 		}
 	}
-	if (counted(3) || pthread_create(&user, NULL, use_lane, NULL))
+	if (counted(3) || pthread_create(&user, NULL, use_ferry, NULL))
 		exit(13);
 }
 
@@ -195,7 +195,7 @@ static int checkpoint(void)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
-	/* Memory of the lane must be gone, and no kernel runs. */
+	/* Memory of the ferry must be gone, and no kernel runs. */
 	if (counted && (counted(1) || counted(2) || counted(4)))
 		return -1;
 	if (host) {
@@ -314,10 +314,10 @@ int main(int count, char **words)
 		if (open(path, O_RDWR) < 0)
 			exit(9);
 	}
-	if (getenv("SCRIPTED_LANE")) { /* not for the children */
-		unsetenv("SCRIPTED_LANE");
+	if (getenv("SCRIPTED_FERRY")) { /* not for the children */
+		unsetenv("SCRIPTED_FERRY");
 		snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);
-		open_lane(path);
+		open_ferry(path);
 	}
 	ask = fifo("ask");
 	answer = fifo("answer");

@@ -219,7 +219,7 @@ class ScriptedDriver:
         return self._counted(pid, 0)
 
     def rounds(self, pid: int) -> int:
-        """How often the process has compared all memory of its lane."""
+        """How often the process has compared all memory of its ferry."""
         return self._counted(pid, 1)
 
     def _counted(self, pid: int, which: int) -> int:

@@ -1,4 +1,4 @@
-"""What is missing where memory goes by the lane: descriptors, room on the GPU, init, or a GPU that the driver can checkpoint.
+"""What is missing where memory goes by the ferry: descriptors, room on the GPU, init, or a GPU that the driver can checkpoint.
 
 The error says what is missing, and the process runs on with its memory; where it cannot, its older snapshots can be resumed.
 """
@@ -14,21 +14,21 @@ import pytest
 
 from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.gpu.ferry import ferry_orders
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import Lane
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import Ferry
 from jupyter_gpuckpt.errors import GpuCkptError, KernelLost, KernelNotCheckpointable
 from tests.conftest import wait_for
 from tests.engine.scripted_gpu import ONE, devices, executable, run, store
 from tests.engine.test_ferry_snapshots import (
-    begin_with_lane,
+    begin_with_ferry,
     check_running,
     driver_library,
     gpu,
     held,
-    lane_of,
+    ferry_of,
     resumed,
 )
 
-__all__ = ["begin_with_lane", "devices", "driver_library", "executable", "gpu", "run", "store"]
+__all__ = ["begin_with_ferry", "devices", "driver_library", "executable", "gpu", "run", "store"]
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def test_a_save_without_descriptors_for_the_hand_over_fails_and_says_so(gpu, mon
 
 def keep(monkeypatch, pid):
     """Let init have room for a connection and one descriptor while it is to keep some of the memory's."""
-    original = Lane._hold
+    original = Ferry._hold
 
     def hold(self, order, *arguments, **options):
         if order != b"k" or "owner" in options:
@@ -81,14 +81,14 @@ def keep(monkeypatch, pid):
         with few_descriptors(pid, 2):
             return original(self, order, *arguments, **options)
 
-    monkeypatch.setattr(Lane, "_hold", hold)
+    monkeypatch.setattr(Ferry, "_hold", hold)
 
 
 @pytest.mark.parametrize("what", ["saved", "parked"])
 def test_memory_for_which_the_gpu_has_no_room_is_waited_for_and_the_error_says_so(
     gpu, monkeypatch, what
 ):
-    original, refuses = Lane._give_back, gpu.folder / "refuses"
+    original, refuses = Ferry._give_back, gpu.folder / "refuses"
 
     def refused(self, *arguments, **options):
         refuses.write_text("0 9")
@@ -97,14 +97,14 @@ def test_memory_for_which_the_gpu_has_no_room_is_waited_for_and_the_error_says_s
     if what == "parked":
         gpu.park()
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "_give_back", refused)
+        patched.setattr(Ferry, "_give_back", refused)
         with pytest.raises(GpuCkptError, match="GPU has no room") as caught:
             gpu.unpark() if what == "parked" else gpu.program.save()
     assert "nvidia-smi" in caught.value.hint
     assert "data are safe" in caught.value.hint
     # Its memory is where it was, and it waits for it.
-    assert lane_of(gpu).status().handed == 3
-    assert held(gpu) == 3 or lane_of(gpu).file is not None
+    assert ferry_of(gpu).status().handed == 3
+    assert held(gpu) == 3 or ferry_of(gpu).file is not None
     refuses.unlink()
     gpu.unpark() if what == "parked" else recovery.recover(gpu.program.tree)
     check_running(gpu)
@@ -115,8 +115,8 @@ def test_a_shared_or_partitioned_gpu_is_refused_before_the_gate_is_closed(gpu, m
     (gpu.nvml.by_mps if what == "mps" else gpu.nvml.in_parts).add(
         gpu.program.tree.kernel_pid if what == "mps" else ONE
     )
-    closed, original = [], Lane.close_gate
-    monkeypatch.setattr(Lane, "close_gate", lambda *given: closed.append(1) or original(*given))
+    closed, original = [], Ferry.close_gate
+    monkeypatch.setattr(Ferry, "close_gate", lambda *given: closed.append(1) or original(*given))
     for work in (gpu.program.save, lambda: gpu.program.save(stop=True), gpu.park):
         with pytest.raises(
             KernelNotCheckpointable, match=r"\(MPS\)" if what == "mps" else "MIG mode"
@@ -133,7 +133,7 @@ def test_an_init_that_is_killed_while_it_holds_the_memory_costs_no_older_snapsho
 ):
     saved, memory, tree = gpu.program.save(), gpu.driver.memory(), gpu.program.tree
     check_running(gpu)
-    pids, original = gpu.pids(), Lane.hand_over
+    pids, original = gpu.pids(), Ferry.hand_over
 
     def hand_over(self, rest):
         original(self, rest)
@@ -142,7 +142,7 @@ def test_an_init_that_is_killed_while_it_holds_the_memory_costs_no_older_snapsho
         wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "hand_over", hand_over)
+        patched.setattr(Ferry, "hand_over", hand_over)
         with pytest.raises(KernelLost, match="ended while it was being saved") as caught:
             gpu.program.save(stop=stop)
     assert "last snapshot" in caught.value.hint

@@ -94,9 +94,9 @@ class Warp:
                     )
             case "st":
                 for number, register in enumerate(others[0][1:-1].split(", ")):
-                    for lane in np.flatnonzero(self.alive):
-                        place = self.addresses(to)[lane] + 8 * number
-                        self.store(place, int(self.registers[register][lane]))
+                    for ferry in np.flatnonzero(self.alive):
+                        place = self.addresses(to)[ferry] + 8 * number
+                        self.store(place, int(self.registers[register][ferry]))
             case "cvta":
                 self.registers[to] = self.value(others[0])
             case "mov" if to[0] == "{":

@@ -1,4 +1,4 @@
-"""The memory of a resumed lane is filled while the rest of its file is still written."""
+"""The memory of a resumed ferry is filled while the rest of its file is still written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_gpuckpt.images.sinks import FileSink
 from tests.engine.scripted_gpu import devices, executable, run, store
 from tests.engine.test_ferry_snapshots import (
     MOVING,
-    begin_with_lane,
+    begin_with_ferry,
     check_running,
     driver_library,
     gpu,
@@ -24,7 +24,7 @@ from tests.engine.test_ferry_snapshots import (
 )
 
 __all__ = [
-    "begin_with_lane",
+    "begin_with_ferry",
     "devices",
     "driver_library",
     "executable",
@@ -34,14 +34,14 @@ __all__ = [
     "with_still_memory",
 ]
 
-#: The offset from which writes of the lane's file wait: in its last part, some chunks after the beginning.
+#: The offset from which writes of the ferry's file wait: in its last part, some chunks after the beginning.
 LATE = MOVING + (8 << 20)
 
 pytestmark = pytest.mark.usefixtures("with_still_memory")
 
 
 def is_late(sink, offset):
-    return offset >= LATE and "/lane-" in str(sink._target)
+    return offset >= LATE and "/ferry-" in str(sink._target)
 
 
 class Filling:
@@ -112,9 +112,9 @@ def test_a_chunk_that_is_damaged_after_the_first_fill_fails_the_resume_before_an
 
 @pytest.mark.slow
 def test_threads_are_held_as_long_as_files_are_written(gpu, monkeypatch):
-    """Writing takes longer than the time after which a lane is taken for one that waits for a held thread."""
+    """Writing takes longer than the time after which a ferry is taken for one that waits for a held thread."""
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
-    monkeypatch.setattr(restore, "_LANE_SECONDS", 0.2)
+    monkeypatch.setattr(restore, "_FERRY_SECONDS", 0.2)
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     filling, seen = Filling(monkeypatch), []
 

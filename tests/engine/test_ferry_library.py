@@ -1,4 +1,4 @@
-"""The lane library in programs of its own: whose calls wait at the gate, what is allocated by it, and what stays as without it."""
+"""The ferry library in programs of its own: whose calls wait at the gate, what is allocated by it, and what stays as without it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import StagingFile, striped
-from jupyter_gpuckpt.engine.gpu.ferry import ferry as lane_module
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import Lane
+from jupyter_gpuckpt.engine.gpu.ferry import ferry as ferry_module
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import Ferry
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Order, Range
 from jupyter_gpuckpt.engine.tree import ferry_library
 from jupyter_gpuckpt.errors import FreezeFailed
 from tests.conftest import wait_for
 
-HERE = Path(__file__).parent / "lane"
+HERE = Path(__file__).parent / "ferry"
 #: What every program begins with: the driver's functions as programs get them, and `count`, what exists in the driver.
 BEGIN = """
 import ctypes, os, sys, threading
@@ -63,17 +63,17 @@ def libraries(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(libraries, short_dir):
     """Return a function that starts a program with the library, and one with the orders of the daemon for it."""
-    (short_dir / "lane").mkdir()
+    (short_dir / "ferry").mkdir()
     started = []
 
-    def begin(code, *, with_lane=True, libraries=libraries):
+    def begin(code, *, with_ferry=True, libraries=libraries):
         env = {
             **os.environ,
             "LD_LIBRARY_PATH": str(libraries),
             "DIRECT": str(libraries / "direct.so"),
         }
-        if with_lane:
-            more = {"LD_PRELOAD": ferry_library.LIBRARY, "GPUCKPT_LANE": short_dir / "lane"}
+        if with_ferry:
+            more = {"LD_PRELOAD": ferry_library.LIBRARY, "GPUCKPT_FERRY": short_dir / "ferry"}
             env |= {name: str(value) for name, value in more.items()}
         process = subprocess.Popen(
             [sys.executable, "-c", BEGIN + textwrap.dedent(code)],
@@ -91,12 +91,12 @@ def run(libraries, short_dir):
         process.communicate()
 
 
-def lane_of(process, short_dir):
+def ferry_of(process, short_dir):
     """Return the daemon's side, for a process that has no init: it lies in no tree."""
-    tree = SimpleNamespace(inside=lambda path: short_dir / "lane" / Path(path).name)
-    lane = Lane(tree, process.pid)
-    lane._socket = short_dir / "lane" / str(process.pid)
-    return lane
+    tree = SimpleNamespace(inside=lambda path: short_dir / "ferry" / Path(path).name)
+    ferry = Ferry(tree, process.pid)
+    ferry._socket = short_dir / "ferry" / str(process.pid)
+    return ferry
 
 
 def said(process):
@@ -108,7 +108,7 @@ def told(process, line="go"):
     process.stdin.flush()
 
 
-def test_large_memory_is_the_lanes_and_small_memory_is_the_drivers(run):
+def test_large_memory_is_the_ferries_and_small_memory_is_the_drivers(run):
     process = run("""
         large, small = allocate(5 * MB), allocate(MB)
         print(count("handles"), count("plain"))
@@ -177,16 +177,16 @@ def test_no_thread_is_inside_the_driver_while_the_gate_is_closed(run, short_dir,
         for line in sys.stdin:
             print(count("inside"), sum(launches), flush=True)
     """)
-    lane = lane_of(process, short_dir)
-    wait_for(lambda: lane.is_there)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
     for _ in range(20):
-        lane.close_gate(30)
-        assert lane.status().closed
+        ferry.close_gate(30)
+        assert ferry.status().closed
         # Each thread may still have to count a launch that ended before the gate was closed.
         counts = [launched_outside(process) for _ in range(20)]
         assert counts[-1] <= counts[0] + 3
         before = counts[-1]
-        lane.open_gate()
+        ferry.open_gate()
         wait_for(lambda before=before: launched(process)[1] > before)
 
 
@@ -208,14 +208,14 @@ def test_a_gate_that_cannot_be_closed_in_time_is_open_again(run, short_dir):
         print(add(memory, 2 * MB, 0) & 255, flush=True)
     """)
     said(process)
-    lane = lane_of(process, short_dir)
-    wait_for(lambda: lane.is_there)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
     told(process)
     assert said(process) == ["inside"]
     with pytest.raises(FreezeFailed) as caught:
-        lane.close_gate(0.05)
+        ferry.close_gate(0.05)
     assert "CLOSE" in caught.value.details
-    assert not lane.status().closed
+    assert not ferry.status().closed
     told(process)
     assert said(process) == ["2"]
 
@@ -223,7 +223,7 @@ def test_a_gate_that_cannot_be_closed_in_time_is_open_again(run, short_dir):
 def test_children_and_programs_that_it_starts_are_as_without_it(run):
     process = run("""
         memory = allocate(2 * MB)
-        print("GPUCKPT_LANE" in os.environ, sys.stdout.flush())
+        print("GPUCKPT_FERRY" in os.environ, sys.stdout.flush())
         if not os.fork():
             child = allocate(5 * MB)  # of this driver, which survives a fork
             print(count("handles"), count("plain"), flush=True)
@@ -231,7 +231,7 @@ def test_children_and_programs_that_it_starts_are_as_without_it(run):
         os.wait()
         import subprocess
         print(subprocess.run(
-            [sys.executable, "-c", "import os; print(os.environ.get('GPUCKPT_LANE'))"],
+            [sys.executable, "-c", "import os; print(os.environ.get('GPUCKPT_FERRY'))"],
             capture_output=True, text=True,
         ).stdout)
     """)
@@ -276,7 +276,7 @@ def test_with_a_driver_that_lacks_a_function_all_memory_is_the_drivers(
 
 
 def check_all_is_the_drivers(run, short_dir, **options):
-    """Check a program: it works as without the lane, whose thread never begins, so that nothing is asked of it."""
+    """Check a program: it works as without the ferry, whose thread never begins, so that nothing is asked of it."""
     process = run(
         """
         memory = allocate(5 * MB)
@@ -289,7 +289,7 @@ def check_all_is_the_drivers(run, short_dir, **options):
     )
     assert said(process) == ["True"]
     assert said(process) == ["0", "0", "0", "1"]
-    assert not lane_of(process, short_dir).is_there
+    assert not ferry_of(process, short_dir).is_there
     told(process)
     assert said(process) == ["0", "0"]
 
@@ -325,9 +325,9 @@ def test_files_for_which_the_process_has_no_descriptors_are_refused(run, short_d
         for line in sys.stdin:
             print(add(memory, 20 * MB, 0), flush=True)
     """)
-    lane = lane_of(process, short_dir)
-    wait_for(lambda: lane.is_there)
-    lane.close_gate(30)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
+    ferry.close_gate(30)
     limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
 
     def let_be_short():
@@ -336,23 +336,23 @@ def test_files_for_which_the_process_has_no_descriptors_are_refused(run, short_d
         free = [number for number in range(256) if number not in used]
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free[2] + 1, limits[1]))
 
-    file = StagingFile(lane.file_path, 20 << 20, 5)
-    with striped(lane._tree, process.pid, file) as descriptors:
+    file = StagingFile(ferry.file_path, 20 << 20, 5)
+    with striped(ferry._tree, process.pid, file) as descriptors:
         let_be_short()
         with pytest.raises(FreezeFailed) as caught:
-            lane.copy_out(descriptors, [Range(0, 0, file.length)])
+            ferry.copy_out(descriptors, [Range(0, 0, file.length)])
         assert caught.value.details.endswith(("Too many open files", "Broken pipe"))
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        lane.copy_out(descriptors, [Range(0, 0, file.length)])
-        lane.free()
+        ferry.copy_out(descriptors, [Range(0, 0, file.length)])
+        ferry.free()
         let_be_short()
-        with pytest.raises(FreezeFailed) as caught, lane._connected() as library:
+        with pytest.raises(FreezeFailed) as caught, ferry._connected() as library:
             library.order(Order.FILL, 0, 1, descriptors=descriptors)
         assert caught.value.details.endswith("Too many open files")
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        with lane._connected() as library:
+        with ferry._connected() as library:
             library.order(Order.FILL, 0, 1, descriptors=descriptors)
-    lane.open_gate()
+    ferry.open_gate()
     told(process)
     assert said(process) == [str(7 | 7 << 8)]
 
@@ -367,12 +367,12 @@ def test_a_copy_has_as_many_threads_as_the_control_group_has_processors(
         for line in sys.stdin:
             print(driver.driver_registered_bytes(), flush=True)
     """)
-    found = lane_of(process, short_dir)
+    found = ferry_of(process, short_dir)
     wait_for(lambda: found.is_there)
     found.close_gate(30)
     file = StagingFile(found.file_path, 64 << 20)
     asked, buffers = [], 2 * (4 << 20)
-    monkeypatch.setattr(lane_module, "processor_limit", lambda path: asked.append(path) or limit)
+    monkeypatch.setattr(ferry_module, "processor_limit", lambda path: asked.append(path) or limit)
     with striped(found._tree, process.pid, file) as descriptors:
         found.copy_out(descriptors, [Range(0, 0, file.length)])
     told(process)
@@ -388,14 +388,14 @@ def test_a_limit_of_threads_ends_with_the_connection(run, short_dir, monkeypatch
         for line in sys.stdin:
             print(driver.driver_registered_bytes(), flush=True)
     """)
-    found = lane_of(process, short_dir)
+    found = ferry_of(process, short_dir)
     wait_for(lambda: found.is_there)
     found.close_gate(30)
     with found._connected() as library:
         # What an older library answers to the order; the connection stays.
         assert library.ask(1 << 20)[0] == -errno.ENOSYS
         library.limit_threads(1)
-    monkeypatch.setattr(lane_module, "processor_limit", lambda path: None)
+    monkeypatch.setattr(ferry_module, "processor_limit", lambda path: None)
     file = StagingFile(found.file_path, 64 << 20)
     with striped(found._tree, process.pid, file) as descriptors:
         found.copy_out(descriptors, [Range(0, 0, file.length)])

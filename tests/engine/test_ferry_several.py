@@ -1,4 +1,4 @@
-"""The lane library in programs that use two GPUs: whose memory is where, which GPU reaches it, and how it goes and comes back."""
+"""The ferry library in programs that use two GPUs: whose memory is where, which GPU reaches it, and how it goes and comes back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Order, Range
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.wire.stripes import STRIPE_BYTES
 from tests.conftest import wait_for
-from tests.engine.test_ferry_library import HERE, lane_of, libraries, run, said, told
+from tests.engine.test_ferry_library import HERE, ferry_of, libraries, run, said, told
 
 __all__ = ["libraries", "run"]
 
@@ -152,7 +152,7 @@ one, two, other = allocate(4 * MB), on(2, allocate_later, 4 * MB), allocate_late
 """
 
 
-def test_copies_between_the_lane_and_the_pool_of_another_gpu_name_the_contexts(begin):
+def test_copies_between_the_ferry_and_the_pool_of_another_gpu_name_the_contexts(begin):
     process = begin(
         POOL
         + """
@@ -317,8 +317,8 @@ PARTS = 8
 class Held:
     """A program with memory on both GPUs."""
 
-    def __init__(self, process, lane):
-        self.process, self.lane, self.turns = process, lane, 0
+    def __init__(self, process, ferry):
+        self.process, self.ferry, self.turns = process, ferry, 0
 
     def says(self, expression):
         told(self.process, expression)
@@ -333,28 +333,28 @@ class Held:
     @contextmanager
     def behind_the_gate(self):
         """Close the gate for the time of the block, and yield the parts. The library serves one connection at a time."""
-        self.lane.close_gate(30)
-        yield self.lane.allocations()
-        self.lane.open_gate()
+        self.ferry.close_gate(30)
+        yield self.ferry.allocations()
+        self.ferry.open_gate()
 
     def order(self, name, *arguments, **options):
         """Give an order by a connection of its own."""
-        with self.lane._connected() as library:
+        with self.ferry._connected() as library:
             return getattr(library, name)(*arguments, **options)
 
 
 @pytest.fixture
 def held(begin, short_dir):
     process = begin(HOLDS)
-    lane = lane_of(process, short_dir)
-    wait_for(lambda: lane.is_there, 60)
-    found = Held(process, lane)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there, 60)
+    found = Held(process, ferry)
     found.check()
     return found
 
 
 def test_the_process_tells_which_gpus_it_sees_and_where_its_memory_is(held):
-    assert held.lane.devices() == {
+    assert held.ferry.devices() == {
         number: f"GPU-00000000-0000-0000-0000-00000000000{number + 1}" for number in (0, 1)
     }
     with held.behind_the_gate() as parts:
@@ -365,7 +365,7 @@ def refused(held, call, times):
     """Let `call` fail at the first places where memory is created or gets its access; yield which parts were handed over before each."""
     for kind, after in itertools.product(("create", "access"), range(1, times + 1)):
         held.says(f"driver.driver_refuse_{kind}({after})")
-        before = [one.handed for one in held.lane.allocations()]
+        before = [one.handed for one in held.ferry.allocations()]
         with pytest.raises(GpuCkptError):
             call()
         yield before
@@ -379,16 +379,16 @@ def test_memory_of_two_gpus_is_handed_over_and_given_back(held):
         with held.behind_the_gate(), ExitStack() as stack:
             memory = held.order("descriptors", 0)
             stack.callback(ferry_orders.close, memory)
-            held.lane.free()
+            held.ferry.free()
             assert held.says("[count(what) for what in ('mapped', 'handles')]") == "[0, 0]"
 
             def give_back(memory=memory):
                 """Continue where the last call has stopped."""
-                first = next(n for n, one in enumerate(held.lane.allocations()) if one.handed)
+                first = next(n for n, one in enumerate(held.ferry.allocations()) if one.handed)
                 held.order("give_back", first, memory[first:])
 
             for before in refused(held, give_back, 1 if peers else 2):
-                after = [one.handed for one in held.lane.allocations()]
+                after = [one.handed for one in held.ferry.allocations()]
                 assert sum(after) <= sum(before)
                 assert held.says("count('handles')") == str(PARTS - sum(after))
             give_back()
@@ -402,10 +402,12 @@ def test_memory_of_two_gpus_is_handed_over_and_given_back(held):
 @pytest.mark.parametrize("files", [1, 3])
 def test_memory_of_two_gpus_is_copied_to_files_and_back(held, files):
     with held.behind_the_gate() as parts:
-        file = StagingFile(held.lane.file_path, sum(one.bytes for one in parts), files)
-        with striped(held.lane._tree, held.process.pid, file) as descriptors:
-            held.lane.copy_out(descriptors, [Range(n, 0, one.bytes) for n, one in enumerate(parts)])
-            held.lane.free()
+        file = StagingFile(held.ferry.file_path, sum(one.bytes for one in parts), files)
+        with striped(held.ferry._tree, held.process.pid, file) as descriptors:
+            held.ferry.copy_out(
+                descriptors, [Range(n, 0, one.bytes) for n, one in enumerate(parts)]
+            )
+            held.ferry.free()
 
             def fill():
                 held.order("order", Order.FILL, 0, len(parts), descriptors=descriptors)
@@ -432,9 +434,9 @@ def test_ranges_of_two_gpus_are_read_before_and_after_the_hand_over(held):
         for is_handed in (False, True):
             more = (parts, memory) if is_handed else ()
             kind = Order.COPY_HANDED_OVER if is_handed else Order.COPY_OUT
-            held.lane.remove_file()
-            file = StagingFile(held.lane.file_path, length, 2)
-            with striped(held.lane._tree, held.process.pid, file) as descriptors:
+            held.ferry.remove_file()
+            file = StagingFile(held.ferry.file_path, length, 2)
+            with striped(held.ferry._tree, held.process.pid, file) as descriptors:
                 held.order("copy", kind, descriptors, 0, ranges, *more)
                 found = [os.pread(one, os.fstat(one).st_size, 0) for one in descriptors]
             ends = [
@@ -443,7 +445,7 @@ def test_ranges_of_two_gpus_are_read_before_and_after_the_hand_over(held):
             ]
             assert b"".join(ends) == expected
             if not is_handed:
-                held.lane.free()
+                held.ferry.free()
         held.order("give_back", 0, memory)
     held.check()
 
@@ -451,7 +453,7 @@ def test_ranges_of_two_gpus_are_read_before_and_after_the_hand_over(held):
 def test_digests_of_memory_of_two_gpus_are_in_the_order_of_its_parts(held):
     key = digests.key_of(bytes(32))
     with held.behind_the_gate() as parts:
-        found = held.lane.digests(parts, key, handed_over=False)
+        found = held.ferry.digests(parts, key, handed_over=False)
     at = 0
     for number, one in enumerate(parts):
         piece = bytes([number + 1 + held.turns]) * digests.PIECE

@@ -1,6 +1,6 @@
-"""Saves, suspends, parks and crashes of a process whose GPU memory goes by the lane, while a thread launches kernels without a pause.
+"""Saves, suspends, parks and crashes of a process whose GPU memory goes by the ferry, while a thread launches kernels without a pause.
 
-CRIU, init and the lane library are real; the driver's memory is files in RAM (lane/driver.c). The program aborts at the first byte
+CRIU, init and the ferry library are real; the driver's memory is files in RAM (ferry/driver.c). The program aborts at the first byte
 that is not what it should be.
 """
 
@@ -23,7 +23,7 @@ from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.gpu import gpu_processes
 from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.engine.gpu.ferry import ferries, ferry_copies, ferry_orders, ferry_room
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, Lane
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, Ferry
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_room import free_room
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN
 from jupyter_gpuckpt.engine.tree import ferry_library, launch
@@ -57,7 +57,7 @@ MEMORY = (5 << 20) + (16 << 20) + (2 << 20)
 @pytest.fixture(scope="module")
 def driver_library(tmp_path_factory) -> Path:
     built = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = Path(__file__).parent / "lane/driver.c"
+    source = Path(__file__).parent / "ferry/driver.c"
     options = [
         "-O3",
         "-Wall",
@@ -71,8 +71,8 @@ def driver_library(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def begin_with_lane(run, executable, devices, driver_library, tmp_path, monkeypatch):
-    """Return a function that starts one process with a lane on these GPUs, and a child of it without one; `more`: its variables."""
+def begin_with_ferry(run, executable, devices, driver_library, tmp_path, monkeypatch):
+    """Return a function that starts one process with a ferry on these GPUs, and a child of it without one; `more`: its variables."""
 
     def begin(*gpus: str, **more: str) -> Gpu:
         folder = tmp_path / "cuda"
@@ -84,43 +84,43 @@ def begin_with_lane(run, executable, devices, driver_library, tmp_path, monkeypa
         driver = ScriptedDriver(folder, nvml)
         put_in(monkeypatch, driver, nvml)
         words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
-        variables = {**ferry_library.environment({}), "SCRIPTED_LANE": "1", **more}
+        variables = {**ferry_library.environment({}), "SCRIPTED_FERRY": "1", **more}
         variables["DRIVER_REFUSES"] = str(folder / "refuses")
         program = run(
             f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{variables!r}}})",
-            gpu_lane=True,
+            gpu_ferry=True,
         )
         found = Gpu(folder, driver, nvml, program)
         wait_for(lambda: len(found.numbers()) == 2)
-        wait_for(lambda: lane_of(found).is_there)
+        wait_for(lambda: ferry_of(found).is_there)
         return found
 
     return begin
 
 
 @pytest.fixture
-def gpu(begin_with_lane) -> Gpu:
-    """One process with a lane, and a child of it without one."""
-    found = begin_with_lane(ONE)
+def gpu(begin_with_ferry) -> Gpu:
+    """One process with a ferry, and a child of it without one."""
+    found = begin_with_ferry(ONE)
     found.nvml.used[ONE] = dict.fromkeys(found.pids(), GB)
     return found
 
 
-def lane_of(gpu):
-    return Lane(gpu.program.tree, gpu.program.tree.kernel_pid)
+def ferry_of(gpu):
+    return Ferry(gpu.program.tree, gpu.program.tree.kernel_pid)
 
 
 def held(gpu):
     """How many descriptors init holds for the process."""
-    return lane_of(gpu)._hold(b"l")[0]
+    return ferry_of(gpu)._hold(b"l")[0]
 
 
 def check_running(gpu):
     """Its code and its kernels go on, and nothing is left of the operation."""
-    status = lane_of(gpu).status()
+    status = ferry_of(gpu).status()
     assert (status.closed, status.handed) == (False, 0)
     assert held(gpu) == 0
-    assert not lane_of(gpu).reserved
+    assert not ferry_of(gpu).reserved
     gpu.check_running()
     assert list(gpu.program.tree.inside(FILES).glob("*-*")) == []
     # It would have aborted at a wrong byte.
@@ -140,7 +140,7 @@ def resumed(gpu, saved, memory):
     gpu.nvml.used[ONE] = dict.fromkeys(gpu.pids(), GB)
 
 
-def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
+def test_no_code_runs_after_a_resume_without_its_ferries_memory(gpu, monkeypatch):
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
     gpu.driver.come_back(memory)
     destroy, begun, ended = launch.Namespaces.destroy, [], []
@@ -156,15 +156,15 @@ def test_no_code_runs_after_a_resume_without_its_lanes_memory(gpu, monkeypatch):
             ended.append(pid)
         destroy(self)
 
-    monkeypatch.setattr(Lane, "reopen", unreadable)
+    monkeypatch.setattr(Ferry, "reopen", unreadable)
     monkeypatch.setattr(launch.Namespaces, "destroy", destroying)
     with pytest.raises(GpuCkptError, match="a chunk is damaged"):
         gpu.program.resume(saved.manifest.info.snapshot_id)
     assert len(ended) == 1
 
 
-def lane_streams(saved):
-    return [path for one in saved.manifest.gpu for path in one.staging if "lane-" in path]
+def ferry_streams(saved):
+    return [path for one in saved.manifest.gpu for path in one.staging if "ferry-" in path]
 
 
 def let_be_free(gpu, room, monkeypatch):
@@ -183,11 +183,11 @@ ROOMS = pytest.mark.parametrize("room", ["twice", "parts", "none"])
 @ROOMS
 def test_saves_lose_nothing_and_a_later_suspend_and_resume_neither(gpu, monkeypatch, room):
     let_be_free(gpu, room, monkeypatch)
-    freed, free = [], Lane.free
-    monkeypatch.setattr(Lane, "free", lambda lane: freed.append(lane) or free(lane))
+    freed, free = [], Ferry.free
+    monkeypatch.setattr(Ferry, "free", lambda ferry: freed.append(ferry) or free(ferry))
     for _ in range(2):
         saved = gpu.program.save()
-        [path] = lane_streams(saved)
+        [path] = ferry_streams(saved)
         assert saved.manifest.stream(f"gpu{path}").length >= MEMORY
         check_running(gpu)
     assert bool(freed) == (room == "none")
@@ -209,13 +209,13 @@ def test_saves_succeed_near_the_limit_from_which_memory_is_copied_later(gpu, mon
 
 
 def test_a_save_succeeds_though_another_program_takes_some_of_the_room_meanwhile(gpu, monkeypatch):
-    original = Lane.hand_over
+    original = Ferry.hand_over
 
     def hand_over(self, rest):
         original(self, rest)
         gpu.nvml.others[ONE] = 8 * GB - MEMORY
 
-    monkeypatch.setattr(Lane, "hand_over", hand_over)
+    monkeypatch.setattr(Ferry, "hand_over", hand_over)
     gpu.program.save()
     check_running(gpu)
 
@@ -243,7 +243,7 @@ def test_room_that_is_promised_to_another_process_is_not_counted_twice(
 ):
     """There is room for the memory of one process twice; another one's was handed over before in the same save."""
     gpu.nvml.others[ONE] = 7 * GB - 2 * MEMORY
-    original, copied = ferries.Lanes.empty, []
+    original, copied = ferries.Ferries.empty, []
 
     def empty(self, pid, lock_seconds, used, until):
         if pid == gpu.program.tree.kernel_pid:
@@ -254,7 +254,7 @@ def test_room_that_is_promised_to_another_process_is_not_counted_twice(
             del self._handed_bytes[0]
             copied.append(bool(self.files))
 
-    monkeypatch.setattr(ferries.Lanes, "empty", empty)
+    monkeypatch.setattr(ferries.Ferries, "empty", empty)
     gpu.program.save()
     check_running(gpu)
     assert copied == [is_copied_first]
@@ -266,7 +266,7 @@ def test_memory_for_which_the_ram_has_no_room_stays_on_the_gpu(gpu, monkeypatch,
         let_be_free(gpu, "none", monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(ferry_copies, "mem_available", lambda pid: MEMORY)
-        patched.setattr(Lane, "copy_out", None)
+        patched.setattr(Ferry, "copy_out", None)
         with pytest.raises(GpuCkptError, match="no room in memory"):
             gpu.park() if taken == "parked" else gpu.program.save()
         check_running(gpu)
@@ -288,31 +288,31 @@ def test_a_save_can_be_gone_back_to_later(gpu):
 
 def test_a_parked_kernel_is_saved_and_gets_its_memory_back(gpu):
     gpu.park()
-    assert lane_of(gpu).status().closed
-    assert lane_of(gpu).file is not None
+    assert ferry_of(gpu).status().closed
+    assert ferry_of(gpu).file is not None
     gpu.unpark()
     check_running(gpu)
 
 
 def test_a_parked_kernel_without_room_for_its_memory_keeps_it_until_there_is_room(gpu):
     gpu.park()
-    # The driver restores the context, and then there is no room for the lane's memory.
+    # The driver restores the context, and then there is no room for the ferry's memory.
     (gpu.folder / "refuses").write_text("0 2")
     for _ in range(2):
         with pytest.raises(GpuCkptError):
             gpu.unpark()
-        assert lane_of(gpu).file is not None
+        assert ferry_of(gpu).file is not None
     gpu.unpark()
     check_running(gpu)
 
 
-def test_the_room_for_a_parked_kernel_includes_its_lane_where_the_driver_names_no_process(
+def test_the_room_for_a_parked_kernel_includes_its_ferry_where_the_driver_names_no_process(
     gpu, monkeypatch
 ):
     monkeypatch.setattr(gpu_processes, "TOLERANCE_BYTES", 0)
     gpu.nvml.used[ONE] = {}
     gpu.park()
-    needed = LENGTH + lane_of(gpu).file.length
+    needed = LENGTH + ferry_of(gpu).file.length
     assert needed_by(gpu) == needed
     # It is the same where the daemon that parked it was killed before it could note this.
     gpu.program.tree.inside(f"{FILES}/needs.json").unlink()
@@ -331,7 +331,7 @@ def test_a_kernel_with_an_older_library_gets_one_file(gpu, monkeypatch):
     orders = SimpleNamespace(**{**ferry_orders.Order.__members__, "FILES": 99})
     monkeypatch.setattr(ferry_orders, "Order", orders)
     gpu.park()
-    assert lane_of(gpu).file.number == 1
+    assert ferry_of(gpu).file.number == 1
     gpu.unpark()
     check_running(gpu)
     saved = gpu.program.save(stop=True)
@@ -433,7 +433,7 @@ def test_a_daemon_that_was_killed_in_checkpoint_needs_no_room_for_memory_that_st
 
 
 def test_a_gate_behind_which_all_memory_is_opens_without_inits_help(gpu):
-    found, holder = lane_of(gpu), gpu.program.tree.inside("/dev/shm/.gpuckpt/hold.socket")
+    found, holder = ferry_of(gpu), gpu.program.tree.inside("/dev/shm/.gpuckpt/hold.socket")
     found.close_gate(30)
     holder.rename(holder.with_suffix(".away"))
     found.reopen()
@@ -449,7 +449,7 @@ def test_room_for_what_the_driver_takes_is_held_from_checkpoint_to_restore(gpu, 
 
         def noted(pid, *arguments):
             if pid == gpu.program.tree.kernel_pid:
-                seen.append((name, lane_of(gpu).reserved))
+                seen.append((name, ferry_of(gpu).reserved))
             return original(pid, *arguments)
 
         monkeypatch.setattr(cuda, name, noted)
@@ -469,14 +469,14 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
     let_be_free(gpu, room, monkeypatch)
     if room == "parts":
         let_two_parts_be_given_back_at_a_time(monkeypatch)
-    original = Lane._give_back
+    original = Ferry._give_back
 
     def refused(self, *arguments, **options):
-        monkeypatch.setattr(Lane, "_give_back", original)
+        monkeypatch.setattr(Ferry, "_give_back", original)
         (gpu.folder / "refuses").write_text(f"1 {times}")
         return original(self, *arguments, **options)
 
-    monkeypatch.setattr(Lane, "_give_back", refused)
+    monkeypatch.setattr(Ferry, "_give_back", refused)
     with suppress(GpuCkptError):
         gpu.program.save()
     assert (gpu.folder / "refuses").read_text().split() == ["0", "0"]
@@ -489,18 +489,18 @@ def test_memory_that_cannot_be_given_back_at_once_is_given_back_later(
 def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_parked(
     gpu, monkeypatch
 ):
-    refuses, close_gate = gpu.folder / "refuses", Lane.close_gate
-    original = Lane._give_back
+    refuses, close_gate = gpu.folder / "refuses", Ferry.close_gate
+    original = Ferry._give_back
 
     def refused(self, *arguments, **options):
         refuses.write_text("0 9")
         return original(self, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "_give_back", refused)
+        patched.setattr(Ferry, "_give_back", refused)
         with pytest.raises(GpuCkptError):
             gpu.program.save()
-    assert lane_of(gpu).status().handed
+    assert ferry_of(gpu).status().handed
     refuses.unlink()
 
     def closing(self, limit):
@@ -508,7 +508,7 @@ def test_what_a_late_give_back_leaves_in_init_is_not_taken_for_memory_that_is_pa
         wait_for_rounds(gpu)
         close_gate(self, limit)
 
-    monkeypatch.setattr(Lane, "close_gate", closing)
+    monkeypatch.setattr(Ferry, "close_gate", closing)
     gpu.park()
     gpu.unpark()
     check_running(gpu)
@@ -522,7 +522,7 @@ def let_two_parts_be_given_back_at_a_time(monkeypatch):
 def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch):
     let_be_free(gpu, "parts", monkeypatch)
     let_two_parts_be_given_back_at_a_time(monkeypatch)
-    original, failed = Lane._hold, []
+    original, failed = Ferry._hold, []
 
     def held(self, order, *arguments, **options):
         if order != b"g" or failed:
@@ -538,7 +538,7 @@ def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    monkeypatch.setattr(Lane, "_hold", held)
+    monkeypatch.setattr(Ferry, "_hold", held)
     with suppress(GpuCkptError):
         gpu.program.save()
     assert failed
@@ -546,7 +546,7 @@ def test_a_daemon_without_room_for_descriptors_loses_no_memory(gpu, monkeypatch)
     check_running(gpu)
 
 
-def test_a_save_that_fails_in_checkpoint_leaves_no_file_of_the_lane(gpu, monkeypatch):
+def test_a_save_that_fails_in_checkpoint_leaves_no_file_of_the_ferry(gpu, monkeypatch):
     let_be_free(gpu, "none", monkeypatch)
     gpu.fail("Checkpoint", 0, Error.CUDA_ERROR_NOT_SUPPORTED)
     with pytest.raises(GpuCkptError):
@@ -592,14 +592,14 @@ def state_of(gpu, pid):
 
 
 def die_at(monkeypatch, step, *, before):
-    original = getattr(Lane, step)
+    original = getattr(Ferry, step)
 
     def dying(self, *arguments, **options):
         if not before:
             original(self, *arguments, **options)
         os._exit(9)
 
-    monkeypatch.setattr(Lane, step, dying)
+    monkeypatch.setattr(Ferry, step, dying)
 
 
 def test_somebody_who_asks_nothing_of_init_keeps_it_from_nothing(gpu):
@@ -650,8 +650,8 @@ class Read:
 
 
 def memory_of(gpu, saved):
-    """Return the lane's memory as the snapshot has it."""
-    [path] = lane_streams(saved)
+    """Return the ferry's memory as the snapshot has it."""
+    [path] = ferry_streams(saved)
     return read_stream(saved.manifest.stream(f"gpu{path}"), gpu.program.store)
 
 
@@ -729,7 +729,7 @@ def test_digests_that_go_wrong_between_two_saves_lose_nothing(with_still_memory,
     read = Read(gpu, monkeypatch)
     read.save()
     changed(gpu, 0, STILL)
-    original, former = Lane.digests, []
+    original, former = Ferry.digests, []
 
     def stale(self, allocations, key, *, handed_over):
         found = original(self, allocations, key, handed_over=handed_over)
@@ -740,7 +740,7 @@ def test_digests_that_go_wrong_between_two_saves_lose_nothing(with_still_memory,
     earlier.prepare()
     former.append(earlier._earlier[stream_of(gpu)].table.digests)
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "digests", stale)
+        patched.setattr(Ferry, "digests", stale)
         saved, copied = read.save()
     assert copied > STILL + MOVING  # the samples were wrong, so all of it was copied after them
     assert tables(saved) == []
@@ -755,7 +755,7 @@ def newest(gpu):
 
 
 def stream_of(gpu):
-    return f"gpu{lane_of(gpu).file_path}"
+    return f"gpu{ferry_of(gpu).file_path}"
 
 
 def test_a_missing_chunk_of_the_memory_loses_nothing(with_still_memory, gpu, monkeypatch):

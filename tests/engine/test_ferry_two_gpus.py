@@ -1,6 +1,6 @@
-"""Saves, suspends and crashes of a process with memory of the lane on two GPUs, with and without peer access, while a thread uses it.
+"""Saves, suspends and crashes of a process with memory of the ferry on two GPUs, with and without peer access, while a thread uses it.
 
-As in `test_lane_snapshots`: CRIU, init and the library are real, and the program aborts at the first wrong byte or where a GPU has lost
+As in `test_ferry_snapshots`: CRIU, init and the library are real, and the program aborts at the first wrong byte or where a GPU has lost
 its access to memory.
 """
 
@@ -17,7 +17,7 @@ from jupyter_gpuckpt.engine import recovery
 from jupyter_gpuckpt.engine.gpu import gpu_processes
 from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.engine.gpu.ferry import ferry_room
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import Lane
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import Ferry
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Allocation
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_room import by_gpu, located, without
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place
@@ -36,29 +36,29 @@ from tests.engine.scripted_gpu import (
 from tests.engine.test_ferry_snapshots import (
     GB,
     MEMORY,
-    begin_with_lane,
+    begin_with_ferry,
     check_running,
     die_at,
     driver_library,
-    lane_of,
-    lane_streams,
+    ferry_of,
+    ferry_streams,
     state_of,
 )
 from tests.parameters import some_slow
 
-__all__ = ["begin_with_lane", "devices", "driver_library", "executable", "run", "store"]
+__all__ = ["begin_with_ferry", "devices", "driver_library", "executable", "run", "store"]
 
 #: What is on each GPU: as in scripted_cuda.c.
 ON_ONE, ON_OTHER = (5 << 20) + (1 << 20) + (2 << 20), 16 << 20
 
 
 @pytest.fixture(params=["apart", "peers"])
-def gpu(request, begin_with_lane) -> Gpu:
-    """One process with a lane on two GPUs, and a child of it without one."""
+def gpu(request, begin_with_ferry) -> Gpu:
+    """One process with a ferry on two GPUs, and a child of it without one."""
     more = {"SCRIPTED_GPUS": "2", "DRIVER_GPUS": "2"}
     if request.param == "peers":
         more["SCRIPTED_PEERS"] = "1"
-    found = begin_with_lane(ONE, OTHER, **more)
+    found = begin_with_ferry(ONE, OTHER, **more)
     use(found)
     return found
 
@@ -99,14 +99,14 @@ class Steps:
     def __init__(self, monkeypatch):
         self.seen = []
         for name in ("hand_over", "copy_out", "free", "copy_handed_over"):
-            self._note(monkeypatch, name, getattr(Lane, name))
+            self._note(monkeypatch, name, getattr(Ferry, name))
 
     def _note(self, monkeypatch, name, original):
-        def noting(lane, *arguments, **options):
+        def noting(ferry, *arguments, **options):
             self.seen.append(name)
-            return original(lane, *arguments, **options)
+            return original(ferry, *arguments, **options)
 
-        monkeypatch.setattr(Lane, name, noting)
+        monkeypatch.setattr(Ferry, name, noting)
 
 
 WAYS = {
@@ -124,7 +124,7 @@ def test_memory_of_two_gpus_goes_the_way_for_which_both_have_room(
     steps = Steps(monkeypatch)
     saved = save(gpu)
     assert steps.seen == WAYS[room]
-    [path] = lane_streams(saved)
+    [path] = ferry_streams(saved)
     assert saved.manifest.stream(f"gpu{path}").length == MEMORY + (1 << 20)
     check_running(gpu)
     saved = save(gpu, stop=True)
@@ -136,7 +136,7 @@ def test_memory_of_two_gpus_goes_the_way_for_which_both_have_room(
 
 
 def test_room_is_held_on_both_gpus_and_each_gets_its_own_needs(gpu, monkeypatch):
-    seen, needed, original = [], [], Lane.hand_over
+    seen, needed, original = [], [], Ferry.hand_over
 
     def hand_over(self, rest):
         seen.append(dict(rest))
@@ -148,7 +148,7 @@ def test_room_is_held_on_both_gpus_and_each_gets_its_own_needs(gpu, monkeypatch)
         needed.append((dict(needs), options["stays"]))
         return place(needs, *arguments, **options)
 
-    monkeypatch.setattr(Lane, "hand_over", hand_over)
+    monkeypatch.setattr(Ferry, "hand_over", hand_over)
     save(gpu)
     check_running(gpu)
     rest = {ONE: GB - ON_ONE, OTHER: GB - ON_OTHER}
@@ -159,7 +159,7 @@ def test_room_is_held_on_both_gpus_and_each_gets_its_own_needs(gpu, monkeypatch)
 def test_a_parked_process_gets_the_memory_of_both_gpus_back(gpu):
     for _ in range(2):
         gpu.park(peer_access_off=True)
-        assert lane_of(gpu).file.length == MEMORY + (1 << 20)
+        assert ferry_of(gpu).file.length == MEMORY + (1 << 20)
         gpu.unpark()
         check_running(gpu)
 
@@ -172,7 +172,7 @@ def test_a_parked_process_gets_the_memory_of_both_gpus_back(gpu):
     ),
 )
 def test_a_gpu_that_has_no_room_for_a_while_costs_nothing(gpu, monkeypatch, device, way):
-    original, refuses = Lane._give_back, gpu.folder / "refuses"
+    original, refuses = Ferry._give_back, gpu.folder / "refuses"
 
     def refused(self, *arguments, **options):
         refuses.write_text(f"0 9 {device}")
@@ -181,10 +181,10 @@ def test_a_gpu_that_has_no_room_for_a_while_costs_nothing(gpu, monkeypatch, devi
     if way == "parked":
         gpu.park(peer_access_off=True)
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "_give_back", refused)
+        patched.setattr(Ferry, "_give_back", refused)
         with pytest.raises(GpuCkptError, match="GPU has no room"):
             save(gpu) if way == "saved" else gpu.unpark()
-    assert lane_of(gpu).status().handed
+    assert ferry_of(gpu).status().handed
     refuses.unlink()
     gpu.unpark() if way == "parked" else recovery.recover(gpu.program.tree)
     check_running(gpu)

@@ -11,7 +11,7 @@ import pytest
 from jupyter_gpuckpt.engine import preflight, recovery
 from jupyter_gpuckpt.engine.gpu import gpu_processes, restore
 from jupyter_gpuckpt.engine.gpu.ferry import ferry_copies, ferry_fills, ferry_windows
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import Lane
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import Ferry
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Allocation
 from jupyter_gpuckpt.engine.gpu.gpu_processes import DIRECTORY
 from jupyter_gpuckpt.engine.tree import launch
@@ -36,13 +36,13 @@ from tests.engine.test_ferry_snapshots import (
     MEMORY,
     MOVING,
     STILL,
-    begin_with_lane,
+    begin_with_ferry,
     changed,
     check_running,
     driver_library,
     gpu,
     killed_in_a_save,
-    lane_of,
+    ferry_of,
     let_be_free,
     memory_of,
     resumed,
@@ -52,7 +52,7 @@ from tests.engine.test_ferry_snapshots import (
 from tests.parameters import some_slow
 
 __all__ = [
-    "begin_with_lane",
+    "begin_with_ferry",
     "devices",
     "driver_library",
     "executable",
@@ -124,12 +124,12 @@ def test_of_memory_of_which_something_changed_only_that_is_in_windows(
 
 
 def listed(gpu):
-    lane = lane_of(gpu)
-    lane.close_gate(30)
+    ferry = ferry_of(gpu)
+    ferry.close_gate(30)
     try:
-        return lane.allocations()
+        return ferry.allocations()
     finally:
-        lane.open_gate()
+        ferry.open_gate()
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def counted(gpu, monkeypatch):
 
 @pytest.mark.parametrize("missing", some_slow([0, 1], {1}))
 def test_a_copy_leaves_the_ram_that_the_suspend_needs_besides(gpu, monkeypatch, missing):
-    """All GPU memory needs RAM, also what is not the lane's, and so does what CRIU copies."""
+    """All GPU memory needs RAM, also what is not the ferry's, and so does what CRIU copies."""
     plans, windows = counted(gpu, monkeypatch)
     spare = ferry_windows._SPARE_BYTES
     monkeypatch.setattr(
@@ -305,7 +305,7 @@ def fail_in_window(monkeypatch, number, failing):
     original, seen = gpu_packing.pack, []
 
     def packing(sources, *given, **options):
-        if "lane-" in sources[0].name and not sources[0].name.startswith("digests/"):
+        if "ferry-" in sources[0].name and not sources[0].name.startswith("digests/"):
             seen.append(sources)
             if len(seen) > number:
                 failing()
@@ -436,9 +436,9 @@ def test_a_file_with_the_only_copy_of_memory_is_kept_until_it_is_given_back(gpu,
     let_be_free(gpu, "none", monkeypatch)
     with monkeypatch.context() as patched:
         killed_in_a_save(gpu, patched, "free", before=False)
-        patched.setattr(Lane, "_give_back", failing)
+        patched.setattr(Ferry, "_give_back", failing)
         recovery.recover(gpu.program.tree)
-    assert any(name.startswith("lane-") for name in files_of(gpu))
+    assert any(name.startswith("ferry-") for name in files_of(gpu))
     recovery.recover(gpu.program.tree)
     assert files_of(gpu) == []
     check_running(gpu)
@@ -486,10 +486,10 @@ def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
 
 
 def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
-    """Reading takes longer than the time after which a lane is taken for one that waits for a held thread."""
+    """Reading takes longer than the time after which a ferry is taken for one that waits for a held thread."""
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
     gpu.driver.come_back(memory)
-    monkeypatch.setattr(restore, "_LANE_SECONDS", 0.2)
+    monkeypatch.setattr(restore, "_FERRY_SECONDS", 0.2)
     original = resume._StoredContent.to_window
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     seen = []
@@ -543,7 +543,7 @@ def test_windows_with_zeros_anywhere_are_joined_to_the_whole(store, engine, tmp_
             packing._writer.finish()
             found = packing._windows["gpu"]
             if wanted is None:
-                packing._copies["gpu"] = ferry_copies.LaneCopy(None, False, None, True)
+                packing._copies["gpu"] = ferry_copies.FerryCopy(None, False, None, True)
                 [stream] = packing._of_windows().streams
                 assert read_stream(stream, store) == data
             else:

@@ -1,4 +1,4 @@
-"""A save by the lane neither copies nor stores the GPU memory that has not changed since the last snapshot."""
+"""A save by the ferry neither copies nor stores the GPU memory that has not changed since the last snapshot."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ thread.start()
 
 
 @pytest.fixture(autouse=True)
-def lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_LANE", "1")
+def ferry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_FERRY", "1")
 
 
 def logged(daemon_env: dict[str, str]) -> str:

@@ -25,11 +25,11 @@ SETUP = "import torch; x = torch.arange(1 << 24, device='cuda'); print(int(x.sum
 EXPECTED = str((1 << 24) * ((1 << 24) - 1) // 2)
 
 
-@pytest.fixture(params=["lane", "driver"], autouse=True)
+@pytest.fixture(params=["ferry", "driver"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Choose how GPU memory is saved: by the lane, or by the driver."""
-    if request.param == "lane":
-        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_LANE", "1")
+    """Choose how GPU memory is saved: by the ferry, or by the driver."""
+    if request.param == "ferry":
+        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_FERRY", "1")
     return str(request.param)
 
 

@@ -36,7 +36,7 @@ class Run(Protocol):
         store: LocalStore = ...,
         io_uring: bool = ...,
         keep_files: Sequence[str] = ...,
-        gpu_lane: bool = ...,
+        gpu_ferry: bool = ...,
     ) -> Program:
         """Start `code`."""
 
@@ -53,7 +53,7 @@ class Program:
         *,
         io_uring: bool = False,
         keep_files: Sequence[str] = (),
-        gpu_lane: bool = False,
+        gpu_ferry: bool = False,
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
@@ -67,7 +67,7 @@ class Program:
             log_path=str(self.log),
             io_uring=io_uring,
             keep_files=list(keep_files),
-            gpu_lane=gpu_lane,
+            gpu_ferry=gpu_ferry,
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
         self._trees = [self.tree]
@@ -154,7 +154,7 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
         store: LocalStore = store,
         io_uring: bool = False,
         keep_files: Sequence[str] = (),
-        gpu_lane: bool = False,
+        gpu_ferry: bool = False,
     ) -> Program:
         directory = tmp_path / f"program-{len(started)}"
         directory.mkdir()
@@ -166,7 +166,7 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
                 store,
                 io_uring=io_uring,
                 keep_files=keep_files,
-                gpu_lane=gpu_lane,
+                gpu_ferry=gpu_ferry,
             )
         )
         return started[-1]

@@ -1,4 +1,4 @@
-"""Tests of when a resume writes the files with GPU memory: the driver's at once, the lanes' beside other memory if that is small."""
+"""Tests of when a resume writes the files with GPU memory: the driver's at once, the ferries' beside other memory if that is small."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, LANE_FILES
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, FERRY_FILES
 from jupyter_gpuckpt.engine.gpu_files import GpuFiles
 from jupyter_gpuckpt.errors import ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.wire.manifest_records import GpuProcess, SnapshotInfo, Stream
@@ -15,12 +15,12 @@ from jupyter_gpuckpt.wire.progress import Progress
 from tests.conftest import wait_for
 from tests.manifests import manifest_of
 
-LANE, DRIVER = f"{LANE_FILES}7", f"{FILES}/driver-7"
-LANE_BYTES, DRIVER_BYTES = 1000, 300
+FERRY, DRIVER = f"{FERRY_FILES}7", f"{FILES}/driver-7"
+FERRY_BYTES, DRIVER_BYTES = 1000, 300
 
 
 class Writing:
-    """A stand-in for the writing of the lanes' files, which lasts until it may end or is stopped."""
+    """A stand-in for the writing of the ferries' files, which lasts until it may end or is stopped."""
 
     def __init__(self) -> None:
         self.begun, self.may_end, self.stopped = (threading.Event() for _ in range(3))
@@ -63,10 +63,10 @@ def content():
 @pytest.fixture
 def files(content, tmp_path):
     """Return a function that creates the `GpuFiles` of one process with a file of each kind."""
-    streams = [Stream(f"gpu{LANE}", LANE_BYTES, []), Stream(f"gpu{DRIVER}", DRIVER_BYTES, [])]
+    streams = [Stream(f"gpu{FERRY}", FERRY_BYTES, []), Stream(f"gpu{DRIVER}", DRIVER_BYTES, [])]
     manifest = msgspec.structs.replace(
         manifest_of(SnapshotInfo("s", "k", 1, "save"), *streams),
-        gpu=[GpuProcess(7, [LANE, DRIVER], LANE_BYTES + DRIVER_BYTES)],
+        gpu=[GpuProcess(7, [FERRY, DRIVER], FERRY_BYTES + DRIVER_BYTES)],
     )
 
     def begin(other_bytes: int, *, by_windows: bool = False) -> GpuFiles:
@@ -82,20 +82,20 @@ def files(content, tmp_path):
     return begin
 
 
-def test_lanes_are_read_beside_little_other_memory(files, content):
-    with files(LANE_BYTES // 2) as begun:
+def test_ferries_are_read_beside_little_other_memory(files, content):
+    with files(FERRY_BYTES // 2) as begun:
         assert content.writes.begun.wait(60)
         content.writes.may_end.set()
         begun.finish()
-    assert content.asked == [f"gpu{DRIVER}", f"gpu{LANE}"]
+    assert content.asked == [f"gpu{DRIVER}", f"gpu{FERRY}"]
 
 
-def test_lanes_wait_for_more_memory_than_half_of_theirs(files, content):
-    with files(LANE_BYTES // 2 + 1) as begun:
+def test_ferries_wait_for_more_memory_than_half_of_theirs(files, content):
+    with files(FERRY_BYTES // 2 + 1) as begun:
         begun.finish_drivers()
-        assert not begun.lanes_may.is_set()
+        assert not begun.ferries_may.is_set()
         assert not content.writes.begun.is_set()
-        begun.lanes_may.set()
+        begun.ferries_may.set()
         assert content.writes.begun.wait(60)
         content.writes.may_end.set()
         begun.finish()
@@ -118,5 +118,5 @@ def test_windows_are_not_written_here(files, content, tmp_path):
     with files(0, by_windows=True) as begun:
         begun.finish_drivers()
         begun.finish()
-    assert f"gpu{LANE}" not in content.asked
-    assert (tmp_path / LANE.lstrip("/")).stat().st_size == LANE_BYTES
+    assert f"gpu{FERRY}" not in content.asked
+    assert (tmp_path / FERRY.lstrip("/")).stat().st_size == FERRY_BYTES

@@ -25,8 +25,8 @@ from ..tree.user_threads import UserThreads
 from . import gpu_refusals
 from .driver import cuda, release
 from .driver.gpu_staging import FileStaging, StagingFile
-from .ferry.ferries import Lanes, Until
-from .ferry.ferry import FILES, Lane
+from .ferry.ferries import Ferries, Until
+from .ferry.ferry import FILES, Ferry
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
     PATIENCE_SECONDS,
@@ -52,10 +52,10 @@ class _TakenFromGpu(msgspec.Struct, frozen=True):
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did.
 
-    `lanes`: the lanes of the tree, if there is something to say of their copying.
+    `ferries`: the ferries of the tree, if there is something to say of their copying.
     """
 
-    def __init__(self, tree: Tree, progress: Progress, lanes: Lanes | None = None) -> None:
+    def __init__(self, tree: Tree, progress: Progress, ferries: Ferries | None = None) -> None:
         self._tree, self._progress = tree, progress
         #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
@@ -67,7 +67,7 @@ class GpuProcesses:
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        self.lanes = lanes or Lanes(tree)
+        self.ferries = ferries or Ferries(tree)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
@@ -106,7 +106,7 @@ class GpuProcesses:
             gpu_refusals.refuse_unknown(pid)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
-                self.lanes.close_gate(pid, lock_seconds)
+                self.ferries.close_gate(pid, lock_seconds)
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
         # This is checked again: a process may have begun to use a second GPU before the Lock. From now on none can.
@@ -114,7 +114,7 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             for pid in owners:
-                self.lanes.empty(pid, lock_seconds, self._needs[pid], until)
+                self.ferries.empty(pid, lock_seconds, self._needs[pid], until)
             self._note_needs()  # without the memory that init holds
             drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
             for pid, thread in drivers.items():
@@ -150,7 +150,7 @@ class GpuProcesses:
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
         if not any(self._needs[pid].values()):  # the driver does not report it
             context = max(0, self._bytes[pid] - TOLERANCE_BYTES)
-            self._needs[pid] = {UNKNOWN: context + self.lanes.taken_bytes(pid)}
+            self._needs[pid] = {UNKNOWN: context + self.ferries.taken_bytes(pid)}
 
     def _note_needs(self) -> None:
         """Write the needs to a file: a later daemon that finds the processes checkpointed must not restore them without room."""
@@ -175,7 +175,7 @@ class GpuProcesses:
             finally:
                 self.threads.release_all()
         self.threads.release_all()
-        failed |= self.lanes.reopen(failed)
+        failed |= self.ferries.reopen(failed)
         if failed and not later:
             raise next(iter(failed.values()))
 
@@ -191,7 +191,7 @@ class GpuProcesses:
         waiting, self._locked = self._locked[::-1], []
         failed: dict[int, GpuCkptError] = {}
         with self._progress.stage(Stage.GPU_RESTORE, undo=True):
-            self.lanes.drop_reserved()
+            self.ferries.drop_reserved()
             free, fitting = gpu.free_bytes(), dict[int, Placement]()
             for pid in waiting:
                 placement = self._place(pid, free)
@@ -224,13 +224,13 @@ class GpuProcesses:
         return self._to_restore(pid) if taken else {}
 
     def _to_restore(self, pid: int) -> dict[str, int]:
-        return self.lanes.to_restore(pid, self._needs.get(pid, {}))
+        return self.ferries.to_restore(pid, self._needs.get(pid, {}))
 
     def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
         needs, here = self._needs_now(pid), gpu.gpus()
         allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
         allowed = None if allowed is None else {*allowed, *needs}
-        stays = self.lanes.has_given(pid)
+        stays = self.ferries.has_given(pid)
         return place(needs, here, here, free, allowed=allowed, stays=stays)
 
     def _wait(self, pid: int, patience: float) -> Placement:
@@ -253,8 +253,8 @@ class GpuProcesses:
             mapped = {current(area.path) for area in processes.maps(pid)}
             paths = {path for path in mapped if path.startswith(f"{DIRECTORY}/")}
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
-            if lane_file := Lane(self._tree, pid).file:
-                files.append(lane_file)
+            if ferry_file := Ferry(self._tree, pid).file:
+                files.append(ferry_file)
             self._staged[pid] = sorted(files)
             self._bytes[pid] = sum(file.length for file in files)
             self._needs[pid] = noted.get(processes.nspid(pid) or 0, {})
@@ -268,7 +268,7 @@ class GpuProcesses:
     def _find_taken(self) -> list[int]:
         """Find the processes that other freezes left locked, checkpointed, or with a closed gate; return all that use the driver."""
         with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
-        self.lanes.find(with_driver)
+        self.ferries.find(with_driver)
         states = {pid: cuda.state(pid) for pid in with_driver}
         checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
         self._needs |= self._parked_needs(checkpointed)
@@ -304,10 +304,10 @@ class GpuProcesses:
         """
         with_driver = self._find_taken()
         self.give_back(later=True)
-        self.lanes.drop_handed_over(with_driver)
+        self.ferries.drop_handed_over(with_driver)
         # This must not wait until each process is recovered, which may take until the next save.
-        self.lanes.remove_files(with_driver)
-        done = not self._locked and not self.lanes.waiting
+        self.ferries.remove_files(with_driver)
+        done = not self._locked and not self.ferries.waiting
         for pid in set(with_driver) - set(self._locked):
             try:
                 # An interrupted staging may have left a file open or mapped; the driver no longer uses one.
@@ -321,7 +321,7 @@ class GpuProcesses:
         noted = self._noted_needs()
         return {
             pid: noted.get(processes.nspid(pid) or 0)
-            or {UNKNOWN: _staged_bytes(pid) + Lane(self._tree, pid).bytes_in_files}
+            or {UNKNOWN: _staged_bytes(pid) + Ferry(self._tree, pid).bytes_in_files}
             for pid in parked
         }
 
@@ -337,9 +337,9 @@ class GpuProcesses:
 
     def drop_files(self) -> None:
         """Remove the staging files, which the driver has unmapped by then, and drop the handed-over memory that was given back."""
-        self.lanes.drop_handed_over()
+        self.ferries.drop_handed_over()
         for pid, files in self._all_files().items():
-            if pid in self._parked or pid in self.lanes.waiting:
+            if pid in self._parked or pid in self.ferries.waiting:
                 continue
             for path in (path for file in files for path in file.paths):
                 with suppress(OSError):
@@ -351,7 +351,7 @@ class GpuProcesses:
             GpuProcess(
                 self._nspids.setdefault(pid, processes.nspid(pid) or 0),
                 [file.path for file in files],
-                self._bytes[pid] + sum(file.length for file in self.lanes.files.get(pid, [])),
+                self._bytes[pid] + sum(file.length for file in self.ferries.files.get(pid, [])),
                 self._needs[pid],
             )
             for pid, files in self._all_files().items()
@@ -361,7 +361,7 @@ class GpuProcesses:
     def stored_bytes(self) -> int:
         """How many bytes are to be stored: of files, and of memory that is still to be copied to files."""
         in_files = sum(file.length for files in self._staged.values() for file in files)
-        return in_files + sum(map(self.lanes.taken_bytes, self._staged))
+        return in_files + sum(map(self.ferries.taken_bytes, self._staged))
 
     def files(self) -> dict[str, list[Path]]:
         """Return the paths of the files of each stream, as seen from here, by its name."""
@@ -372,9 +372,9 @@ class GpuProcesses:
         }
 
     def _all_files(self) -> dict[int, list[StagingFile]]:
-        """Return the files of the driver and of the lane, by process."""
-        drivers, lanes = self._staged, self.lanes.files
-        return {pid: drivers.get(pid, []) + lanes.get(pid, []) for pid in {**drivers, **lanes}}
+        """Return the files of the driver and of the ferry, by process."""
+        drivers, ferries = self._staged, self.ferries.files
+        return {pid: drivers.get(pid, []) + ferries.get(pid, []) for pid in {**drivers, **ferries}}
 
 
 def _staged_bytes(pid: int) -> int:

@@ -28,7 +28,7 @@ from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
 from .driver import cuda
 from .ferry import ferry_fills, ferry_windows
-from .ferry.ferry import Fill, Lane
+from .ferry.ferry import Fill, Ferry
 from .ferry.ferry_fills import ReadStream, WaitForStream
 from .placement import UNKNOWN, Placement, place, together
 
@@ -37,8 +37,8 @@ PATIENCE_SECONDS = 30.0
 #: The most bytes by which staging files may exceed the memory that is needed on the GPU.
 TOLERANCE_BYTES = 256 << 20
 _LOOK_SECONDS = 0.1
-#: The time after which a lane that has not got its memory is assumed to wait for a held thread.
-_LANE_SECONDS = 10.0
+#: The time after which a ferry that has not got its memory is assumed to wait for a held thread.
+_FERRY_SECONDS = 10.0
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -51,17 +51,17 @@ def restore(
     allowed: Collection[str] | None,
     progress: Progress,
     *,
-    lanes_written: Callable[[], None],
+    ferries_written: Callable[[], None],
     wait_for: WaitForStream,
     read: ReadStream | None = None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    The driver's files are complete. `wait_for`: waits until the file of a lane's stream is written so far; `lanes_written`: until all of
+    The driver's files are complete. `wait_for`: waits until the file of a ferry's stream is written so far; `ferries_written`: until all of
     these are complete. `read`: where RAM is short for them, makes files of a part of a stream.
-    Every thread but the driver's own and the lane's is held meanwhile, and after an error these processes are killed before the threads
-    are released, so user code does not run without its memory (but see `_fill_lanes`). On return the CUDA processes' tasks run.
-    Raises ThawFailed, or the error of `lanes_written`, `wait_for` or `read`.
+    Every thread but the driver's own and the ferry's is held meanwhile, and after an error these processes are killed before the threads
+    are released, so user code does not run without its memory (but see `_fill_ferries`). On return the CUDA processes' tasks run.
+    Raises ThawFailed, or the error of `ferries_written`, `wait_for` or `read`.
     """
     if not records:
         return
@@ -80,7 +80,7 @@ def restore(
         cuda.unlock(pid)
         progress.advance(sizes[pid])
 
-    lanes = {pid: lane for pid in sizes if (lane := Lane(tree, pid)).is_there}
+    ferries = {pid: ferry for pid in sizes if (ferry := Ferry(tree, pid)).is_there}
     running: list[ThreadsHeld] = []
     with (
         ExitStack() as held,
@@ -90,7 +90,7 @@ def restore(
         for pid in sizes:
             # If the daemon dies now, so does the process (EXITKILL): its code must not run before its GPU memory is restored.
             working = [driver_thread(pid, ThawFailed)]
-            if pid in lanes and (thread := lanes[pid].thread) is not None:
+            if pid in ferries and (thread := ferries[pid].thread) is not None:
                 working.append(thread)
             threads = ThreadsHeld(pid, *working, options=ptrace.EXITKILL)
             running.append(held.enter_context(threads))
@@ -105,9 +105,9 @@ def restore(
             by_nspid[record.pid]: partial(fill, f"gpu{path}")
             for record in records
             for path in record.staging
-            if ferry_windows.is_lanes(path)
+            if ferry_windows.is_ferries(path)
         }
-        _fill_lanes(lanes, fills, reading, held, running, lanes_written)
+        _fill_ferries(ferries, fills, reading, held, running, ferries_written)
     _remove([tree.inside(path) for record in records for path in record.staging])
 
 
@@ -138,9 +138,9 @@ def _killed_after_an_error(running: list[ThreadsHeld]) -> Iterator[None]:
 
 
 class _Reading:
-    """A counter of calls that read for lanes, or wait for it: as long as there are any, a slow lane need not wait for a held thread.
+    """A counter of calls that read for ferries, or wait for it: as long as there are any, a slow ferry need not wait for a held thread.
 
-    Several lanes make such calls at the same time.
+    Several ferries make such calls at the same time.
     """
 
     def __init__(self) -> None:
@@ -168,25 +168,28 @@ class _Reading:
             return self._begun > self._ended or self._ended > before
 
 
-def _fill_lanes(
-    lanes: Mapping[int, Lane],
+def _fill_ferries(
+    ferries: Mapping[int, Ferry],
     fills: Mapping[int, Fill],
     reading: _Reading,
     held: ExitStack,
     running: list[ThreadsHeld],
     written: Callable[[], None],
 ) -> None:
-    """Give the lanes their memory and open their gates; wait until all files are `written`. Raises FreezeFailed, or the error of `written`.
+    """Give the ferries their memory and open their gates; wait until all files are `written`. Raises FreezeFailed, or the error of `written`.
 
-    A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds, in which nothing was
-    `reading` for a lane: as long as the gate is closed, none of them can use the GPU.
+    A held thread may own a lock (of malloc) that a ferry needs. So the threads are released after some seconds, in which nothing was
+    `reading` for a ferry: as long as the gate is closed, none of them can use the GPU.
     """
-    with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool, _killed_after_an_error(running):
-        filled = [pool.submit(lane.reopen, fill=fills.get(pid)) for pid, lane in lanes.items()]
-        # Its error comes first: it is that of the lanes, too.
+    with (
+        ThreadPoolExecutor(max(1, len(ferries)), "ferries") as pool,
+        _killed_after_an_error(running),
+    ):
+        filled = [pool.submit(ferry.reopen, fill=fills.get(pid)) for pid, ferry in ferries.items()]
+        # Its error comes first: it is that of the ferries, too.
         written()
         reading.goes_on()  # only what is read from now on counts
-        while wait(filled, timeout=_LANE_SECONDS).not_done:
+        while wait(filled, timeout=_FERRY_SECONDS).not_done:
             if not reading.goes_on():
                 held.close()
                 break

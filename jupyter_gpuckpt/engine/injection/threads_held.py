@@ -1,4 +1,4 @@
-"""A hold on the threads of a process, except those in which the CUDA driver and the lane library work while no user code runs."""
+"""A hold on the threads of a process, except those in which the CUDA driver and the ferry library work while no user code runs."""
 
 from __future__ import annotations
 

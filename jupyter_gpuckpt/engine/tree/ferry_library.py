@@ -1,4 +1,4 @@
-"""Loading of the lane library (engine/gpu/ferry/ferry.c) into kernels whose user chose it (`LaunchSpec.gpu_lane`).
+"""Loading of the ferry library (engine/gpu/ferry/ferry.c) into kernels whose user chose it (`LaunchSpec.gpu_ferry`).
 
 Does not cover: the orders that the daemon gives the library (`engine/gpu/ferry/ferry.py`).
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ...wire.manifest_records import SCRATCH
 
-LIBRARY = Path(__file__).parents[1] / "gpu" / "gpu-lane.so"
+LIBRARY = Path(__file__).parents[1] / "gpu/ferry/gpu-ferry.so"
 #: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.
 INSIDE = f"{SCRATCH}/{LIBRARY.name}"
 #: The folder of the sockets on which the library's threads listen; the name of each is its process's pid in the kernel's namespace.
-DIRECTORY = f"{SCRATCH}/lane"
-_VARIABLE = "GPUCKPT_LANE"
+DIRECTORY = f"{SCRATCH}/ferry"
+_VARIABLE = "GPUCKPT_FERRY"
 _PRELOADED = "LD_PRELOAD"
 
 

@@ -100,7 +100,7 @@ static void make_mounts(const char *bytes, const char *shm) {
     snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
     if (mount("gpuckpt", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
     close(place);
-    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700) || mkdir(SCRATCH "/lane", 0700)) fail("mkdir in " SCRATCH);
+    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700) || mkdir(SCRATCH "/ferry", 0700)) fail("mkdir in " SCRATCH);
     snprintf(options, sizeof options, "mode=0700,size=%s,huge=always", bytes);
     if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) {
         snprintf(options, sizeof options, "mode=0700,size=%s", bytes);

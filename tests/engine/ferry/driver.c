@@ -1,4 +1,4 @@
-/* A libcuda.so.1 whose GPU memory is files in RAM: what the lane library needs of the driver, with real descriptors and bytes.
+/* A libcuda.so.1 whose GPU memory is files in RAM: what the ferry library needs of the driver, with real descriptors and bytes.
  *
  * Handles are memfd descriptors, mappings are shared mappings of them, a kernel launch adds a number to every byte of a range. It
  * counts what exists, so that a test can find what was left behind.
@@ -383,7 +383,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     if (parameters[2] == 256) {
         u64 sums[4] = {1, 2, 3, 4}, i = 0;
         for (; i + 32 <= bytes; i += 32)
-            for (int lane = 0; lane < 4; lane++) sums[lane] = (sums[lane] ^ ((u64 *)(at + i))[lane]) * 0x9e3779b97f4a7c15;
+            for (int ferry = 0; ferry < 4; ferry++) sums[ferry] = (sums[ferry] ^ ((u64 *)(at + i))[ferry]) * 0x9e3779b97f4a7c15;
         for (; i < bytes; i++) sums[0] = (sums[0] ^ at[i]) * 0x9e3779b97f4a7c15;
         parameters[2] = sums[0] ^ sums[1] << 1 ^ sums[2] << 2 ^ sums[3] << 3;
     } else if (parameters[2])
@@ -415,7 +415,7 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned
 int cuGetProcAddress(const char *name, void **function, int version, unsigned long long flags) {
     return cuGetProcAddress_v2(name, function, version, flags, 0);
 }
-/* Without dlsym, which is the lane's. */
+/* Without dlsym, which is the ferry's. */
 void *driver_find(const char *name) {
 #define KNOWN(function) if (!strcmp(name, #function)) return (void *)function
     KNOWN(cuInit); KNOWN(cuMemAlloc_v2); KNOWN(cuMemFree_v2); KNOWN(cuLaunchKernel); KNOWN(cuCtxSynchronize);

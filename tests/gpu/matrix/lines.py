@@ -40,9 +40,9 @@ class Line(msgspec.Struct):
     seconds: dict[str, list[float]] = {}
     #: The most that an operation took off the GPUs.
     gpu_bytes: int = 0
-    #: Whether the option gpu_lane was on, and how many bytes of a snapshot are by the lane.
-    lane: bool = False
-    lane_bytes: int = 0
+    #: Whether the option gpu_ferry was on, and how many bytes of a snapshot are by the ferry.
+    ferry: bool = False
+    ferry_bytes: int = 0
     #: Until the kernel and its twin had begun, imports included.
     begin_seconds: float = 0.0
     #: Seconds since the epoch.
@@ -52,7 +52,7 @@ class Line(msgspec.Struct):
 
 def keep(line: Line) -> None:
     """Print it, and append it to the file."""
-    line.time, line.machine, line.lane = time.time(), machine(), is_lane_on()
+    line.time, line.machine, line.ferry = time.time(), machine(), is_ferry_on()
     spent = ", ".join(f"{verb} {times}" for verb, times in line.seconds.items())
     print(
         f"matrix: {line.row}, {line.gpus} GPU(s): {line.outcome}",
@@ -66,9 +66,9 @@ def keep(line: Line) -> None:
             file.write(msgspec.json.encode(line) + b"\n")
 
 
-def is_lane_on() -> bool:
-    """Return whether kernels of the trials have the option gpu_lane."""
-    return os.environ.get("JUPYTER_GPUCKPT_GPU_LANE") == "1"
+def is_ferry_on() -> bool:
+    """Return whether kernels of the trials have the option gpu_ferry."""
+    return os.environ.get("JUPYTER_GPUCKPT_GPU_FERRY") == "1"
 
 
 def read(path: Path) -> list[Line]:

@@ -32,8 +32,8 @@ class Row(NamedTuple):
     code: str = "kernel_not_checkpointable"
     #: Whether a machine without a GPU can run it, with MATRIX_DEVICE=cpu.
     without_gpu: bool = False
-    #: Why its program cannot run with the option gpu_lane; empty: it can.
-    without_lane: str = ""
+    #: Why its program cannot run with the option gpu_ferry; empty: it can.
+    without_ferry: str = ""
 
 
 WORKS = [
@@ -227,7 +227,7 @@ REFUSED = [
         "second_process",
         {"shared": True},
         refused="CUDA IPC",
-        without_lane="the call that shares the memory fails",
+        without_ferry="the call that shares the memory fails",
     ),
     Row(
         "profiled",

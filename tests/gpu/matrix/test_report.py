@@ -40,12 +40,12 @@ def test_the_page_shows_the_latest_of_each_row_in_the_order_of_the_rows():
             line("cupy", "not run", "cupy is not installed", time=2.0),
             line("torch_compile", "not run", "Triton needs a C compiler"),
             line("numpy"),
-            line("jax", time=3.0, lane=True, lane_bytes=500_000_000),
-            line("cupy", time=3.0, lane=True),
-            line("managed_memory", "refused", "No.", time=3.0, lane=True),
-            line("torch_compile", "not run", "no GPU", time=3.0, lane=True),
+            line("jax", time=3.0, ferry=True, ferry_bytes=500_000_000),
+            line("cupy", time=3.0, ferry=True),
+            line("managed_memory", "refused", "No.", time=3.0, ferry=True),
+            line("torch_compile", "not run", "no GPU", time=3.0, ferry=True),
             line("cuda_ipc", "refused", "Shared.", time=1.0),
-            line("cuda_ipc", "not run", "the call fails", time=3.0, lane=True),
+            line("cuda_ipc", "not run", "the call fails", time=3.0, ferry=True),
         ]
     )
     table = [text for text in found.splitlines() if text.startswith("| Title")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import LANE_FILES
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import FERRY_FILES
 from jupyter_gpuckpt.host import gpu
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.wire.manifest_records import Manifest
@@ -179,16 +179,16 @@ class Trial:
         result: dict[str, Any] = operation["result"]
         self.line.gpu_bytes = max(self.line.gpu_bytes, result["gpu_bytes"])
         if verb in ("save", "suspend"):
-            self._note_lane(result["snapshot_id"])
+            self._note_ferry(result["snapshot_id"])
         return result
 
-    def _note_lane(self, snapshot_id: str) -> None:
-        """Note how much of a snapshot's GPU memory went by the lane."""
+    def _note_ferry(self, snapshot_id: str) -> None:
+        """Note how much of a snapshot's GPU memory went by the ferry."""
         data = Path(self._server.env["JUPYTER_GPUCKPT_DATA_DIR"])
         [path] = data.rglob(f"{snapshot_id}{manifests.SUFFIX}")
         streams = manifests.read(path, Manifest).streams
-        found = sum(one.length for one in streams if one.name.startswith(f"gpu{LANE_FILES}"))
-        self.line.lane_bytes = max(self.line.lane_bytes, found)
+        found = sum(one.length for one in streams if one.name.startswith(f"gpu{FERRY_FILES}"))
+        self.line.ferry_bytes = max(self.line.ferry_bytes, found)
 
     def refuse(self, verb: str) -> None:
         """Check that an operation is refused with the row's error."""

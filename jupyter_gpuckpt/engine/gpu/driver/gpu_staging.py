@@ -287,7 +287,7 @@ class FileStaging:
 
 @contextmanager
 def striped(tree: Tree, pid: int, file: StagingFile) -> Iterator[list[int]]:
-    """Create files into which the lane library writes a process's GPU memory; yield their descriptors.
+    """Create files into which the ferry library writes a process's GPU memory; yield their descriptors.
 
     They have no pages yet: the library writes whole stripes, so that Linux need not zero them. An exception in the block removes the
     files. Raises OSError.

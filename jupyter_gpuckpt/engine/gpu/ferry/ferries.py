@@ -1,6 +1,6 @@
-"""The lanes of a tree's processes during one freeze: how their memory leaves them, where it is meanwhile, and how it comes back.
+"""The ferries of a tree's processes during one freeze: how their memory leaves them, where it is meanwhile, and how it comes back.
 
-Covers: the order of the lane's steps around the driver's, the files with copied memory. Does not cover: the orders to one
+Covers: the order of the ferry's steps around the driver's, the files with copied memory. Does not cover: the orders to one
 process (`ferry.py`), Checkpoint and Restore (`gpu_processes.py`).
 """
 
@@ -18,8 +18,8 @@ from ..driver import cuda
 from ..driver.digests import EarlierMemory
 from ..driver.gpu_staging import StagingFile
 from ..placement import UNKNOWN
-from .ferry import Lane
-from .ferry_copies import LaneCopy, LaneCopying
+from .ferry import Ferry
+from .ferry_copies import FerryCopy, FerryCopying
 from .ferry_orders import Allocation
 from .ferry_room import by_gpu, fits_by_parts, fits_twice, located, rooms, without
 from .ferry_windows import NO_NEEDS, RamNeeds, StoreWindow
@@ -38,8 +38,8 @@ class Until(Enum):
     UNPARKED = "unparked"
 
 
-class Lanes:
-    """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane.
+class Ferries:
+    """The ferries of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a ferry.
 
     `earlier`: what the store has of their memory already. Without it everything is copied, and no digests are computed.
     `store_window`: stores memory of a suspended tree where RAM is short for a copy of it. `needs`: the RAM that the freeze needs.
@@ -54,13 +54,13 @@ class Lanes:
     ) -> None:
         self._tree, self._earlier = tree, earlier
         self._store_window, self._needs = store_window, needs
-        #: Lanes whose gates are closed, by pid.
-        self.waiting: dict[int, Lane] = {}
-        #: The files with the memory that was copied out of each lane, by pid.
+        #: Ferries whose gates are closed, by pid.
+        self.waiting: dict[int, Ferry] = {}
+        #: The files with the memory that was copied out of each ferry, by pid.
         self.files: dict[int, list[StagingFile]] = {}
         #: What must be stored of these files, by the names of their streams.
-        self.copies: dict[str, LaneCopy] = {}
-        #: How many bytes of memory each lane had.
+        self.copies: dict[str, FerryCopy] = {}
+        #: How many bytes of memory each ferry had.
         self._bytes: dict[int, int] = {}
         #: The memory that was handed over, by pid, and its bytes by GPU; and the processes of which it must still be copied.
         self._handed_over: dict[int, list[Allocation]] = {}
@@ -69,44 +69,44 @@ class Lanes:
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
         """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
-        lane = Lane(self._tree, pid)
-        if not lane.is_there:
+        ferry = Ferry(self._tree, pid)
+        if not ferry.is_there:
             return
         # An earlier operation may have failed. What init holds of it would be taken for the memory if that is parked later.
-        lane.reopen()
-        lane.drop_handed_over()
-        self.waiting[pid] = lane
-        lane.close_gate(limit_seconds)
+        ferry.reopen()
+        ferry.drop_handed_over()
+        self.waiting[pid] = ferry
+        ferry.close_gate(limit_seconds)
 
     def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], until: Until) -> None:
-        """Take from a locked process the memory that its lane allocated; the process is locked on return, too.
+        """Take from a locked process the memory that its ferry allocated; the process is locked on return, too.
 
         `used`: its bytes on each GPU. Unless the process is parked, the memory stays on the GPUs, held by init. In a save for which all
         of them have room for it twice, it is copied later; otherwise what the store lacks of it is copied to files first. Where one has
         no room to give it back, and for parking, all of it is copied. The process is unlocked meanwhile, and its threads wait at the gate:
         inside the driver they would delay the second Lock. The first Lock has waited for the work on the GPUs. Raises FreezeFailed.
         """
-        if (lane := self.waiting.get(pid)) is None:
+        if (ferry := self.waiting.get(pid)) is None:
             return
         cuda.unlock(pid)
-        allocations = lane.allocations()
+        allocations = ferry.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
-        where = located(lane.devices(), allocations, used)
+        where = located(ferry.devices(), allocations, used)
         memory = by_gpu(allocations, where)
         room = {
             uuid: free - self._promised(uuid) for uuid, free in rooms(pid, memory, used).items()
         }
         if until is Until.GIVEN_BACK and all(fits_twice(memory[uuid], room[uuid]) for uuid in room):
             self._uncopied.add(pid)
-            self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
+            self._hand_over(pid, ferry, allocations, memory, _rest(used, memory, where))
         elif allocations:
             stays = until is not Until.UNPARKED and fits_by_parts(min(room.values()))
             store = self._store_window if until is Until.ENDED else None
-            self._copy(pid, lane, allocations, all_of_it=not stays, store=store)
+            self._copy(pid, ferry, allocations, all_of_it=not stays, store=store)
             if stays:
-                self._hand_over(pid, lane, allocations, memory, _rest(used, memory, where))
+                self._hand_over(pid, ferry, allocations, memory, _rest(used, memory, where))
             else:
-                lane.free()
+                ferry.free()
         cuda.lock(pid, lock_seconds)
 
     def _promised(self, uuid: str) -> int:
@@ -121,19 +121,19 @@ class Lanes:
     def _hand_over(
         self,
         pid: int,
-        lane: Lane,
+        ferry: Ferry,
         allocations: list[Allocation],
         memory: dict[str, int],
         rest: Mapping[int, int],
     ) -> None:
         self._handed_over[pid], self._handed_bytes[pid] = allocations, memory
-        lane.hand_over(rest)
+        ferry.hand_over(rest)
 
     def drop_reserved(self) -> None:
         """Free the room on the GPU that is held for the processes' Restore; never raises."""
-        for lane in self.waiting.values():
+        for ferry in self.waiting.values():
             with suppress(CheckpointError):
-                lane.drop_reserved()
+                ferry.drop_reserved()
 
     def taken_bytes(self, pid: int) -> int:
         """Return how many bytes of memory were taken from a process by `empty`."""
@@ -153,23 +153,23 @@ class Lanes:
 
     def find(self, among: Iterable[int]) -> None:
         """Add processes to those that `reopen` examines: another freeze, or another daemon, may have left their gates closed."""
-        lanes = {pid: Lane(self._tree, pid) for pid in among}
-        self.waiting |= {pid: lane for pid, lane in lanes.items() if lane.is_there}
+        ferries = {pid: Ferry(self._tree, pid) for pid in among}
+        self.waiting |= {pid: ferry for pid, ferry in ferries.items() if ferry.is_there}
 
     def reopen(self, not_restored: Collection[int]) -> dict[int, GpuCkptError]:
         """Give processes their memory back and open their gates; return the errors by pid.
 
-        Their threads must run, so that none is held with a lock that the lane waits for. The gates of processes that the driver has
+        Their threads must run, so that none is held with a lock that the ferry waits for. The gates of processes that the driver has
         not restored stay closed until the next call, and so do those of processes with an error.
         """
         failed: dict[int, GpuCkptError] = {}
-        for pid, lane in list(self.waiting.items()):
+        for pid, ferry in list(self.waiting.items()):
             if pid in not_restored or cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
                 continue
             try:
-                lane.reopen(keep=pid in self._uncopied)
+                ferry.reopen(keep=pid in self._uncopied)
                 if pid not in self._uncopied:
-                    lane.drop_handed_over()
+                    ferry.drop_handed_over()
             except GpuCkptError as error:
                 if processes.start_time(pid) is None:  # it has ended
                     del self.waiting[pid]
@@ -189,35 +189,35 @@ class Lanes:
         """Copy the handed-over memory to files, while the processes run on with their own copies. Raises FreezeFailed."""
         for pid in list(self._uncopied):
             if allocations := self._handed_over[pid]:
-                lane = Lane(self._tree, pid)
-                self._copy(pid, lane, allocations, handed_over=True)
-                lane.drop_handed_over()
+                ferry = Ferry(self._tree, pid)
+                self._copy(pid, ferry, allocations, handed_over=True)
+                ferry.drop_handed_over()
             self._uncopied.remove(pid)
             del self._handed_over[pid], self._handed_bytes[pid]
 
     def drop_handed_over(self, among: Iterable[int] = ()) -> None:
         """Free the handed-over memory of a save that will not be completed, of this daemon or another one; never raises."""
         for pid in {*among, *self._handed_over} - set(self.waiting):
-            lane = Lane(self._tree, pid)
-            if lane.is_there:
+            ferry = Ferry(self._tree, pid)
+            if ferry.is_there:
                 with suppress(CheckpointError):
-                    lane.drop_handed_over()
+                    ferry.drop_handed_over()
 
     def remove_files(self, among: Iterable[int]) -> None:
-        """Remove files that another daemon left for lanes whose gates are open; never raises.
+        """Remove files that another daemon left for ferries whose gates are open; never raises.
 
-        Such lanes have their memory back, so the files have no use. One can be a window that was being stored (`ferry_windows.py`).
+        Such ferries have their memory back, so the files have no use. One can be a window that was being stored (`ferry_windows.py`).
         """
         for pid in set(among) - set(self.waiting):
-            lane = Lane(self._tree, pid)
+            ferry = Ferry(self._tree, pid)
             with suppress(CheckpointError, OSError):
-                if lane.is_there and not lane.status().closed:
-                    lane.remove_file()
+                if ferry.is_there and not ferry.status().closed:
+                    ferry.remove_file()
 
     def _copy(
         self,
         pid: int,
-        lane: Lane,
+        ferry: Ferry,
         allocations: list[Allocation],
         *,
         handed_over: bool = False,
@@ -226,8 +226,8 @@ class Lanes:
     ) -> None:
         # What is copied after the tasks run again needs no RAM beside what the freeze has taken by then.
         needs = NO_NEEDS if handed_over else self._needs.beside(sum(self._bytes.values()))
-        copying = LaneCopying(
-            self._tree, pid, lane, allocations, self._earlier, handed_over, store, needs
+        copying = FerryCopying(
+            self._tree, pid, ferry, allocations, self._earlier, handed_over, store, needs
         )
         file, self.copies[copying.stream] = copying.copy(all_of_it=all_of_it)
         self.files[pid] = [file]

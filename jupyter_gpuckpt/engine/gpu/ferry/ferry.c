@@ -1,4 +1,4 @@
-/* gpu-lane.so: loaded into kernels, so that GPU memory can be handed to another process instead of being copied.
+/* gpu-ferry.so: loaded into kernels, so that GPU memory can be handed to another process instead of being copied.
  *
  * For an allocation of 2 MB or more by cuMemAlloc (cudaMalloc, PyTorch, CuPy, Triton, Numba) this library uses cuMemCreate: such
  * memory has a file descriptor, and stays on the GPU as long as any process has that open. For a save the daemon closes the gate,
@@ -31,9 +31,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VARIABLE "GPUCKPT_LANE"
-#define SELF "/dev/shm/.gpuckpt/gpu-lane.so"
-#define LANE_ENTRIES 4096 /* as ENTRIES in ferry_gate.S */
+#define VARIABLE "GPUCKPT_FERRY"
+#define SELF "/dev/shm/.gpuckpt/gpu-ferry.so"
+#define FERRY_ENTRIES 4096 /* as ENTRIES in ferry_gate.S */
 #define ENTRY_BYTES 16
 #define MAX_PARTS 65536
 #define BATCH 200 /* descriptors of memory in one message */
@@ -48,16 +48,16 @@ HIDDEN struct driver driver;
 /* ---- what ferry_gate.S uses ---- */
 
 typedef void *dlsym_function(void *, const char *);
-extern unsigned char lane_gate[], lane_entries[], lane_named_entries[]; /* in this order */
+extern unsigned char ferry_gate[], ferry_entries[], ferry_named_entries[]; /* in this order */
 #define NAME(function) #function,
 static const char *const names[] = {
 #include "ferry_names.h"
 };
 #define NAMED (sizeof names / sizeof *names)
-HIDDEN dlsym_function *lane_real_dlsym;
-HIDDEN void *lane_functions[LANE_ENTRIES];
-HIDDEN volatile int lane_closed;
-HIDDEN volatile long lane_inside;
+HIDDEN dlsym_function *ferry_real_dlsym;
+HIDDEN void *ferry_functions[FERRY_ENTRIES];
+HIDDEN volatile int ferry_closed;
+HIDDEN volatile long ferry_inside;
 
 /* ---- state ---- */
 
@@ -89,25 +89,25 @@ static long futex(volatile int *word, int operation, int value) {
 static void resolve(uint64_t number);
 
 /* Wait until the gate is open, and find the function if it is not known yet. The thread is counted as inside at the call and on return. */
-HIDDEN void lane_prepare(uint64_t number) {
+HIDDEN void ferry_prepare(uint64_t number) {
     int kept = errno;
-    while (lane_closed) {
-        __atomic_sub_fetch(&lane_inside, 1, __ATOMIC_SEQ_CST);
-        while (lane_closed) futex(&lane_closed, FUTEX_WAIT, 1);
-        __atomic_add_fetch(&lane_inside, 1, __ATOMIC_SEQ_CST);
+    while (ferry_closed) {
+        __atomic_sub_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
+        while (ferry_closed) futex(&ferry_closed, FUTEX_WAIT, 1);
+        __atomic_add_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
     }
-    if (!lane_functions[number]) resolve(number);
+    if (!ferry_functions[number]) resolve(number);
     errno = kept;
 }
 
-HIDDEN dlsym_function *lane_find_dlsym(void) {
-    if (!lane_real_dlsym) lane_real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-    return lane_real_dlsym;
+HIDDEN dlsym_function *ferry_find_dlsym(void) {
+    if (!ferry_real_dlsym) ferry_real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    return ferry_real_dlsym;
 }
 
 static void open_gate(void) {
-    lane_closed = 0;
-    futex(&lane_closed, FUTEX_WAKE, INT_MAX);
+    ferry_closed = 0;
+    futex(&ferry_closed, FUTEX_WAKE, INT_MAX);
 }
 
 static void pause_shortly(void) {
@@ -124,8 +124,8 @@ static int64_t now_ms(void) {
 /* Close the gate and wait until no thread is inside the driver. After the limit it is open again. */
 static result_t close_gate(int limit_ms) {
     int64_t end = now_ms() + limit_ms;
-    __atomic_store_n(&lane_closed, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&lane_inside, __ATOMIC_SEQ_CST)) {
+    __atomic_store_n(&ferry_closed, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&ferry_inside, __ATOMIC_SEQ_CST)) {
         if (now_ms() > end) {
             open_gate();
             return -ETIMEDOUT;
@@ -384,7 +384,7 @@ static result_t sides(context_t peer, context_t *own, int *from, int *to) {
     return error ? error : device_of(peer, to);
 }
 
-/* Switch peer access on. Return the driver's error, or that of giving access to the lane's memory; after an error nothing has changed. */
+/* Switch peer access on. Return the driver's error, or that of giving access to the ferry's memory; after an error nothing has changed. */
 static result_t enable_peer(context_t peer, unsigned flags) {
     context_t own;
     int from, to;
@@ -435,9 +435,9 @@ static void *entry_of(void *function) {
     void *result = function; /* the function itself, if there is no room for another entry */
     pthread_mutex_lock(&entries_lock);
     uint32_t at = 0;
-    while (at < entry_count && lane_functions[at] != function) at++;
-    if (at == entry_count && at < LANE_ENTRIES) lane_functions[entry_count++] = function;
-    if (at < LANE_ENTRIES) result = lane_entries + (size_t)at * ENTRY_BYTES;
+    while (at < entry_count && ferry_functions[at] != function) at++;
+    if (at == entry_count && at < FERRY_ENTRIES) ferry_functions[entry_count++] = function;
+    if (at < FERRY_ENTRIES) result = ferry_entries + (size_t)at * ENTRY_BYTES;
     pthread_mutex_unlock(&entries_lock);
     return result;
 }
@@ -447,7 +447,7 @@ static void *entry_of(void *function) {
 static void *caller_of(void **frame) {
     unsigned char *gate_at = frame[1];
     void **gate_frame = frame[0];
-    return gate_at >= lane_gate && gate_at < lane_entries ? gate_frame[2] : NULL;
+    return gate_at >= ferry_gate && gate_at < ferry_entries ? gate_frame[2] : NULL;
 }
 
 static void *given_to(void *caller, void *function);
@@ -510,10 +510,10 @@ static int note_driver(struct dl_phdr_info *info, size_t size, void *unused) {
 static void find_driver(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (!library) return;
-#define FIND(name, arguments) driver.name = (result_t(*) arguments)lane_real_dlsym(library, #name);
+#define FIND(name, arguments) driver.name = (result_t(*) arguments)ferry_real_dlsym(library, #name);
 #define IS_THERE(name, arguments) &&driver.name
     DRIVER(FIND)
-    find_copies(library, lane_real_dlsym);
+    find_copies(library, ferry_real_dlsym);
     if (1 DRIVER(IS_THERE) && dl_iterate_phdr(note_driver, NULL) && driver_begin) is_on = 1;
 }
 
@@ -524,11 +524,11 @@ static void look_for_driver(void) {
 }
 
 static int is_named_entry(void *address) {
-    return (unsigned char *)address >= lane_named_entries && (unsigned char *)address < lane_named_entries + NAMED * ENTRY_BYTES;
+    return (unsigned char *)address >= ferry_named_entries && (unsigned char *)address < ferry_named_entries + NAMED * ENTRY_BYTES;
 }
 
-HIDDEN void *lane_dlsym(void *handle, const char *name) {
-    void *found = lane_find_dlsym()(handle, name);
+HIDDEN void *ferry_dlsym(void *handle, const char *name) {
+    void *found = ferry_find_dlsym()(handle, name);
     if (!found) return found;
     look_for_driver();
     /* Our own names are found even if there is no driver. */
@@ -541,10 +541,10 @@ static result_t absent(void) { return NOT_INITIALIZED; }
 /* Find a function at its first call by a library that is linked with the driver. */
 static void resolve(uint64_t number) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    void *found = library ? lane_find_dlsym()(library, names[number]) : NULL;
+    void *found = library ? ferry_find_dlsym()(library, names[number]) : NULL;
     look_for_driver();
     if (found && is_on) found = replaced(found);
-    lane_functions[number] = found ? found : (void *)absent;
+    ferry_functions[number] = found ? found : (void *)absent;
 }
 
 /* ---- the daemon's orders ---- */
@@ -898,7 +898,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     uint32_t handed = 0;
     range_t *ranges = NULL;
     if (request->order == CLOSE) {
-        if (!lane_closed) reply.result = close_gate(request->more);
+        if (!ferry_closed) reply.result = close_gate(request->more);
         return send_all(to, &reply, sizeof reply);
     }
     if (request->order == COPY_HANDED_OVER || request->order == DIGEST_HANDED_OVER)
@@ -910,7 +910,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     for (uint32_t at = 0; at < part_count; at++) handed += parts[at].state == HANDED;
     switch (request->order) {
     case STATUS:
-        reply.result = lane_closed;
+        reply.result = ferry_closed;
         reply.count = handed;
         reply.bytes = syscall(SYS_gettid);
         break;
@@ -929,30 +929,30 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         break;
     case LIST:
         pthread_mutex_unlock(&parts_lock);
-        return lane_closed ? send_list(to) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
+        return ferry_closed ? send_list(to) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case EXPORT:
         pthread_mutex_unlock(&parts_lock);
-        return lane_closed ? send_descriptors(to, request->first, request->count)
+        return ferry_closed ? send_descriptors(to, request->first, request->count)
                            : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case RESERVE:
         pthread_mutex_unlock(&parts_lock);
-        return lane_closed ? send_room(to, request->first, request->offset) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
+        return ferry_closed ? send_room(to, request->first, request->offset) : send_all(to, &(reply_t){.result = -EPERM}, sizeof reply);
     case UNMAP:
-        if (lane_closed) reply = unmap_all();
+        if (ferry_closed) reply = unmap_all();
         else reply.result = -EPERM;
         break;
     case GIVE_BACK:
-        if (lane_closed && received <= BATCH && are(HANDED, request->first, received)) reply = give_back(request->first, descriptors, received);
+        if (ferry_closed && received <= BATCH && are(HANDED, request->first, received)) reply = give_back(request->first, descriptors, received);
         else reply.result = -EINVAL;
         break;
     case COPY_OUT:
     case DIGEST:
-        if (lane_closed && received && are(MINE, 0, part_count))
+        if (ferry_closed && received && are(MINE, 0, part_count))
             reply.result = read_parts(parts, part_count, ranges, request->count, files, request->offset);
         else reply.result = -EINVAL;
         break;
     case FILL:
-        if (lane_closed && received && are(HANDED, request->first, request->count)) reply = fill(request, files);
+        if (ferry_closed && received && are(HANDED, request->first, request->count)) reply = fill(request, files);
         else reply.result = -EINVAL;
         break;
     default:
@@ -980,7 +980,7 @@ static void *obey(void *unused) {
         is_on = 0;
         return NULL;
     }
-    pthread_setname_np(pthread_self(), "gpuckpt-lane");
+    pthread_setname_np(pthread_self(), "gpuckpt-ferry");
     for (;;) {
         int peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC), descriptors[MAX_DESCRIPTORS], received;
         request_t request;
@@ -1003,8 +1003,8 @@ static void *obey(void *unused) {
 /* CUDA does not survive a fork: the child gets the driver's own answers, and no thread. */
 static void forked(void) {
     is_on = 0;
-    lane_closed = 0;
-    lane_inside = 0;
+    ferry_closed = 0;
+    ferry_inside = 0;
     part_count = 0;
     gpus_seen = 0;
     forget_peers();
@@ -1012,7 +1012,7 @@ static void forked(void) {
     parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
-/* Remove the variable and this library from the environment, so that programs that the kernel starts have no lane. */
+/* Remove the variable and this library from the environment, so that programs that the kernel starts have no ferry. */
 static void clean_environment(void) {
     char *list = getenv("LD_PRELOAD"), *self = list ? strstr(list, SELF) : NULL;
     unsetenv(VARIABLE);
@@ -1027,7 +1027,7 @@ static void clean_environment(void) {
 
 __attribute__((constructor)) static void begin(void) {
     const char *named = getenv(VARIABLE);
-    lane_find_dlsym();
+    ferry_find_dlsym();
     if (!named || !named[0] || strlen(named) >= sizeof directory) return;
     strcpy(directory, named);
     clean_environment();

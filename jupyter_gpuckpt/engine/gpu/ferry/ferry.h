@@ -1,6 +1,6 @@
-/* What the parts of the lane library share: the driver's interface, as in cuda.h, and copies and digests of GPU memory. */
-#ifndef LANE_H
-#define LANE_H
+/* What the parts of the ferry library share: the driver's interface, as in cuda.h, and copies and digests of GPU memory. */
+#ifndef FERRY_H
+#define FERRY_H
 #include <stddef.h>
 #include <stdint.h>
 
@@ -72,7 +72,7 @@ extern struct driver driver;
 /* A range of memory of a GPU. */
 typedef struct { address_t address; size_t bytes; int device; } run_t;
 
-/* A context of each GPU, by device; in it all memory of the lane on that GPU can be copied. NULL: no memory is there. */
+/* A context of each GPU, by device; in it all memory of the ferry on that GPU can be copied. NULL: no memory is there. */
 typedef struct { context_t of[MAX_GPUS]; } contexts_t;
 
 /* Files that together hold a sequence of bytes, in stripes: as stripes.py. */
@@ -116,7 +116,7 @@ void find_copies(void *library, void *(*find)(void *, const char *));
 void *copy_in_place_of(void *function);
 
 /* What ferry.c knows of the memory: whether the process sees several GPUs, and has used several (`note_gpu`: it has memory there), a
- * context of memory of the lane (NULL: it is not the lane's), and whether a call has given the current GPU access to memory that it could
+ * context of memory of the ferry (NULL: it is not the ferry's), and whether a call has given the current GPU access to memory that it could
  * not reach before. */
 int sees_several_gpus(void);
 int uses_several_gpus(void);

@@ -1,6 +1,6 @@
-"""The lane: GPU memory is handed to init instead of being copied by the driver (the daemon's side of ferry.c and of init.c).
+"""The ferry: GPU memory is handed to init instead of being copied by the driver (the daemon's side of ferry.c and of init.c).
 
-Memory that the lane library allocates stays on the GPU as long as some process has its descriptors open. For a save the library
+Memory that the ferry library allocates stays on the GPU as long as some process has its descriptors open. For a save the library
 closes the process's gate, through which all calls of the driver go, gives the descriptors to init, and unmaps the memory. The
 driver's Checkpoint then copies the context only. Memory that must leave the GPU is copied to a file on scratch instead. `reopen`
 undoes both, even for another daemon.
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 #: The folder of files with GPU memory, on a tmpfs with huge pages.
 FILES = f"{SCRATCH}/gpu"
-#: What the paths of a lane's files begin with; others there are the driver's.
-LANE_FILES = f"{FILES}/lane-"
+#: What the paths of a ferry's files begin with; others there are the driver's.
+FERRY_FILES = f"{FILES}/ferry-"
 _HOLDER = f"{SCRATCH}/hold.socket"
 #: The name that the library's thread gives itself.
-THREAD_NAME = "gpuckpt-lane"
+THREAD_NAME = "gpuckpt-ferry"
 
 #: The most ranges in one order: a fraction of MAX_RANGES in ferry.c.
 _MAX_RANGES = 1 << 16
@@ -78,8 +78,8 @@ class Status(NamedTuple):
     thread: int
 
 
-class Lane:
-    """The lane library of one process; `is_there` is False for a process without one.
+class Ferry:
+    """The ferry library of one process; `is_there` is False for a process without one.
 
     No connection outlives a call, because CRIU cannot dump one. All methods raise FreezeFailed when the library refuses or does not
     answer.
@@ -93,7 +93,7 @@ class Lane:
     @property
     def file_path(self) -> str:
         """The path of the file for memory that is copied out, or of the first file, in the kernel's mount namespace."""
-        return f"{LANE_FILES}{self._owner}"
+        return f"{FERRY_FILES}{self._owner}"
 
     @property
     def file(self) -> StagingFile | None:
@@ -174,7 +174,7 @@ class Lane:
     def hand_over(self, rest: Mapping[int, int]) -> None:
         """Move the memory from the process to init, which must not hold any memory of it yet. It stays on the GPUs.
 
-        `rest`: bytes of memory that the process uses in addition to the lane's, by its numbers of the GPUs. init reserves them, if they
+        `rest`: bytes of memory that the process uses in addition to the ferry's, by its numbers of the GPUs. init reserves them, if they
         are free, because Checkpoint frees them and Restore needs them.
         """
         self.drop_handed_over()

@@ -1,4 +1,4 @@
-"""Copies of a lane's memory in a file: of all of it, or only of what the store lacks.
+"""Copies of a ferry's memory in a file: of all of it, or only of what the store lacks.
 
 Digests that are not those of the memory would lose data. So samples of the memory are digested here, too, and where anything about
 the digests is not right everything is copied.
@@ -25,7 +25,7 @@ from ..driver import digests
 from ..driver.digests import PIECE, EarlierMemory, MemoryTable, Ranges, Span, UnreliableDigestsError
 from ..driver.gpu_staging import StagingFile, striped
 from . import ferry_windows
-from .ferry import Lane
+from .ferry import Ferry
 from .ferry_errors import no_memory
 from .ferry_orders import Allocation, Range
 from .ferry_windows import NO_NEEDS, RamNeeds, StoreWindow
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 _SAMPLES = 8
 
 
-class LaneCopy(NamedTuple):
-    """What must be stored of a lane's memory: these ranges; None: all of it. The store has the rest.
+class FerryCopy(NamedTuple):
+    """What must be stored of a ferry's memory: these ranges; None: all of it. The store has the rest.
 
     `is_whole`: the file has all bytes. Otherwise it has the ranges, one after the other. `table`: the digests, to be stored, too.
     `is_stored`: the ranges were stored by windows, and there is no file.
@@ -50,7 +50,7 @@ class LaneCopy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LaneCopying:
+class FerryCopying:
     """The copying of one process's memory. `handed_over`: init holds it; otherwise it is still the process's.
 
     `store_window`: stores memory window by window if RAM is short for the file. `needs`: what else needs RAM.
@@ -58,7 +58,7 @@ class LaneCopying:
 
     tree: Tree
     pid: int
-    lane: Lane
+    ferry: Ferry
     allocations: Sequence[Allocation]
     earlier: EarlierMemory | None
     handed_over: bool
@@ -68,14 +68,14 @@ class LaneCopying:
     @property
     def stream(self) -> str:
         """The name of the stream that has the memory."""
-        return f"gpu{self.lane.file_path}"
+        return f"gpu{self.ferry.file_path}"
 
     @property
     def length(self) -> int:
         """The bytes of the memory."""
         return sum(one.bytes for one in self.allocations)
 
-    def copy(self, *, all_of_it: bool) -> tuple[StagingFile, LaneCopy]:
+    def copy(self, *, all_of_it: bool) -> tuple[StagingFile, FerryCopy]:
         """Make the file; return its record, with the length of the memory, and what must be stored. Raises FreezeFailed.
 
         `all_of_it`: the file must have all bytes, because they are freed on the GPU.
@@ -97,7 +97,7 @@ class LaneCopying:
             return None, None
         seed = self.earlier.seed(self.stream) or digests.new_seed()
         try:
-            found = self.lane.digests(
+            found = self.ferry.digests(
                 self.allocations, digests.key_of(seed), handed_over=self.handed_over
             )
         except (CheckpointError, UnreliableDigestsError) as error:
@@ -118,7 +118,7 @@ class LaneCopying:
 
     def _store(
         self, store_window: StoreWindow, table: MemoryTable | None, ranges: Ranges | None
-    ) -> tuple[StagingFile, LaneCopy]:
+    ) -> tuple[StagingFile, FerryCopy]:
         """Store what the store lacks, window by window."""
         beside = self.needs.beside_bytes
         if table is not None:
@@ -137,11 +137,11 @@ class LaneCopying:
                 self._read(descriptors, window)
                 paths = [self.tree.inside(path) for path in file.paths]
                 store_window(self.stream, paths, self.length, window)
-        self.lane.remove_file()
-        file = StagingFile(self.lane.file_path, self.length)
-        return file, LaneCopy(ranges, is_whole=False, table=table, is_stored=True)
+        self.ferry.remove_file()
+        file = StagingFile(self.ferry.file_path, self.length)
+        return file, FerryCopy(ranges, is_whole=False, table=table, is_stored=True)
 
-    def _copy_ranges(self, table: MemoryTable, ranges: Ranges) -> tuple[StagingFile, LaneCopy]:
+    def _copy_ranges(self, table: MemoryTable, ranges: Ranges) -> tuple[StagingFile, FerryCopy]:
         samples = _samples(len(table.digests), ranges)
         wanted = [*ranges, *((at * PIECE, (at + 1) * PIECE) for at in samples)]
         length = sum(end - begin for begin, end in wanted)
@@ -149,11 +149,11 @@ class LaneCopying:
             self._read(descriptors, wanted)
             _check(descriptors, length - len(samples) * PIECE, samples, table, consecutive=True)
         file = file._replace(length=self.length)
-        return file, LaneCopy(ranges, is_whole=False, table=table)
+        return file, FerryCopy(ranges, is_whole=False, table=table)
 
     def _copy_all(
         self, table: MemoryTable | None, ranges: Ranges | None
-    ) -> tuple[StagingFile, LaneCopy]:
+    ) -> tuple[StagingFile, FerryCopy]:
         length = self.length
         with self._files(length, self.needs.least_bytes) as (file, descriptors):
             self._read(descriptors, [(0, length)])
@@ -164,7 +164,7 @@ class LaneCopying:
                 except UnreliableDigestsError as error:
                     self._warn(error)
                     table = ranges = None
-        return file, LaneCopy(ranges, is_whole=True, table=table)
+        return file, FerryCopy(ranges, is_whole=True, table=table)
 
     @contextmanager
     def _files(self, length: int, beside: int) -> Iterator[tuple[StagingFile, list[int]]]:
@@ -172,15 +172,15 @@ class LaneCopying:
 
         `beside`: how many bytes must be free in addition. Raises FreezeFailed.
         """
-        self.lane.remove_file()
+        self.ferry.remove_file()
         # The files take memory only when they are written, where Linux may end the kernel for lack of it.
         if length + beside > (available := mem_available(self.pid)):
             raise no_memory(
                 self.pid,
                 f"{length} bytes are needed, and {beside} for the rest; {available} are free",
             )
-        number = min(stripes.files_for(length), self.lane.max_files())
-        file = StagingFile(self.lane.file_path, length, number)
+        number = min(stripes.files_for(length), self.ferry.max_files())
+        file = StagingFile(self.ferry.file_path, length, number)
         with ExitStack() as made:
             try:
                 descriptors = made.enter_context(striped(self.tree, self.pid, file))
@@ -191,9 +191,9 @@ class LaneCopying:
     def _read(self, files: Sequence[int], wanted: Ranges) -> None:
         ranges = _by_part(self.allocations, wanted)
         if self.handed_over:
-            self.lane.copy_handed_over(self.allocations, files, ranges)
+            self.ferry.copy_handed_over(self.allocations, files, ranges)
         else:
-            self.lane.copy_out(files, ranges)
+            self.ferry.copy_out(files, ranges)
 
     def _warn(self, error: Exception) -> None:
         logger.warning(

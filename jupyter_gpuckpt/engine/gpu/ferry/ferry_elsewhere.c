@@ -4,7 +4,7 @@
  * driver (580) treats it differently in two ways. A copy fails with CUDA_ERROR_INVALID_VALUE if the current GPU has no access to the
  * memory. And a synchronous copy between two GPUs does not wait for earlier work of the other GPU, nor does later work of that GPU wait
  * for the copy. So copies between GPUs are made by cuMemcpyPeer, which names the contexts. Others are repeated with access to all memory.
- * Memory of a pool belongs to no context either; a copy between it and memory of the lane names the primary context of the pool's GPU.
+ * Memory of a pool belongs to no context either; a copy between it and memory of the ferry names the primary context of the pool's GPU.
  */
 #include "ferry.h"
 
@@ -95,14 +95,14 @@ static context_t primary_of(int device) {
 
 /* Return whether a copy is between two GPUs, and find a context of each. */
 static int is_between(address_t to, address_t from, context_t *to_context, context_t *from_context) {
-    int to_device, from_device, is_of_lane = 0;
+    int to_device, from_device, is_of_ferry = 0;
     if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context) || !find_gpu(from, &from_device, from_context) || to_device == from_device)
         return 0;
-    if (!*to_context) is_of_lane |= (*to_context = context_of(to)) != NULL;
-    if (!*from_context) is_of_lane |= (*from_context = context_of(from)) != NULL;
-    /* Without memory of the lane a copy is as the driver makes it. */
-    if (!*to_context && is_of_lane) *to_context = primary_of(to_device);
-    if (!*from_context && is_of_lane) *from_context = primary_of(from_device);
+    if (!*to_context) is_of_ferry |= (*to_context = context_of(to)) != NULL;
+    if (!*from_context) is_of_ferry |= (*from_context = context_of(from)) != NULL;
+    /* Without memory of the ferry a copy is as the driver makes it. */
+    if (!*to_context && is_of_ferry) *to_context = primary_of(to_device);
+    if (!*from_context && is_of_ferry) *from_context = primary_of(from_device);
     return *to_context && *from_context;
 }
 

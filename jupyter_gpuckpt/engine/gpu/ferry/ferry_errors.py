@@ -1,4 +1,4 @@
-"""The errors of the lane: what was missing, and what the user can do.
+"""The errors of the ferry: what was missing, and what the user can do.
 
 The kernel runs on with its memory after each of them, or waits for it without losing it.
 """
@@ -26,7 +26,7 @@ def failed(pid: int, details: str) -> FreezeFailed:
     """Return the error for memory that could not be handed over for an unknown cause."""
     return FreezeFailed(
         "The kernel's GPU memory could not be handed over.",
-        hint="Save again. If it fails again, switch the option `gpu_lane` off and restart the kernel.",
+        hint="Save again. If it fails again, switch the option `gpu_ferry` off and restart the kernel.",
         details=f"process {pid}: {details}",
     )
 
@@ -54,6 +54,6 @@ def no_descriptors(pid: int, details: str) -> FreezeFailed:
     return FreezeFailed(
         "There are not enough file descriptors to hand over the kernel's GPU memory.",
         hint="Raise the limit of open files (`ulimit -n`) where the server is started, then restart the kernel, or switch the"
-        " option `gpu_lane` off.",
+        " option `gpu_ferry` off.",
         details=f"process {pid}: {details}",
     )

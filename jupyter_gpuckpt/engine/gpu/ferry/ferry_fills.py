@@ -1,6 +1,6 @@
-"""The filling of a resumed lane's memory from the store: as its file is written, or window by window where RAM is short for that.
+"""The filling of a resumed ferry's memory from the store: as its file is written, or window by window where RAM is short for that.
 
-All parts of the lane are handed over, and whole parts are filled. Does not cover: the orders (`ferry_orders.py`), memory that init holds
+All parts of the ferry are handed over, and whole parts are filled. Does not cover: the orders (`ferry_orders.py`), memory that init holds
 or that was copied out earlier (`ferry.py`).
 """
 
@@ -28,7 +28,7 @@ class WaitForStream(Protocol):
 
 
 def as_written(wait_for: WaitForStream, stream: str, library: Library, target: Path) -> None:
-    """Fill the parts from the lane's file while it is written, each as soon as its bytes are there. Raises what `wait_for` raises."""
+    """Fill the parts from the ferry's file while it is written, each as soon as its bytes are there. Raises what `wait_for` raises."""
     listed = library.listed()
     written = offset = first = 0
     with opened([target]) as descriptors:

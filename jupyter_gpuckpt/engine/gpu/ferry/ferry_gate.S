@@ -1,4 +1,4 @@
-/* The gate of gpu-lane.so: one entry for every function of the CUDA driver that the program has looked up.
+/* The gate of gpu-ferry.so: one entry for every function of the CUDA driver that the program has looked up.
  *
  * An entry counts its caller in, waits while the gate is closed, calls the driver's function with the same arguments, and counts the
  * caller out. So ferry.c can close the gate and know when no thread is inside the driver. The functions have up to 13 arguments
@@ -7,7 +7,7 @@
  */
 
 #define PASSED_WORDS 12
-/* As LANE_ENTRIES in ferry.c. */
+/* As FERRY_ENTRIES in ferry.c. */
 #define ENTRIES 4096
 #define ENTRY_BYTES 16
 
@@ -22,8 +22,8 @@ dlsym:
     testq %rsi, %rsi
     je 1f
     cmpw $0x7563, (%rsi)                /* "cu" */
-    je lane_dlsym
-1:  movq lane_real_dlsym(%rip), %rax
+    je ferry_dlsym
+1:  movq ferry_real_dlsym(%rip), %rax
     testq %rax, %rax
     je 2f
     jmp *%rax
@@ -33,7 +33,7 @@ dlsym:
     .cfi_adjust_cfa_offset 8
     subq $8, %rsp
     .cfi_adjust_cfa_offset 8
-    call lane_find_dlsym
+    call ferry_find_dlsym
     addq $8, %rsp
     .cfi_adjust_cfa_offset -8
     popq %rsi
@@ -45,10 +45,10 @@ dlsym:
     .size dlsym, . - dlsym
 
 /* On entry: the entry's number, and above it the return address and the caller's arguments on the stack. */
-    .globl lane_gate
-    .hidden lane_gate
-    .type lane_gate, @function
-lane_gate:
+    .globl ferry_gate
+    .hidden ferry_gate
+    .type ferry_gate, @function
+ferry_gate:
 gate:
     .cfi_startproc
     .cfi_def_cfa_offset 16
@@ -57,11 +57,11 @@ gate:
     .cfi_offset %rbp, -24
     movq %rsp, %rbp
     .cfi_def_cfa_register %rbp
-    lock incq lane_inside(%rip)
-    cmpl $0, lane_closed(%rip)
+    lock incq ferry_inside(%rip)
+    cmpl $0, ferry_closed(%rip)
     jne 2f
     movq 8(%rbp), %r11
-    leaq lane_functions(%rip), %r10
+    leaq ferry_functions(%rip), %r10
     cmpq $0, (%r10, %r11, 8)
     je 2f
 1:  subq $(PASSED_WORDS * 8 + 8), %rsp
@@ -72,9 +72,9 @@ gate:
     .set word, word + 2
     .endr
     movq 8(%rbp), %r11
-    leaq lane_functions(%rip), %r10
+    leaq ferry_functions(%rip), %r10
     call *(%r10, %r11, 8)
-    lock decq lane_inside(%rip)
+    lock decq ferry_inside(%rip)
     movq %rbp, %rsp
     popq %rbp
     .cfi_remember_state
@@ -101,7 +101,7 @@ gate:
     movups %xmm6, 160(%rsp)
     movups %xmm7, 176(%rsp)
     movq 8(%rbp), %rdi
-    call lane_prepare
+    call ferry_prepare
     movq (%rsp), %rdi
     movq 8(%rsp), %rsi
     movq 16(%rsp), %rdx
@@ -120,12 +120,12 @@ gate:
     addq $200, %rsp
     jmp 1b
     .cfi_endproc
-    .size lane_gate, . - lane_gate
+    .size ferry_gate, . - ferry_gate
 
-    .globl lane_entries
-    .hidden lane_entries
+    .globl ferry_entries
+    .hidden ferry_entries
     .p2align 4
-lane_entries:
+ferry_entries:
     .cfi_startproc
     .set number, 0
     .rept ENTRIES
@@ -146,11 +146,11 @@ lane_entries:
     symbol: .byte 0x68; .long number; .byte 0xe9; .long gate - . - 4; \
     .size symbol, . - symbol; .set number, number + 1;
 
-    .globl lane_named_entries
-    .hidden lane_named_entries
+    .globl ferry_named_entries
+    .hidden ferry_named_entries
     .set number, 0
     .p2align 4
-lane_named_entries:
+ferry_named_entries:
 #include "ferry_names.h"
 
     .section .note.GNU-stack, "", @progbits

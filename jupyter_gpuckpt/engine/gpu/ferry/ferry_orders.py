@@ -1,4 +1,4 @@
-"""The orders to the lane library of one process, as messages on a socket (the other side is ferry.c).
+"""The orders to the ferry library of one process, as messages on a socket (the other side is ferry.c).
 
 Does not cover: which orders when (`ferry.py`, `ferries.py`), the messages to init (`ferry.py`).
 """

@@ -1,4 +1,4 @@
-"""Windows of a lane's memory, used when RAM is short: each is copied and stored, or read and filled, before the next one.
+"""Windows of a ferry's memory, used when RAM is short: each is copied and stored, or read and filled, before the next one.
 
 In a suspend all memory stays in the process until all windows are stored, so that a failure needs no undo. A resume fills whole parts.
 
@@ -20,7 +20,7 @@ from ....wire.manifest_records import Manifest
 from ...tree.launch import pids
 from ...tree.tree import Tree
 from ..driver.digests import Ranges
-from .ferry import LANE_FILES, Lane
+from .ferry import FERRY_FILES, Ferry
 from .ferry_room import PART_BYTES, fits_by_parts, free_room
 
 #: The bytes of a window, of which there is one at a time. Whole parts are filled, so it has room for the largest.
@@ -30,7 +30,7 @@ _SPARE_BYTES = 2 << 30
 
 
 class RamNeeds(NamedTuple):
-    """The RAM that a freeze needs. `gpu_bytes`: for copies of all GPU memory, of lanes or not; `beside_bytes`: for everything else."""
+    """The RAM that a freeze needs. `gpu_bytes`: for copies of all GPU memory, of ferries or not; `beside_bytes`: for everything else."""
 
     beside_bytes: int = 0
     gpu_bytes: int = 0
@@ -76,18 +76,18 @@ def is_short_for(manifest: Manifest, shared_bytes: int) -> bool:
     """
     lengths = [one.length for one in manifest.streams if one.name.startswith(("pages/", "gpu"))]
     needed = sum(lengths) - shared_bytes + _SPARE_BYTES
-    return any(lane_bytes(manifest)) and needed > mem_available()
+    return any(ferry_bytes(manifest)) and needed > mem_available()
 
 
-def lane_bytes(manifest: Manifest) -> list[int]:
-    """Return the bytes of the lanes' memory, by process."""
-    names = [f"gpu{path}" for one in manifest.gpu for path in one.staging if is_lanes(path)]
+def ferry_bytes(manifest: Manifest) -> list[int]:
+    """Return the bytes of the ferries' memory, by process."""
+    names = [f"gpu{path}" for one in manifest.gpu for path in one.staging if is_ferries(path)]
     return [manifest.stream(name).length for name in names]
 
 
-def is_lanes(path: str) -> bool:
-    """Return whether the files of this path have a lane's memory, and not the driver's."""
-    return path.startswith(LANE_FILES)
+def is_ferries(path: str) -> bool:
+    """Return whether the files of this path have a ferry's memory, and not the driver's."""
+    return path.startswith(FERRY_FILES)
 
 
 def spared(lengths: Sequence[int]) -> int:
@@ -99,21 +99,21 @@ def spared(lengths: Sequence[int]) -> int:
 
 
 def usable_bytes(tree: Tree) -> int:
-    """Return how many bytes of the lanes' memory a suspend can store window by window, one window at a time.
+    """Return how many bytes of the ferries' memory a suspend can store window by window, one window at a time.
 
     It cannot where the GPU has no room to give the memory back: then all of it must be in RAM, as that of a parked process is already.
     An older library does not say how much memory there is.
     """
     found = 0
     for pid in pids(tree):
-        lane = Lane(tree, pid)
+        ferry = Ferry(tree, pid)
         with suppress(CheckpointError):
             if (
-                lane.is_there
-                and not lane.status().closed
+                ferry.is_there
+                and not ferry.status().closed
                 and fits_by_parts(free_room(pid, gpu.used_by(pid)))
             ):
-                found += lane.allocated_bytes()
+                found += ferry.allocated_bytes()
     return found
 
 
