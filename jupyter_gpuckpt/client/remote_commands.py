@@ -14,7 +14,7 @@ from . import programs
 
 def ask(call: RemoteCall) -> RemoteAnswer:
     """Run `call` in a process with our credentials; the answer holds its errors. Raises DaemonUnavailable if it cannot run."""
-    command = programs.command("daemon.remotes")
+    command = programs.command("daemon.remotes.without_daemon")
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             command, input=msgspec.json.encode(call), capture_output=True, check=True

@@ -33,6 +33,7 @@ from .kernels.streams import Streams
 from .kernels.verbs import Verbs
 from .reclaim.notice_watch import Watch
 from .reclaim.reaction import Reaction
+from .remotes import remote_copies
 from .remotes.collecting import FarCollecting
 from .remotes.kernel_moves import Moves
 from .remotes.lease_renewal import LeaseRenewal
@@ -64,7 +65,9 @@ class Daemon:
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
         self._loop = asyncio.get_running_loop()
-        self.machine = Machine(settings, place, self._on_snapshot)
+        self.machine = Machine(
+            settings, place, self._on_snapshot, local_chunks=remote_copies.local_chunks
+        )
         self.streams = Streams()
         self.operations = Operations(self.streams)
         self.kernels = Kernels(records, self.machine, self.streams)
@@ -97,7 +100,7 @@ class Daemon:
             self.kernels,
             self.verbs,
             self.machine,
-            self.leases,
+            self.leases.next_number,
         )
         on_lost = LostLeases(settings.data, self.kernels, self.verbs).note
         self.uploads = Uploads(

@@ -42,6 +42,6 @@ def __getattr__(name: str) -> type:
     if name not in _READY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f".{_READY[name]}", __name__)
-    import_module(".start_check", __name__).check_at_start()
+    import_module(".start_check", __name__).check_at_start(GpuCkptSpawnerMixin)
     found: type = getattr(module, name)
     return found

@@ -40,6 +40,7 @@ from ..wire.hub_records import (
 from ..wire.plurals import counted, size
 from . import server_request, user_limits
 from .server_request import Report
+from .start_check import check_at_start
 from .turns import Turns
 from .waiting import CLEAN, FIELD, form, message
 
@@ -368,9 +369,7 @@ def with_suspend(spawner: str | type) -> type:
 
     `spawner`: the class, its import path, or a name that `c.JupyterHub.spawner_class` takes ("docker", "simple").
     """
-    from .start_check import check_at_start  # noqa: PLC0415 - it imports this module
-
-    check_at_start()
+    check_at_start(GpuCkptSpawnerMixin)
     used = spawner if isinstance(spawner, type) else _found(spawner)
     if issubclass(used, GpuCkptSpawnerMixin):
         return used

@@ -4,26 +4,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from jupyterhub.app import JupyterHub
 
 from ..errors import ConfigurationError
-from .spawner import GpuCkptSpawnerMixin
 
 
-def check_at_start() -> None:
+def check_at_start(ours: type) -> None:
     """Check the configuration as soon as the hub of this process has read it; do nothing in a process without a hub."""
     if JupyterHub.initialized():
         # The hub sets this trait when it opens its database, after it has read the whole configuration.
-        JupyterHub.instance().observe(_check, "session_factory")
+        JupyterHub.instance().observe(partial(_check, ours), "session_factory")
 
 
-def _check(change: dict[str, Any]) -> None:
-    """End the hub if the chosen spawner refuses its configuration."""
+def _check(ours: type, change: dict[str, Any]) -> None:
+    """End the hub if the chosen spawner, of the class `ours`, refuses its configuration."""
     hub = change["owner"]
-    if not issubclass(hub.spawner_class, GpuCkptSpawnerMixin):
+    if not issubclass(hub.spawner_class, ours):
         return
     try:
         # The constructors of some spawners use the name and the id of the user.

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
-from ..remote import check_worker
-from ..remote.check_client import CheckTask
 from . import pack_worker, unpack_worker
 from .pack_client import PackTask
 from .unpack_client import UnpackTask
 from .worker_messages import receive
+
+#: Modules of higher packages whose tasks the forks do, too. Each has `prepare()`, the type `TASK` of its first message, and
+#: `serve(connection)`. They are imported by name, so this package does not depend on theirs.
+_OTHERS = ("jupyter_gpuckpt.remote.check_worker",)
 
 
 def main() -> None:
@@ -21,7 +26,9 @@ def main() -> None:
 
     Stdin is a socket. One byte is sent to it when everything is imported.
     """
-    check_worker.prepare()
+    others = [import_module(name) for name in _OTHERS]
+    for other in others:
+        other.prepare()
     # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # The caller never reads the byte. So when it closes its end, this end gets ECONNRESET instead of EOF.
@@ -34,19 +41,19 @@ def main() -> None:
             with socket.socket(fileno=received[0]) as connection:
                 if os.fork() == 0:
                     asking.close()
-                    _serve(connection)
+                    _serve(connection, others)
 
 
-def _serve(connection: socket.socket) -> NoReturn:
+def _serve(connection: socket.socket, others: Sequence[ModuleType]) -> NoReturn:
     """Receive a task, do it, and exit; exit at once at EOF."""
     try:
-        task = receive(connection, PackTask, UnpackTask, CheckTask)
+        task = receive(connection, PackTask, UnpackTask, *(other.TASK for other in others))
         if isinstance(task, PackTask):
             pack_worker.serve(connection, task)
         elif isinstance(task, UnpackTask):
             unpack_worker.serve(connection, task)
-        elif isinstance(task, CheckTask):
-            check_worker.serve(connection)
+        elif task is not None:
+            next(other for other in others if isinstance(task, other.TASK)).serve(connection)
     finally:
         # There is nothing to clean up, and the caller waits until this process's descriptors are closed.
         os._exit(0)

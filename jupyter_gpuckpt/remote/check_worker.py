@@ -14,11 +14,14 @@ import numpy as np
 from ..errors import record_of
 from ..images.worker_messages import receive, receive_descriptors, send
 from ..store.codecs import DIGEST_BYTES
-from .check_client import HALF_BYTES, Checked, CheckRun
+from .check_client import HALF_BYTES, Checked, CheckRun, CheckTask
 from .checking import OpenPack, Run, check
 from .pack_refs import PackRef
 from .remote_packs import ROW
 from .sealing import KEY_BYTES, cipher
+
+#: The first message to a fork that is to check.
+TASK = CheckTask
 
 
 def prepare() -> None:

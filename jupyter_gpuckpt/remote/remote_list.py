@@ -125,3 +125,8 @@ def _hint(found: list[Remote]) -> str:
     names = ", ".join(remote.name for remote in found)
     known = f"Known remotes: {names}." if names else "No remote is configured."
     return f"{known} `jupyter gpuckpt remote add` adds one."
+
+
+def state_folder(data_dir: Path, name: str) -> Path:
+    """Return the directory of this machine's state about a remote."""
+    return data_dir / "remotes" / name

@@ -86,8 +86,8 @@ class GpuPacking:
     ) -> None:
         self._earlier = earlier
         self._store, self._predecessor = store, predecessor
-        #: The limit of the buffers of one pack (0: see `pack`). Up to three run at the same time: of the driver's files, of the ferries', and
-        #: of other memory.
+        #: The limit of the buffers of one pack (0: see `pack`). Up to three run at the same time: of the driver's files, of the ferries',
+        #: and of other memory.
         self.memory_bytes = -(-settings.memory_bytes // 3)
         # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
         threads = settings.threads if alone else max(1, settings.threads // 2)

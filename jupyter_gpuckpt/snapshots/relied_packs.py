@@ -13,7 +13,7 @@ from ..errors import StoreError
 from ..images.composing import Predecessor
 from ..images.worker_threads import share_out
 from ..store.local import LocalStore
-from ..store.pack_files import Trust
+from ..store.pack_identity import Trust
 from ..store.pack_reading import read_pack
 from ..wire.manifest_records import Cause
 from ..wire.progress import Progress

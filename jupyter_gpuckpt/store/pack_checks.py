@@ -24,8 +24,9 @@ from .faults import store_errors
 from .index import rows
 from .index.catalog import Catalog
 from .index.needs import forget_needing
+from .index.pack_files import Facts
 from .index.places import digests_in
-from .pack_files import Facts, Identity, Trust
+from .pack_identity import Identity, Trust
 from .pack_reading import PackReading
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import FormatTooNew, ObjectCorrupt
 from . import packs
 from .codecs import CodecError, digest_of_stored
-from .pack_files import Identity
+from .pack_identity import Identity
 from .packs import RECORD_BYTES, Entry
 
 #: About how many bytes are read at a time.

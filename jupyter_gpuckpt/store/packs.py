@@ -29,7 +29,7 @@ from ..errors import FormatTooNew, ObjectCorrupt
 from ..linux.pwrite import pwrite_all
 from ..wire.manifest_records import FORMAT_VERSION
 from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
-from .pack_files import Identity
+from .pack_identity import Identity
 
 SUFFIX = ".pack"
 #: The prefix of packs that are being written; a file with it that exists when a store opens is incomplete.

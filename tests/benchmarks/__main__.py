@@ -35,7 +35,7 @@ BENCHMARKS = {
     "event-loop": "event_loop",
     "page": "page",
     "store": "store",
-    "far": "far",
+    "remote": "remote",
     "others": "others",
     "gpu-driver": "gpu_driver",
     "gpu-kernel": "gpu_kernel",

@@ -21,7 +21,7 @@ from jupyter_gpuckpt.errors import KeyUnavailable
 from jupyter_gpuckpt.linux import file_locks
 from jupyter_gpuckpt.remote import keyring, upload_progress
 from jupyter_gpuckpt.remote.buckets import open_bucket
-from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Facts
 from jupyter_gpuckpt.remote.upload import Uploader
 from jupyter_gpuckpt.remote.upload_progress import Journal, path_of
@@ -156,7 +156,7 @@ def _uploaded(data_dir, name, **sessions):
             opened.bucket,
             opened.keyring,
             opened.seen,
-            state=remote_keys.state_dir(data_dir, name),
+            state=state_folder(data_dir, name),
             machine_id=remote_keys.machine_id(data_dir),
         )
         for snapshot_id, chunks in sessions.items():
@@ -215,7 +215,7 @@ def test_a_session_is_erased_and_then_everything(data_dir, tmp_path, capsys, mon
     assert done["erased"]["left"] == 0
     assert [path for path in (tmp_path / "share").rglob("*") if path.is_file()] == []
     assert Remotes(data_dir).all() == []
-    assert not remote_keys.state_dir(data_dir, "share").exists()
+    assert not state_folder(data_dir, "share").exists()
     # The place is as good as new, for the same name as well.
     assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
     _uploaded(data_dir, "share", s5=two)
@@ -279,7 +279,7 @@ def test_nothing_of_a_removed_remote_counts_for_another_of_its_name(data_dir, tm
     content = some_chunks(1, 2)
     assert app.main(["remote", "add", "share", urls[0]]) == 0
     _uploaded(data_dir, "share", s1=content)
-    state = remote_keys.state_dir(data_dir, "share")
+    state = state_folder(data_dir, "share")
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
     unfinished = Journal(path_of(state, "s2"), opened.keyring.public.store_id)
     write_uploaded(record_path(data_dir, "share"), Uploaded({"s1": 1.0}, 1.0))

@@ -10,14 +10,14 @@ from msgspec import inspect
 
 #: Every such record, by module and name.
 KEPT = (
-    "model:Manifest",
-    "model:SnapshotInfo",
+    "wire.manifest_records:Manifest",
+    "wire.manifest_records:SnapshotInfo",
     "daemon.kernels.kernel_records:KernelRecord",
     "daemon.kernels.resume_times:_Measured",
     "engine.gpu.gpu_processes:_TakenFromGpu",
     "engine.tcp.record:_Mark",
     "engine.tree.standstill:_Journal",
-    "protocol:Event",
+    "wire.protocol:Event",
     "store.annotation_files:_File",
     "remote.epochs:Epoch",
     "remote.epochs:_Condemned",
@@ -33,8 +33,6 @@ KEPT = (
 )
 #: Types that have another name today. Their names are not on the disk; a released `records.json` keeps the one it was made with.
 _RENAMED = {
-    "model:Manifest": "manifest_records:Manifest",
-    "model:SnapshotInfo": "manifest_records:SnapshotInfo",
     "remote.upload_progress:_Line": "remote.upload_progress:_Entry",
 }
 #: What stands for each simple type.

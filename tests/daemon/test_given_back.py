@@ -12,6 +12,7 @@ from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.kernels.kernels import Kernels
 from jupyter_gpuckpt.daemon.kernels.machine import Machine
 from jupyter_gpuckpt.daemon.kernels.streams import Streams
+from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
 from jupyter_gpuckpt.wire import calls, place
 from jupyter_gpuckpt.wire.daemon_settings import Settings
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec, Sizes
@@ -103,7 +104,7 @@ def test_the_period_of_a_kernel_that_ends_is_kept_and_another_machine_counts_wha
 ):
     async def main():
         here = place.this_place(tmp_path)
-        machine = Machine(Settings(str(tmp_path)), here)
+        machine = Machine(Settings(str(tmp_path)), here, local_chunks=local_chunks)
         records = Records(tmp_path / "state", here)
         kernels = Kernels(records, machine, Streams())
         parked = kernels.add(record(KernelState.PARKED))

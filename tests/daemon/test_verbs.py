@@ -15,6 +15,7 @@ from jupyter_gpuckpt.daemon.kernels.machine import Machine
 from jupyter_gpuckpt.daemon.kernels.operations import Operations
 from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.kernels.verbs import Verbs
+from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
 from jupyter_gpuckpt.errors import SessionLost, StoreFull, record_of
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from jupyter_gpuckpt.wire.place import this_place
@@ -30,7 +31,10 @@ class Parts:
 
     def __init__(self, settings, folder, records=Records):
         place, streams = this_place(settings.data), Streams()
-        self.records, machine = records(folder, place), Machine(settings, place)
+        self.records, machine = (
+            records(folder, place),
+            Machine(settings, place, local_chunks=local_chunks),
+        )
         self.kernels = Kernels(self.records, machine, streams)
         self.ended = []
         self.verbs = Verbs(

@@ -22,9 +22,9 @@ from tests.engine.test_ferry_snapshots import (
     begin_with_ferry,
     check_running,
     driver_library,
+    ferry_of,
     gpu,
     held,
-    ferry_of,
     resumed,
 )
 

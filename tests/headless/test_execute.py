@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.remote_records import RemoteVerb
 from jupyter_gpuckpt.wire.states import KernelState
@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner, tm
     # The automatic saves of a run that is over are not kept.
     assert runner.snapshots() == []
     # No user has deleted them, so no remote is told.
-    assert UserDeletions(remote_keys.state_dir(runner.data, "share")).all() == {}
+    assert UserDeletions(state_folder(runner.data, "share")).all() == {}
     ask(RemoteVerb.REMOVE, runner.data, "share")
 
 

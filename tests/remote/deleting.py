@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import msgspec
 
-from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.remotes.change_sender import correct_record
 from jupyter_gpuckpt.daemon.snapshots import user_deletions
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
 from jupyter_gpuckpt.remote.collector import collect
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Lease, Sessions
 from tests.remote.stores import chunks
 from tests.remote.test_fetching import saved
@@ -23,7 +23,7 @@ class User(Told):
 
     def __init__(self, data_dir, store, share):
         super().__init__(data_dir, store, share)
-        self.state_dir = remote_keys.state_dir(data_dir, "share")
+        self.state_dir = state_folder(data_dir, "share")
         self.tell()
 
     def add(self, number, kernel_id, **changes):

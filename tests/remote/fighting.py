@@ -1,6 +1,6 @@
 """A machine that wants one far session again and again, by a network that fails, with clocks of its own; see `fights.py`.
 
-python -m tests.remote.fighting FOLDER REMOTE(as JSON) NAME SEED CLOCKS_OFF MUTATION   says line by line what it believes, until its input ends
+python -m tests.remote.fighting FOLDER REMOTE(as JSON) NAME SEED CLOCKS_OFF MUTATION   says what it believes, until its input ends
 """
 
 from __future__ import annotations

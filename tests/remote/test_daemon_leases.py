@@ -22,7 +22,7 @@ from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
-from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
 from jupyter_gpuckpt.remote.remote_sessions import FarSession, Sessions
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from jupyter_gpuckpt.wire.place import this_place
@@ -105,7 +105,7 @@ class There(Here):
 
     @property
     def goes_on_in(self):
-        return LeaseFile(remote_keys.state_dir(self.data_dir, "share")).of("k1").session_id
+        return LeaseFile(state_folder(self.data_dir, "share")).of("k1").session_id
 
 
 async def until(condition, seconds=PATIENCE):
@@ -448,7 +448,7 @@ def test_what_is_erased_is_the_session_and_not_the_branch_of_it(two):
         return set(Remotes(machine.data_dir).get("share").erased)
 
     async def test(a, b):
-        file = LeaseFile(remote_keys.state_dir(a.data_dir, "share"))
+        file = LeaseFile(state_folder(a.data_dir, "share"))
         assert file.branch("k1", file.of("k1"))
         a.save("s1")
         await a.start()

@@ -11,6 +11,7 @@ from jupyter_gpuckpt.daemon import audit
 from jupyter_gpuckpt.daemon.remotes import collector_process, remote_keys
 from jupyter_gpuckpt.errors import StoreUnavailable
 from jupyter_gpuckpt.remote import collector, epochs, rules
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import Remote
 from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
@@ -81,9 +82,7 @@ def test_an_old_rule_that_is_put_back_is_refused_by_collectors(one, two, share):
     old = (share / rules.NAME).read_bytes()
     one.rule(RetentionPolicy())
     assert two.collects(share).error is None
-    seen = json.loads(
-        (remote_keys.state_dir(two.joined.data_dir, "share") / "seen.json").read_text()
-    )
+    seen = json.loads((state_folder(two.joined.data_dir, "share") / "seen.json").read_text())
     assert seen["generations"][rules.NAME] == 2
     (share / rules.NAME).write_bytes(old)
     assert two.collects(share).error.code == "far_object_invalid"

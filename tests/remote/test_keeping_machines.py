@@ -18,6 +18,7 @@ from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_pa
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.errors import ConfigurationError, StoreUnavailable, error_from
 from jupyter_gpuckpt.remote import epochs
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import KeepRequest, Remote, RemoteCall, RemoteVerb
 from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
@@ -185,7 +186,7 @@ def test_a_pin_is_told_although_the_record_of_what_was_told_is_lost(both, share)
         one.store.annotate("s1", {"pinned": True, "title": "Mine"})
         await one.uploads.close()
         for name in ("told.json", "uploaded.json"):
-            (remote_keys.state_dir(one.data_dir, "share") / name).unlink()
+            (state_folder(one.data_dir, "share") / name).unlink()
         again = Uploads(
             *(one.machine, one.data_dir, lambda: False, lambda _: None, lambda *_: None),
             one.inventory,
@@ -247,7 +248,7 @@ def test_a_removal_between_the_question_and_the_eviction_wins(both, share, monke
         for number in (1, 2, 3, 4):
             one.store.verify(f"s{number}")
         # What the machine noted before it told the remote is taken back.
-        told = SentChanges(remote_keys.state_dir(one.data_dir, "share"))
+        told = SentChanges(state_folder(one.data_dir, "share"))
         assert any(one.relied_on_in for one in told.all().values())
         for number in (1, 2, 3, 4):
             one.changed(f"s{number}")

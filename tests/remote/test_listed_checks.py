@@ -13,7 +13,7 @@ from jupyter_gpuckpt.daemon.remotes import change_sender, remote_keys
 from jupyter_gpuckpt.daemon.remotes.listed_checks import ListedChecks
 from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.remote.listed_facts import Told
-from jupyter_gpuckpt.remote.remote_list import Remotes
+from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import Remote
 from jupyter_gpuckpt.wire.snapshot_records import UploadRequest, UploadState
@@ -58,7 +58,7 @@ class Checked(Near):
     async def look(self, *, due):
         """Check what is due; with `due` a day has passed."""
         if due:
-            path = remote_keys.state_dir(self.data_dir, "share") / "checked.json"
+            path = state_folder(self.data_dir, "share") / "checked.json"
             path.unlink(missing_ok=True)
         await self.checks.look()
 

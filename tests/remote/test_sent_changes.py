@@ -18,6 +18,7 @@ from jupyter_gpuckpt.daemon.remotes.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote.listed_facts import Amendment, about, told
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.remote.retries import Retries
 from jupyter_gpuckpt.store import stores
@@ -66,7 +67,7 @@ class Told:
         sender.forget_deleted(there, self.state())
         send = partial(amending.amend, self.data_dir, opened or self.opened)
         assert sender.tell(there, lambda: self.state(*needed), send).error is None
-        return SentChanges(remote_keys.state_dir(self.data_dir, "share")).all()
+        return SentChanges(state_folder(self.data_dir, "share")).all()
 
     def make_stub(self, number):
         """Make a stub of a snapshot, as the near copy does."""

@@ -16,6 +16,7 @@ from jupyter_gpuckpt.daemon.snapshots import user_deletions
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletion, UserDeletions
 from jupyter_gpuckpt.remote import upload_progress
 from jupyter_gpuckpt.remote.fetch import fetch
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.remote.upload import Uploader
 from tests.remote.deleting import User
@@ -224,7 +225,7 @@ def test_a_copy_that_was_only_fetched_is_deleted_here_only(user, other):
     two.deletes("s1")
     two.tell()
     assert user.listed() == ["s1"]
-    assert UserDeletions(remote_keys.state_dir(joined.data_dir, "share")).all() == {}
+    assert UserDeletions(state_folder(joined.data_dir, "share")).all() == {}
 
 
 def test_an_upload_that_was_stopped_cannot_list_a_deleted_snapshot_any_more(user):
@@ -322,7 +323,7 @@ def test_a_deleted_session_is_listed_no_longer_and_what_was_pinned_is_fetched_pi
             assert fetched.error is None
             [info] = b.store.snapshots()
             assert (info.snapshot_id, info.pinned) == ("s2", True)
-            told = SentChanges(remote_keys.state_dir(b.data_dir, "share"))
+            told = SentChanges(state_folder(b.data_dir, "share"))
             async with asyncio.timeout(60):
                 while "s2" not in told.all():  # noqa: ASYNC110 - of a thread
                     await asyncio.sleep(0.01)

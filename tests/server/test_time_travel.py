@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
+from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.wire.remote_records import RemoteVerb
 from tests.conftest import wait_for
 from tests.programs import NOISE
@@ -336,7 +336,7 @@ def test_a_restart_can_be_undone(server, page, tmp_path):
     # that of the last restart goes in the background
     wait_for(lambda: len(server.get(listing)["snapshots"]) == 1)
     # No user has deleted the other one, so no remote is told.
-    assert UserDeletions(remote_keys.state_dir(data_dir, "share")).all() == {}
+    assert UserDeletions(state_folder(data_dir, "share")).all() == {}
     ask(RemoteVerb.REMOVE, data_dir, "share")
     assert [one["snapshot_id"] for one in server.get(listing)["snapshots"]] == [snapshot_id]
     assert page.run("print('x' in dir())") == "False\n"

@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine.gpu.ferry.ferry import FILES, FERRY_FILES
+from jupyter_gpuckpt.engine.gpu.ferry.ferry import FERRY_FILES, FILES
 from jupyter_gpuckpt.engine.gpu_files import GpuFiles
 from jupyter_gpuckpt.errors import ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.wire.manifest_records import GpuProcess, SnapshotInfo, Stream

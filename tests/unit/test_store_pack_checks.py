@@ -19,10 +19,10 @@ from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.snapshots import relied_packs
-from jupyter_gpuckpt.store import manifests, pack_files, pack_reading, packs
+from jupyter_gpuckpt.store import manifests, pack_identity, pack_reading, packs
 from jupyter_gpuckpt.store.bringing import bring
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.pack_files import Identity, Trust
+from jupyter_gpuckpt.store.pack_identity import Identity, Trust
 from jupyter_gpuckpt.store.pack_reading import read_pack
 from jupyter_gpuckpt.wire.manifest_records import Cause, SnapshotInfo
 from jupyter_gpuckpt.wire.progress import Progress
@@ -406,7 +406,7 @@ def test_a_file_is_judged_by_its_identity(changes, trust):
 
 
 def test_another_boot_changes_nothing(store, monkeypatch):
-    monkeypatch.setattr(pack_files, "_boot_id", lambda: "another")
+    monkeypatch.setattr(pack_identity, "_boot_id", lambda: "another")
     with reopened(store) as again:
         assert save(again, "s3", SECOND) == (0, [])
         assert again.pack_checks.due(1e9) == []

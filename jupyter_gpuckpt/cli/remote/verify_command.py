@@ -50,7 +50,8 @@ def _say(args: Namespace, found: Drill) -> None:
         where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
         printing.warn(f"{where}: {one.name}: {one.why}")
     printing.say(
-        f"{found.snapshots} of {counted(found.listed, 'snapshot')}, {counted(found.chunks, 'chunk')} with {printing.size(found.chunk_bytes)}:"
+        f"{found.snapshots} of {counted(found.listed, 'snapshot')},"
+        f" {counted(found.chunks, 'chunk')} with {printing.size(found.chunk_bytes)}:"
         f" {len(found.damaged) or 'nothing'} damaged."
     )
     reads, writes, received = found.reads, found.writes, found.received_bytes

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,8 @@ from ...wire import decoding
 from ...wire.place import Place
 from ...wire.progress import Progress
 from ...wire.protocol import SaveRequest
-from ...wire.snapshot_order import Making, next_number
+from ...wire.snapshot_order import Making
 from ...wire.states import KernelState, Verb
-from ..remotes.leases import DaemonLeases
 from . import stopped_trees
 from .kernel_records import KernelRecord
 from .kernels import Kernels, ManagedKernel
@@ -75,9 +75,9 @@ class FormerProcesses:
         kernels: Kernels,
         verbs: Verbs,
         machine: Machine,
-        leases: DaemonLeases,
+        next_number: Callable[[str], int],
     ) -> None:
-        self._folder, self._leases = folder / place.key, leases
+        self._folder, self._next_number = folder / place.key, next_number
         self._kernels, self._verbs, self._machine = kernels, verbs, machine
         self._kept: dict[str, _Former] = {}
         self._saves: dict[str, asyncio.Task[None]] = {}
@@ -249,10 +249,6 @@ class FormerProcesses:
             Making(uuid.uuid4().hex, record.number, former.record.number),
             former.progress,
         )
-
-    def _next_number(self, kernel_id: str) -> int:
-        leases = self._leases
-        return next_number(leases.highest_here(kernel_id), leases.highest_number(kernel_id))
 
     async def _until_over(self, former: _Former) -> None:
         loop = asyncio.get_running_loop()

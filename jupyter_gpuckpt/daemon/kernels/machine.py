@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,6 @@ from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
 from .. import host_report
-from ..remotes import remote_copies
 from .given_back import GivenBackSums
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
@@ -56,6 +55,9 @@ if TYPE_CHECKING:
     from ...store.local import LocalStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
+
+    #: Ensures that a store has a snapshot's chunks inside a block, for a data directory: those of a stub are fetched.
+    LocalChunks = Callable[[Path, LocalStore, SnapshotInfo, Progress], AbstractContextManager[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +78,11 @@ class Machine:
         settings: Settings,
         place: Place,
         on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
+        *,
+        local_chunks: LocalChunks,
     ) -> None:
         self._settings, self._on_snapshot = settings, on_snapshot
+        self._local_chunks = local_chunks
         self._are_others_there = partial(are_others_heard_of, settings.state, place)
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
@@ -264,7 +269,7 @@ class Machine:
         launch = msgspec.structs.replace(manifest.launch, own_sockets=record.spec.own_sockets)
         manifest = msgspec.structs.replace(manifest, launch=launch)
         with (
-            remote_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
+            self._local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
             resumed = late_modules.resume.resume(

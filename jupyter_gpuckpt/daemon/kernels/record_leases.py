@@ -1,7 +1,7 @@
 """The leases of kernels in a data directory that several hosts may share: one far session with its term for each kernel.
 
-The protocol is that of remotes (`remote/lease_objects.py`); the objects are files beside the records. `kernel_records.py` gets a kernel's lease
-before it writes that the kernel has a process, and releases the lease after it has written that the kernel has none.
+The protocol is that of remotes (`remote/lease_objects.py`); the objects are files beside the records. `kernel_records.py` gets a kernel's
+lease before it writes that the kernel has a process, and releases the lease after it has written that the kernel has none.
 """
 
 from __future__ import annotations

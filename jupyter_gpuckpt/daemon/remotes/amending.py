@@ -25,6 +25,7 @@ from ...errors import (
 from ...remote import upload_progress
 from ...remote.listed_facts import Amendment, Told, about, told
 from ...remote.remote_deletions import Kept, delete
+from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import Sessions
 from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
@@ -230,7 +231,7 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
             kept={one.snapshot_id: why for one in changes if one.deletion},
         )
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    state_dir = remote_keys.state_dir(data_dir, opened.remote.name)
+    state_dir = state_folder(data_dir, opened.remote.name)
     found = opened.remote.capabilities
     ahead = found.clock_ahead_seconds if found else 0.0
     run = _Amending(sessions, this_machine(data_dir), state_dir, changes, ahead)

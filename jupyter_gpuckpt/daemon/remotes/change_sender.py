@@ -16,6 +16,7 @@ import msgspec
 
 from ...linux.file_locks import alone_at_once
 from ...remote.listed_facts import Amendment, Deletion, Told
+from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import FarSession, FarSnapshot
 from ...store.faults import store_errors
 from ...wire.manifest_records import SnapshotInfo
@@ -59,7 +60,7 @@ def correct_record(
     with telling_lock(data_dir, remote) as is_alone:
         if not is_alone:
             return  # the next collection corrects it
-        file = SentChanges(remote_keys.state_dir(data_dir, remote))
+        file = SentChanges(state_folder(data_dir, remote))
         known = file.all()
         corrected = {
             name: _as_listed(known[name], found, machine)
@@ -105,7 +106,7 @@ class ChangeSender:
 
     def __init__(self, data_dir: Path, remote: str) -> None:
         self._data_dir, self._remote = data_dir, remote
-        state = remote_keys.state_dir(data_dir, remote)
+        state = state_folder(data_dir, remote)
         self._file, self._leases = SentChanges(state), LeaseFile(state)
         self._deletions = UserDeletions(state)
         #: The states that could not be sent and are not tried again, by snapshot.

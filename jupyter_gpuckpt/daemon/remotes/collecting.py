@@ -16,7 +16,7 @@ from ...errors import RemoteNotFound, StoreUnavailable
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
 from ...remote import rules
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...wire import decoding
 from ...wire.plurals import counted
 from ...wire.remote_records import Remote
@@ -152,7 +152,7 @@ class FarCollecting:
                 self._process = None
 
     def _last(self, name: str) -> FarCollection | None:
-        path = remote_keys.state_dir(self._data_dir, name) / _FILE
+        path = state_folder(self._data_dir, name) / _FILE
         try:
             return decoding.from_json(path.read_bytes(), FarCollection)
         except (OSError, msgspec.DecodeError):
@@ -160,7 +160,7 @@ class FarCollecting:
 
     def _note(self, remote: Remote, done: FarCollection, rule: int = 0) -> None:
         """Record the result of a collection, and the generation of the rule, so that an older rule is refused later."""
-        folder = remote_keys.state_dir(self._data_dir, remote.name)
+        folder = state_folder(self._data_dir, remote.name)
         try:
             # No file is written for a remote that was removed meanwhile.
             with remote_keys.uploading(self._data_dir, remote):

@@ -21,6 +21,7 @@ from ...host import idle_priority
 from ...images.worker_messages import receive, send
 from ...remote import collector, epochs
 from ...remote.collector import ByRule
+from ...remote.remote_list import state_folder
 from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...wire.remote_records import Remote
@@ -70,7 +71,7 @@ def _seen(data_dir: Path, remote: Remote) -> Iterator[Seen]:
     """Yield a copy of what was seen of a remote: if it is removed meanwhile, its state must not be written again."""
     with tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder:
         known = Path(folder) / "seen.json"
-        source = remote_keys.state_dir(data_dir, remote.name) / known.name
+        source = state_folder(data_dir, remote.name) / known.name
         if source.exists():
             shutil.copyfile(source, known)
         yield Seen(known)

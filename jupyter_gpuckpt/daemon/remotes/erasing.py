@@ -29,7 +29,7 @@ from ...remote import (
 from ...remote import erasure as far_erase
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.objects import ListedObject
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import FarSession, Sessions
 from ...remote.retries import Retries
 from ...wire.remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
@@ -91,7 +91,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
             hint="Erase it there. Everything can be erased here as well.",
         )
 
-    going_on = LeaseFile(remote_keys.state_dir(data_dir, call.name)).going_on_in(call.session)
+    going_on = LeaseFile(state_folder(data_dir, call.name)).going_on_in(call.session)
 
     def take(remote: Remote) -> Remote:
         return msgspec.structs.replace(remote, erased=remote.erased | dict.fromkeys(going_on, now))

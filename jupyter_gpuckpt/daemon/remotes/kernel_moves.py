@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ...errors import GpuCkptError, KernelStateConflict, RemoteNotFound, error_from
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...wire.progress import Stage
 from ...wire.protocol import OperationKind, Result
 from ...wire.remote_listings import MoveRequest
@@ -23,7 +23,6 @@ from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
 from .lease_file import LeaseFile
 from .leases import DaemonLeases
-from .remote_keys import state_dir
 from .uploads import Uploads
 
 #: The interval between two looks at the upload or at the far session.
@@ -161,7 +160,7 @@ class Moves:
     ) -> bool:
         """Wait until this daemon has no lease of the far session, and mark it; return whether that was so in time."""
         progress = operation.progress
-        file = LeaseFile(state_dir(self._data_dir, remote.name))
+        file = LeaseFile(state_folder(self._data_dir, remote.name))
         session_id = await asyncio.to_thread(file.session_to_go_on, kernel.kernel_id, snapshot_id)
         deadline = time.monotonic() + self._release_seconds
         with progress.stage(Stage.RELEASE):

@@ -24,9 +24,10 @@ import msgspec
 
 from ...errors import FarObjectMissing, GpuCkptError, SessionHeld
 from ...remote.lease_objects import LIFE_SECONDS
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...wire.place import Place
 from ...wire.remote_records import Remote
+from ...wire.snapshot_order import next_number
 from ...wire.states import ALIVE
 from ..kernels import taken_over
 from ..kernels.kernels import Kernels
@@ -34,7 +35,6 @@ from ..kernels.machine import Machine
 from .kept_leases import Reservations
 from .lease_file import KernelLease, LeaseFile
 from .leases_at_remote import LeasesAtRemote, Waiting
-from .remote_keys import state_dir
 from .upload_queue import read_uploaded, record_path
 
 #: How long a resume from this machine's own store waits for the answer of a remote.
@@ -100,7 +100,7 @@ class DaemonLeases:
         If its kernel runs here, or goes on in another session, the lease is not requested now but before a resume. Raises
         SessionHeld, FarObjectMissing, and what `Bucket` raises.
         """
-        known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+        known = LeaseFile(state_folder(self._data_dir, remote.name)).of(kernel_id)
         kernel = self._kernels.find(kernel_id)
         if kernel is not None and kernel.state in ALIVE:
             return []  # the renewal gets the lease of a running kernel, and a fetch does not change its session
@@ -160,11 +160,15 @@ class DaemonLeases:
         highest = 0
         try:
             for remote in Remotes(self._data_dir).all():
-                known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+                known = LeaseFile(state_folder(self._data_dir, remote.name)).of(kernel_id)
                 highest = max(highest, known.highest)
         except GpuCkptError as error:
             _log.warning("the leases of kernel %s cannot be read: %s", kernel_id, error)
         return highest
+
+    def next_number(self, kernel_id: str) -> int:
+        """Return a number above those of all of a kernel's snapshots that are known; never raises."""
+        return next_number(self.highest_here(kernel_id), self.highest_number(kernel_id))
 
     def highest_here(self, kernel_id: str) -> int:
         """Return the highest number of a kernel's snapshots that is known here; never raises."""
@@ -187,7 +191,7 @@ class DaemonLeases:
         ids: set[str],
         take_over: bool,
     ) -> list[str]:
-        file = LeaseFile(state_dir(self._data_dir, remote.name))
+        file = LeaseFile(state_folder(self._data_dir, remote.name))
         known = file.of(kernel_id)
         # A branch begins with a snapshot of another kernel, which says nothing of its own session.
         session_id = file.session_to_go_on(kernel_id, snapshot_id if snapshot_id in ids else "")
@@ -214,7 +218,7 @@ class DaemonLeases:
 
     def _has_back(self, kernel_id: str, remotes: list[Remote]) -> bool:
         """Return whether this daemon has the leases of a kernel's own far sessions, and not those of branches."""
-        known = [LeaseFile(state_dir(self._data_dir, one.name)).of(kernel_id) for one in remotes]
+        known = [LeaseFile(state_folder(self._data_dir, one.name)).of(kernel_id) for one in remotes]
         return bool(known) and all(
             one.is_held and (one.daemon_id, one.session_id) == (self.daemon_id, kernel_id)
             for one in known
@@ -250,7 +254,7 @@ class DaemonLeases:
     def _is_there(self, remote: Remote, kernel_id: str, snapshot_ids: set[str]) -> bool:
         uploaded = read_uploaded(record_path(self._data_dir, remote.name)).snapshots
         with suppress(GpuCkptError):
-            known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+            known = LeaseFile(state_folder(self._data_dir, remote.name)).of(kernel_id)
             return bool(known.term or snapshot_ids.intersection(uploaded))
         return True
 

@@ -18,6 +18,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...remote.lease_objects import Leases, held
+from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import BRANCHED, Sessions, Tenure, require
 from ...remote.retries import Retries
 from ...wire.remote_records import Remote
@@ -77,7 +78,7 @@ class LeasesAtRemote:
         self._daemon_id, self._host_name = daemon_id, host_name
         self._life_seconds, self._reserved = life_seconds, reserved
         self._stop, self._place, self._highest_here = stop, place, highest_here
-        self._file = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
+        self._file = LeaseFile(state_folder(data_dir, remote.name))
         self._leases: Leases | None = None
         self._sessions: Sessions | None = None
         self._may_write = True

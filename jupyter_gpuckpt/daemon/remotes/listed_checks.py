@@ -24,6 +24,7 @@ from ...errors import (
     SnapshotNotFound,
 )
 from ...linux.file_locks import alone_at_once, eviction
+from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import FarSession, Sessions
 from ...remote.retries import Retries
 from ...store.faults import store_errors
@@ -136,7 +137,7 @@ class ListedChecks:
             write_file(path, msgspec.json.encode(_Checked(time.time())))
 
     def _path(self, remote: Remote) -> Path:
-        return remote_keys.state_dir(self._data_dir, remote.name) / _FILE
+        return state_folder(self._data_dir, remote.name) / _FILE
 
 
 def listed(
@@ -152,7 +153,7 @@ def listed(
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    leases = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
+    leases = LeaseFile(state_folder(data_dir, remote.name))
     by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
     found, unclear = dict[str, FarSession](), set[str]()
     for session_id in sorted({one for some in by_snapshot.values() for one in some}):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ErrorRecord, GpuCkptError, record_of
+from ...remote.remote_list import state_folder
 from ...wire.protocol import OwnerKind, SaveRequest
 from ...wire.remote_records import Remote
 from ...wire.states import ALIVE
@@ -18,7 +19,6 @@ from ..kernels.kernel_records import KernelRecord
 from ..kernels.kernels import Kernels, ManagedKernel
 from ..kernels.verbs import Verbs
 from .lease_file import KernelLease, LeaseFile
-from .remote_keys import state_dir
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LostLeases:
 
         If its launch asks for that (`pauses`), the kernel is suspended.
         """
-        if not LeaseFile(state_dir(self._data_dir, remote.name)).branch(kernel_id, used):
+        if not LeaseFile(state_folder(self._data_dir, remote.name)).branch(kernel_id, used):
             return
         _log.warning("remote %s: kernel %s: %s %s", remote.name, kernel_id, error, error.hint)
         with suppress(RuntimeError):  # the event loop is closed

@@ -22,7 +22,7 @@ from ...errors import (
     error_from,
 )
 from ...remote.listed_facts import Amendment, Told, about, title_of, told
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import FarSnapshot, Sessions
 from ...remote.retries import Retries
 from ...store.stub_files import Stub
@@ -45,7 +45,7 @@ def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
 def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, FarSnapshot]:
     """Return the id of the far session that lists a snapshot, and its entry there."""
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    leases = LeaseFile(remote_keys.state_dir(data_dir, opened.remote.name))
+    leases = LeaseFile(state_folder(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
         with suppress(FarObjectMissing):
             for one in sessions.get(session_id).listed:
@@ -74,7 +74,7 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
             f"This machine may not write to remote {opened.remote.name}, so it cannot record there which snapshots it relies on."
         )
     session_id, _ = _find(data_dir, opened, info)
-    file, name = SentChanges(remote_keys.state_dir(data_dir, opened.remote.name)), info.snapshot_id
+    file, name = SentChanges(state_folder(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)
     # It is recorded here first: if this daemon is killed, the next one can withdraw it in the remote.
     known = before or Told(title=title_of(info))

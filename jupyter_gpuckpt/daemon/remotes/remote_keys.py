@@ -20,7 +20,7 @@ from ...remote import holders, keyring
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.holders import MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret
 from ...remote.keyring import Keyring, Undecided
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...store.faults import store_errors
@@ -45,14 +45,9 @@ class Keyed(NamedTuple):
     recovery_phrase: str = ""
 
 
-def state_dir(data_dir: Path, name: str) -> Path:
-    """Return the directory of this machine's state about a remote."""
-    return data_dir / "remotes" / name
-
-
 def seen(data_dir: Path, name: str) -> Seen:
     """Return the record of the generations that this machine has seen in a remote."""
-    return Seen(state_dir(data_dir, name) / "seen.json")
+    return Seen(state_folder(data_dir, name) / "seen.json")
 
 
 def forget(data_dir: Path, name: str) -> None:
@@ -60,7 +55,7 @@ def forget(data_dir: Path, name: str) -> None:
 
     Otherwise a remote that is added under this name later would be taken for an older state of this one.
     """
-    shutil.rmtree(state_dir(data_dir, name), ignore_errors=True)
+    shutil.rmtree(state_folder(data_dir, name), ignore_errors=True)
 
 
 @contextmanager

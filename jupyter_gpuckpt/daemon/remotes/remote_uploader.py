@@ -17,6 +17,7 @@ import msgspec
 from ...errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost, error_from
 from ...remote import upload_progress
 from ...remote.listed_facts import Amendment, Told, title_of
+from ...remote.remote_list import state_folder
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import RemoteUploads, Upload, UploadState
@@ -259,7 +260,7 @@ class RemoteUploader:
         await self._snapshots.refresh()
         found, state = (
             self._snapshots.found,
-            remote_keys.state_dir(self._data_dir, self.remote.name),
+            state_folder(self._data_dir, self.remote.name),
         )
         self.queue.forget_others(found)
         begun = await asyncio.to_thread(upload_progress.unfinished, state)

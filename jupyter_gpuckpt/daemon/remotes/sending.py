@@ -27,13 +27,13 @@ from ...errors import (
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
 from ...remote.listed_facts import Amendment, Told, told
+from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import Facts, Tenure
 from ...store import manifests
 from ...store.codecs import DIGEST_BYTES
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import Traffic
-from . import remote_keys
 from .amending import Amended
 from .lease_file import KernelLease, LeaseFile
 
@@ -190,7 +190,7 @@ class Sending:
 
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
-        leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))
+        leases = LeaseFile(state_folder(self._data_dir, self._remote.name))
         self.lease, session_id, tenure = leases.to_upload(manifest.info)
         task = Task(
             str(self._data_dir),

@@ -29,7 +29,7 @@ from ...errors import (
     StoreError,
     StoreUnavailable,
 )
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import FarSession, FarSnapshot, Sessions
 from ...remote.retries import Retries
 from ...store import manifests
@@ -208,7 +208,7 @@ class FarSessions:
     async def _note(self, found: _Found) -> None:
         name, snapshot = found.opened.remote.name, found.snapshot
         try:
-            leases = LeaseFile(remote_keys.state_dir(self._data_dir, name))
+            leases = LeaseFile(state_folder(self._data_dir, name))
             session_id = found.estimate.session.session_id
             await asyncio.to_thread(
                 leases.note_fetched, snapshot.kernel_id, snapshot.snapshot_id, session_id

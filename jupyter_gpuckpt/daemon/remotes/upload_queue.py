@@ -21,6 +21,7 @@ from ...errors import (
     record_of,
 )
 from ...remote.listed_facts import Amendment
+from ...remote.remote_list import state_folder
 from ...store.faults import store_errors
 from ...store.manifests import replace_file
 from ...store.stub_files import Stub
@@ -28,7 +29,6 @@ from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import FailedUpload, RemoteUploads, Traffic, Upload, UploadState
-from . import remote_keys
 from .pauses import Pauses
 
 #: Transient errors: networks, credentials that are renewed, full disks.
@@ -90,7 +90,7 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 def record_path(data_dir: Path, name: str) -> Path:
     """Return the path of the record of the snapshots that a remote has."""
-    return remote_keys.state_dir(data_dir, name) / "uploaded.json"
+    return state_folder(data_dir, name) / "uploaded.json"
 
 
 def read_uploaded(path: Path) -> Uploaded:

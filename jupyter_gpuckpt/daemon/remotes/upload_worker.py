@@ -24,6 +24,7 @@ import numpy as np
 from ...errors import ObjectCorrupt, error_from, record_of
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
+from ...remote.remote_list import state_folder
 from ...remote.request_errors import of_the_whole_remote
 from ...remote.retries import Retries
 from ...remote.upload import Uploader
@@ -282,7 +283,7 @@ def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
         opened.bucket,
         opened.keyring,
         opened.seen,
-        state=remote_keys.state_dir(data_dir, opened.remote.name),
+        state=state_folder(data_dir, opened.remote.name),
         machine_id=remote_keys.machine_id(data_dir),
         upload_rate=upload_rate,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...store.pack_files import Identity
+from ...store.pack_identity import Identity
 
 
 class Next(msgspec.Struct, frozen=True):

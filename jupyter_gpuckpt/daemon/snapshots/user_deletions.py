@@ -15,12 +15,11 @@ from pathlib import Path
 import msgspec
 
 from ...errors import GpuCkptError
-from ...remote.remote_list import Remotes
+from ...remote.remote_list import Remotes, state_folder
 from ...store.faults import store_errors
 from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
 from ..kernels.whole_files import change_records
-from ..remotes import remote_keys
 
 #: The time after which a deletion is sent again to a remote that kept the snapshot.
 _AGAIN_SECONDS = 86_400.0
@@ -132,7 +131,7 @@ def finish_in_all(data_dir: Path, ids: Collection[str], store: str) -> None:
 def forget_in_all(data_dir: Path, ids: Collection[str], store: str = "") -> None:
     """Remove the records of deletions of these snapshots for all remotes; with `store` only of those in that store. Raises StoreError."""
     for remote in Remotes(data_dir).all():
-        UserDeletions(remote_keys.state_dir(data_dir, remote.name)).forget(ids, store)
+        UserDeletions(state_folder(data_dir, remote.name)).forget(ids, store)
 
 
 def _in_all(data_dir: Path, ids: Collection[str], record: Callable[[UserDeletions], None]) -> None:
@@ -144,7 +143,7 @@ def _in_all(data_dir: Path, ids: Collection[str], record: Callable[[UserDeletion
         return
     for remote in remotes:
         try:
-            record(UserDeletions(remote_keys.state_dir(data_dir, remote.name)))
+            record(UserDeletions(state_folder(data_dir, remote.name)))
         except GpuCkptError as error:
             _log.warning(
                 "remote %s is not told that snapshot %s was deleted: %s", remote.name, names, error

@@ -76,7 +76,7 @@ def _dump_skeleton(
         stack.callback(os.close, ready)
         stack.enter_context(ours)
         with theirs, open(tell, "wb", buffering=0):
-            command_lines = [
+            options = [
                 "--lazy-pages",
                 "--ps-socket",
                 str(theirs.fileno()),
@@ -90,7 +90,7 @@ def _dump_skeleton(
                 tree,
                 directory,
                 ghost_limit,
-                command_lines,
+                options,
                 [theirs.fileno(), tell],
                 hiding,
             )

@@ -28,7 +28,7 @@ from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
 from .driver import cuda
 from .ferry import ferry_fills, ferry_windows
-from .ferry.ferry import Fill, Ferry
+from .ferry.ferry import Ferry, Fill
 from .ferry.ferry_fills import ReadStream, WaitForStream
 from .placement import UNKNOWN, Placement, place, together
 
@@ -176,7 +176,9 @@ def _fill_ferries(
     running: list[ThreadsHeld],
     written: Callable[[], None],
 ) -> None:
-    """Give the ferries their memory and open their gates; wait until all files are `written`. Raises FreezeFailed, or the error of `written`.
+    """Give the ferries their memory and open their gates; wait until all files are `written`.
+
+    Raises FreezeFailed, or the error of `written`.
 
     A held thread may own a lock (of malloc) that a ferry needs. So the threads are released after some seconds, in which nothing was
     `reading` for a ferry: as long as the gate is closed, none of them can use the GPU.

@@ -1,4 +1,4 @@
-"""Peer access between a kernel's GPUs, switched off by its agent for as long as their memory is away (`kernel_agent/cuda_peer_access.py`)."""
+"""Peer access between a kernel's GPUs, switched off by its agent while their memory is away (`kernel_agent/cuda_peer_access.py`)."""
 
 from __future__ import annotations
 

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from .. import packs
 from ..codecs import DIGEST_BYTES
-from ..pack_files import Facts, Identity, PackFiles
+from ..pack_identity import Identity
 from ..packs import Entry
 from . import rows
 from .contents import Contents, numbers_in
 from .database import Database, batches, broken, unsealed
 from .indexing import contents_of
 from .needs import Newest, forget_needing, newer_needs
+from .pack_files import Facts, PackFiles
 from .pack_folder import PackFolder
 from .places import LOCATE, PlaceRows, Places, rows_of
 from .recent_places import RecentPlaces

@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import packs
-from ..pack_files import Identity, PackFiles
+from ..pack_identity import Identity
 from . import rows
 from .indexing import index_packs
 from .needs import forget_needing
+from .pack_files import PackFiles
 
 logger = logging.getLogger(__name__)
 
