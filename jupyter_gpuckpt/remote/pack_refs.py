@@ -21,7 +21,7 @@ class PackRef(msgspec.Struct, frozen=True):
 
 
 class PackRows(msgspec.Struct, frozen=True):
-    """A pack with its index: rows of `far_packs.ROW`."""
+    """A pack with its index: rows of `remote_packs.ROW`."""
 
     ref: PackRef
     rows: bytes

@@ -12,7 +12,7 @@ import pytest
 from jupyter_gpuckpt.engine.gpu.driver import digests
 from jupyter_gpuckpt.engine.gpu.driver.digests import PIECE
 
-SOURCE = Path(digests.__file__).with_name("ferry_digest.c")
+SOURCE = Path(digests.__file__).parents[1] / "ferry" / "ferry_digest.c"
 PRINTER = """
 #include <stdio.h>
 #include "{source}"

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from blake3 import blake3
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records
-from jupyter_gpuckpt.place import Place
-from jupyter_gpuckpt.protocol import Owner, OwnerKind
-from jupyter_gpuckpt.states import KernelState
 
-from jupyter_gpuckpt import file_records, manifest_records
+from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.images.chunking import cut, is_zero
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire import file_records, manifest_records
+from jupyter_gpuckpt.wire.place import Place
+from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind
+from jupyter_gpuckpt.wire.states import KernelState
 
 HERE = Path(__file__).parent
 SHM = "/dev/shm/"

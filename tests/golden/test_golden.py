@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from blake3 import blake3
-from jupyter_gpuckpt.daemon.records import Records
-from jupyter_gpuckpt.manifest_records import Manifest, SnapshotInfo
-from jupyter_gpuckpt.place import this_place
-from jupyter_gpuckpt.states import KernelState
 
+from jupyter_gpuckpt.daemon.kernels.kernel_records import Records
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store.codecs import GROUPED, RAW, ZSTD
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.wire.manifest_records import Manifest, SnapshotInfo
+from jupyter_gpuckpt.wire.place import this_place
+from jupyter_gpuckpt.wire.states import KernelState
 
 VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.json"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_gpuckpt.daemon.kernels.machine import Machine
+from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
 from jupyter_gpuckpt.daemon.snapshots.removal import Removal
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
 from jupyter_gpuckpt.store.local import LocalStore
@@ -24,7 +25,9 @@ class DaemonUser(User):
     """A user of a machine, whose daemon removes snapshots."""
 
     def __init__(self, data_dir, share):
-        self.machine = Machine(Settings(str(data_dir)), this_place(data_dir))
+        self.machine = Machine(
+            Settings(str(data_dir)), this_place(data_dir), local_chunks=local_chunks
+        )
         super().__init__(data_dir, self.machine.store, share)
 
     def removal(self, undo_seconds):
@@ -216,7 +219,9 @@ def test_a_copy_on_which_another_store_relied_is_not_released_by_a_deletion_here
     second.close()
     user.store.root.rename(user.data_dir / "elsewhere")
     second.root.rename(user.data_dir / "store")
-    user.machine = Machine(Settings(str(user.data_dir)), this_place(user.data_dir))
+    user.machine = Machine(
+        Settings(str(user.data_dir)), this_place(user.data_dir), local_chunks=local_chunks
+    )
     user.store = user.machine.store
     assert user.store.stubs.identity() == identity
     user.removes("s1")

@@ -23,6 +23,7 @@ from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.remotes.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases
 from jupyter_gpuckpt.daemon.remotes.lost_leases import LostLeases
+from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
 from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.remotes.session_requests import FarSessions
 from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, write_uploaded
@@ -75,7 +76,7 @@ class Here:
     def __init__(self, data_dir, machine=None, life_seconds=LIFE_SECONDS):
         self.data_dir = data_dir
         place = this_place(data_dir)
-        self.machine = machine or Machine(Settings(str(data_dir)), place)
+        self.machine = machine or Machine(Settings(str(data_dir)), place, local_chunks=local_chunks)
         self.streams = Streams()
         self.operations = Operations(self.streams)
         records = Records(data_dir / "state", place)

@@ -57,14 +57,14 @@ def test_damage_is_found_told_and_repaired_from_a_remote(near, monkeypatch, dama
         before = m.store.space().disk_bytes
         first = pack_paths(m.store)[0]
         damage(first)
-        repair = scrubbing.far_copies.repair
+        repair = scrubbing.remote_copies.repair
         seen = []
 
         def noted(*arguments):
             seen.append((m.store.space().damaged, damage_file.read(m.store.root)))
             repair(*arguments)
 
-        monkeypatch.setattr(scrubbing.far_copies, "repair", noted)
+        monkeypatch.setattr(scrubbing.remote_copies, "repair", noted)
         await scrub.look()
         assert seen == [(["s1"], ["s1"])]
         assert told == ["s1", "s1"]
@@ -93,7 +93,7 @@ def test_a_repair_that_fails_is_tried_again_later(near, monkeypatch):  # noqa: F
             raise StoreUnavailable("It does not answer.")
 
         with monkeypatch.context() as patched:
-            patched.setattr(scrubbing.far_copies, "repair", fail)
+            patched.setattr(scrubbing.remote_copies, "repair", fail)
             await scrub.look()
         assert len(attempts) == 1
         assert damage_file.read(m.store.root) == ["s1"]

@@ -133,7 +133,7 @@ class FarCollecting:
                 try:
                     # The process gets the whole environment, because it may contain credentials.
                     self._process = own_programs.spawn(
-                        f"{__package__}.far_collector", stdin=theirs.fileno()
+                        f"{__package__}.collector_process", stdin=theirs.fileno()
                     )
                 except commands.CommandFailed as error:
                     raise StoreUnavailable(
