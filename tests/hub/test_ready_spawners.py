@@ -130,7 +130,7 @@ def test_a_class_that_needs_a_real_user_is_checked_at_the_start_of_servers_inste
             self.image = self.user.settings["image"]
 
     hub = JupyterHub(spawner_class=Named, log=logging.getLogger("a hub's"))
-    start_check._check({"owner": hub})
+    start_check._check(GpuCkptSpawnerMixin, {"owner": hub})
     assert "cannot be checked before a user starts a server" in caplog.text
     spawner = Named(user=SimpleNamespace(name="ada", id=7, settings={"image": "lab"}))
     spawner.extra_create_kwargs = {"stop_timeout": 10}
