@@ -82,8 +82,7 @@ class KernelRecord(msgspec.Struct):
     sizes: Sizes = Sizes()
     saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
-    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none. `ends`: the same as a deadline.
-    ends_at: float = 0.0
+    #: When it is killed because its user has shut it down.
     ends: Deadline = Deadline()
     #: The snapshot of another kernel from which it was branched; empty: it was launched.
     parent_snapshot_id: str = ""

@@ -96,12 +96,8 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
     if not counted:
         return None
     content = counted["content"]
-    # An agent of an older version reports neither GPUs nor cells here.
     return AgentState(
-        content["on_save"],
-        content["on_resume"],
-        content.get("uses_gpu", True),
-        _cell(content.get("cell")),
+        content["on_save"], content["on_resume"], content["uses_gpu"], _cell(content["cell"])
     )
 
 
