@@ -212,7 +212,7 @@ def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int
 
 
 def _facts(manifest: Manifest, content: Content) -> bytes:
-    """Return the facts that the snapshot holds; none if an older version took it. Raises the content's error."""
+    """Return the facts that the snapshot holds; none if there were too many. Raises the content's error."""
     length = next((one.length for one in manifest.streams if one.name == audit_records.STREAM), 0)
     if not 0 < length <= audit_records.MAX_BYTES:
         return b""

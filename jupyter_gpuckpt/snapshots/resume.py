@@ -18,7 +18,6 @@ from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
-from ..engine.tree import launch
 from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
 from ..host import gpu, machine_profile

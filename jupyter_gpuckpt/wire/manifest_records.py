@@ -175,7 +175,8 @@ WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a kernel's start, sent by the provisioner. `env` is complete; the engine adds only what it must.
 
-    Records and manifests contain the result of `written_down`.
+    Records and manifests contain the result of `written_down`. Default values are not stored, so that a version without a
+    feature can read the records of those who do not use it.
     """
 
     kernel_id: str
@@ -187,8 +188,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     private_shm: bool = True
     #: Whether programs may use io_uring, which cannot be saved. Without it they fall back to epoll.
     io_uring: bool = False
-    #: Whether GPU memory is handed over instead of being copied by the driver (`engine/gpu/ferry/ferry.py`).
-    gpu_ferry: bool = False
+    #: Who copies GPU memory: the driver, or this project's own ferry (`engine/gpu/ferry/ferry.py`).
+    gpu_copy: Literal["driver", "own"] = "driver"
     #: What happens to the kernel when another machine has taken its session over; `auto`: `pause` if its owner is a script.
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).

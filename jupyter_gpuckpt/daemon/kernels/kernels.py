@@ -19,7 +19,6 @@ import msgspec
 from ...engine.tree.tree import Tree
 from ...errors import ErrorRecord, FreezeFailed, GpuCkptError, KernelNotFound, StoreError, record_of
 from ...linux.ports import HeldPorts
-from ...wire import manager_secrets
 from ...wire.deadlines import since_boot
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import Event, Kernel
