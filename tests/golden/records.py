@@ -91,5 +91,5 @@ def _value(  # noqa: PLR0911 - a line for each kind of type
     if isinstance(info, inspect.BytesType):
         return msgspec.to_builtins(bytes(range(info.min_length or 32)))
     if isinstance(info, inspect.LiteralType):
-        return info.values[0]
+        return next(value for value in info.values if value != default)
     return _SIMPLE[type(info)]

@@ -48,7 +48,7 @@ def server() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
 def test_the_next_token_is_tried_after_a_refusal(server):
     url, heard = server
     asyncio.run(server_request.suspend_all(1.0, url, ["wrong", "right"]))
-    path = "/user/ada/api/gpuckpt/suspend-all"
+    path = "/user/ada/api/gpuckpt/suspend_all"
     assert heard == [("POST", path, "token wrong"), ("POST", path, "token right")]
 
 
