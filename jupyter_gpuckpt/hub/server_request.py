@@ -105,7 +105,7 @@ async def usage(
     server_url: str, tokens: Iterable[str], ssl_context: ssl.SSLContext | None = None
 ) -> Usage:
     """Return the numbers of a server's snapshots. Raises GpuCkptError; takes at most 8 s."""
-    # It is no activity of the user, also for a server of an earlier version.
+    # It is no activity of the user.
     request = _Request("GET", "store?no_track_activity=1", _USAGE_SECONDS)
     store = await _answer(request, server_url, tokens, ssl_context, Store)
     return Usage(

@@ -33,9 +33,9 @@ def renew_secrets() -> None:
 
 def _draw(ssl: Any) -> None:
     """Draw from Python's OpenSSL while this thread has another pid for it, so that it seeds itself anew."""
-    draw = getattr(ctypes.CDLL(None), "gpuckpt_draw", None)
-    if ssl is None or draw is None:  # an older version launched the kernel
+    if ssl is None:
         return
+    draw = ctypes.CDLL(None).gpuckpt_draw
     draw(1)
     try:
         ssl.RAND_bytes(1)

@@ -344,7 +344,7 @@ class _Run:
 
     def _write_manifest(self, packs: Sequence[PackRef], session_id: str) -> tuple[str, bytes]:
         snapshot_id = self._manifest.info.snapshot_id
-        content = manifests.to_share(self._manifest, self._store.manifest_file(snapshot_id))
+        content = self._store.manifest_file(snapshot_id)
         name = remote_manifests.new_name(snapshot_id)
         self._journal.add_manifest(name, session_id)
         made = FarManifest(snapshot_id, content, list(packs), session_id)

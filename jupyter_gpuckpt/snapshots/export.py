@@ -40,7 +40,7 @@ class Export:
         self._first = (name + annotation_files.SUFFIX, annotation_files.encoded(annotations))
         self._last = (
             name + manifests.SUFFIX,
-            manifests.to_share(manifest, store.manifest_file(snapshot_id)),
+            store.manifest_file(snapshot_id),
         )
         self._plans = _plans(store, manifests.references(manifest), pack_bytes)
         self.length = (

@@ -22,10 +22,10 @@ from ..errors import HostIncompatible
 from ..host.file_digests import FileDigests
 from ..images.pack import FileSource
 from ..wire.file_records import KeptFile
-from ..wire.manifest_records import FORMER_SCRATCH, LaunchSpec, Manifest
+from ..wire.manifest_records import LaunchSpec, Manifest
 
 #: Folders of the system, whose files are each machine's own.
-_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
 #: The user-space libraries of the GPU driver, which must match the machine's kernel modules.
 _DRIVER = ("libcuda.so*", "libnvidia-*", "libcudadebugger.so*")
 

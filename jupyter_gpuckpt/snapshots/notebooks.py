@@ -77,7 +77,7 @@ def read(described: dict[str, Any]) -> tuple[Notebook | None, list[str]]:
 
 
 def stored(snapshot_id: str, store: LocalStore) -> SnapshotNotebook:
-    """Return the notebook in a snapshot; none for older snapshots and for those whose chunks only a remote has. Raises as `document`."""
+    """Return the notebook in a snapshot; none for those whose chunks only a remote has. Raises as `document`."""
     manifest = store.manifest(snapshot_id)
     if not manifest.notebook_modified or store.stubs.find(snapshot_id) is not None:
         return SnapshotNotebook()

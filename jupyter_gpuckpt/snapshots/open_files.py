@@ -28,10 +28,10 @@ from ..host import processes
 from ..host.file_outlines import WHOLE_BYTES, FileOutlines, Outline, Wanted
 from ..store import manifest_checks
 from ..wire.file_records import OpenFile
-from ..wire.manifest_records import FORMER_SCRATCH, LINK_REMAP, SCRATCH, Host, Manifest
+from ..wire.manifest_records import LINK_REMAP, SCRATCH, Host, Manifest
 
 #: Folders whose files are each machine's own, or the kernel's.
-_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/", f"{SCRATCH}/")
+_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{SCRATCH}/")
 #: IPython's history, which every kernel of a user writes all the time; the agent handles it.
 _HISTORY = "history.sqlite"
 #: The endings of SQLite's files beside a database, which come, go and shrink with its connections.

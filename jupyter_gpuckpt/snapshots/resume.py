@@ -18,7 +18,6 @@ from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
-from ..engine.tree import launch
 from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
 from ..host import gpu, machine_profile
@@ -27,10 +26,10 @@ from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..store.local import LocalStore
 from ..wire.file_records import MappedFile
-from ..wire.manifest_records import FORMER_SCRATCH, Gpu, Host, Manifest, Stream
+from ..wire.manifest_records import Gpu, Host, Manifest, Stream
 from ..wire.progress import Progress, Stage
 from ..wire.protocol import ResumeRequest
-from . import kept_files, open_files, room, stored_secrets
+from . import kept_files, open_files, room
 from .stored_images import IMAGES_STREAM
 
 _log = logging.getLogger(__name__)
@@ -92,11 +91,6 @@ def resume(
         except ThawDisturbed as error:
             _log.warning("a restore is attempted again: %s %s", error.message, error.details)
             thawed = attempt()
-    try:
-        stored_secrets.keep_of_older(thawed.tree, manifest, store)
-    except BaseException:
-        launch.kill_init(thawed.tree.init_pid)  # nobody would know it
-        raise
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
     closed = [f"The network connection {name} was closed." for name in lost]
@@ -224,9 +218,6 @@ def _allowed_gpus(
 
 def _changed(file: MappedFile, digests: FileDigests) -> str:
     """Return a sentence about how a program or library has changed; empty if it has not."""
-    # The file is in the snapshot; older manifests list it here, too.
-    if file.path.startswith(f"{FORMER_SCRATCH}/"):
-        return ""
     try:
         found = Path(file.path).stat()
         length = found.st_size

@@ -52,10 +52,9 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class _File(Annotations, frozen=True, omit_defaults=True, gc=False):
-    """The stored form of annotations. `kept_until`: the time of day in `kept`, which alone 0.1.0 wrote and reads."""
+    """The stored form of annotations."""
 
     version: int = 0
-    kept_until: float = 0.0
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
@@ -85,18 +84,17 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
-    kept = found.kept or Deadline(found.kept_until, max(0.0, found.kept_until - found.deleted_at))
+    kept = found.kept
     times = (found.deleted_at, found.used_at, kept.at, kept.seconds, kept.since_boot)
     if not all(map(manifest_checks.is_time, times)):
         raise msgspec.DecodeError("it contains an invalid time")
-    fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
-    return Annotations(**fields | {"kept": kept})
+    return Annotations(*(getattr(found, name) for name in Annotations.__struct_fields__))
 
 
 def encoded(annotations: Annotations) -> bytes:
     """Return the content of the file that holds these annotations."""
     fields = msgspec.structs.asdict(annotations)
-    return msgspec.json.encode(_File(**fields, version=_VERSION, kept_until=annotations.kept.at))
+    return msgspec.json.encode(_File(**fields, version=_VERSION))
 
 
 def write(path: Path, annotations: Annotations) -> None:

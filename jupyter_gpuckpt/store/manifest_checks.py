@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from ..wire.chunk_parts import PART_BYTES
 from ..wire.ids import is_id
 from ..wire.manifest_records import (
-    FORMER_SCRATCH,
     LINK_REMAP,
     SCRATCH,
     CapturedFile,
@@ -32,11 +31,11 @@ from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 #: The allowed files on the kernel's scratch: the keeper, its secrets, the number of the copy, and the libraries that are preloaded.
-_SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
+_SCRATCH = re.escape(SCRATCH)
 _ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|copy|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 #: Folders in which every machine has its own files. Reading some of these files never ends.
-_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
 #: The digest of a whole file: BLAKE3 in hexadecimal.
 _FILE_DIGEST = re.compile("[0-9a-f]{64}")
 #: The most open files in a manifest, and the highest length of one.
@@ -99,8 +98,7 @@ def is_plain(path: str) -> bool:
 
 
 def _on_scratch(path: str) -> bool:
-    places = (SCRATCH, FORMER_SCRATCH)
-    return path in places or path.startswith(tuple(f"{place}/" for place in places))
+    return path == SCRATCH or path.startswith(f"{SCRATCH}/")
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

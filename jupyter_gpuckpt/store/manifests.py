@@ -20,7 +20,6 @@ from ..linux.disk_reserve import with_room
 from ..wire import decoding, ids
 from ..wire.chunk_parts import part_digests
 from ..wire.manifest_records import (
-    COMPOSED_VERSION,
     FORMAT_VERSION,
     Chunk,
     Manifest,
@@ -104,17 +103,7 @@ def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
 def encoded(manifest: Manifest) -> bytes:
     """Return the content of a manifest's file."""
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
-    composed = any(any(map(_parts, stream.chunks)) for stream in manifest.streams)
-    version = COMPOSED_VERSION if composed else FORMAT_VERSION
-    return _HEADER.pack(_MAGIC, version, digest_of(body)) + body
-
-
-def to_share(manifest: Manifest, content: bytes) -> bytes:
-    """Return the content of a manifest's file for another store, without the environment that older versions included."""
-    launch = manifest.launch.written_down()
-    if launch == manifest.launch:
-        return content
-    return encoded(msgspec.structs.replace(manifest, launch=launch))
+    return _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -198,9 +187,9 @@ def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
     magic, version, digest = _HEADER.unpack_from(data)
     if magic != _MAGIC or version < 1:
         raise _invalid(path, "it does not begin as a manifest does")
-    if version > COMPOSED_VERSION:
+    if version > FORMAT_VERSION:
         raise FormatTooNew(
-            f"Snapshot {snapshot_id} has format version {version}; this version of jupyter-gpuckpt reads up to {COMPOSED_VERSION}.",
+            f"Snapshot {snapshot_id} has format version {version}; this version of jupyter-gpuckpt reads up to {FORMAT_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
     body = memoryview(data)[_HEADER.size :]

@@ -1,6 +1,6 @@
 """Background work after the opening of a store, which may take long in a large store.
 
-Snapshots without a record get one (all of them if the catalog was lost or is of an older version), and rows of packs that are
+Snapshots without a record get one (all of them if the catalog was lost), and rows of packs that are
 gone are deleted.
 """
 

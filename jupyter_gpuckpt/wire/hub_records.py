@@ -15,8 +15,6 @@ _Record = TypeVar("_Record")
 STOP_MARGIN_SECONDS = 15
 #: The keys in a spawner's state: what waits for the next server, what a clean start has set aside, and the numbers for `hub-report`.
 WAITING, SET_ASIDE, USAGE = "gpuckpt_sessions", "gpuckpt_set_aside", "gpuckpt_usage"
-#: What waits in the form of earlier hubs, a list of names. It is only read: they take whatever this key has for names.
-_NAMES = "gpuckpt_waiting"
 #: The most kernels that are named in the hub's pages and its database.
 NAMED = 20
 
@@ -86,10 +84,8 @@ class SpawnerState(msgspec.Struct, frozen=True):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> SpawnerState:
         """Return the records of a spawner's state; each that another version wrote, or nobody, is empty."""
-        names = _found(state, _NAMES, list[str], [])
-        earlier = Waiting().and_then([WaitingKernel(name) for name in names])
         return cls(
-            _found(state, WAITING, Waiting, earlier),
+            _found(state, WAITING, Waiting, Waiting()),
             _found(state, SET_ASIDE, Waiting, Waiting()),
             _found(state, USAGE, Usage, Usage()),
         )

@@ -25,7 +25,7 @@ def parted(described: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def joined(public: Mapping[str, Any], secrets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole description again; one that an older version stored still contains its secrets."""
+    """Return the whole description again."""
     described = dict(public)
     for secret, (part, name) in _PLACES.items():
         if secret in secrets and isinstance(described.get(part), dict):

@@ -16,16 +16,12 @@ from .chunk_parts import Part, decoded_parts
 from .file_records import KeptFile, MappedFile, OpenFile
 from .own_sockets import OwnSockets
 
-#: The version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
+#: The version of packs and manifests. A reader refuses a higher one.
 FORMAT_VERSION = 1
-#: The version of manifests with composed chunks (`Chunk.parts`), which older releases would report as missing.
-COMPOSED_VERSION = 2
 
 #: The path of the engine's private tmpfs inside every kernel's mount namespace. It is part of the format, because images name files
 #: below it. Every user must be able to use or create its mount point.
 SCRATCH = "/dev/shm/.gpuckpt"  # noqa: S108 - a tmpfs of the kernel's own is mounted there
-#: The path of scratch in snapshots of earlier versions.
-FORMER_SCRATCH = "/run/gpuckpt"
 
 #: The prefix of the links that CRIU makes for files whose name is gone or taken (criu/files-reg.c).
 LINK_REMAP = "link_remap."
@@ -164,12 +160,12 @@ class Host(msgspec.Struct, frozen=True):
     machine: str
     kernel_release: str
     cpu_flags: list[str]
-    driver_version: str = ""
-    gpus: list[Gpu] = []
-    #: The home directory of the user who took the snapshot; empty in older ones.
-    home: str = ""
-    #: The id of the machine's last start (man 4 random): device and inode numbers mean nothing in another one. Empty in older ones.
-    boot_id: str = ""
+    driver_version: str
+    gpus: list[Gpu]
+    #: The home directory of the user who took the snapshot.
+    home: str
+    #: The id of the machine's last start (man 4 random): device and inode numbers mean nothing in another one.
+    boot_id: str
 
 
 #: The only variables of a launch's environment that are stored, because a resume needs them. Others may be secret.
@@ -179,8 +175,8 @@ WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a kernel's start, sent by the provisioner. `env` is complete; the engine adds only what it must.
 
-    Records and manifests contain the result of `written_down`; those of older versions contain everything. Default values
-    are not stored, so that older versions can read records without newer features.
+    Records and manifests contain the result of `written_down`. Default values are not stored, so that a version without a
+    feature can read the records of those who do not use it.
     """
 
     kernel_id: str
@@ -192,8 +188,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     private_shm: bool = True
     #: Whether programs may use io_uring, which cannot be saved. Without it they fall back to epoll.
     io_uring: bool = False
-    #: Whether GPU memory is handed over instead of being copied by the driver (`engine/gpu/ferry/ferry.py`).
-    gpu_ferry: bool = False
+    #: Who copies GPU memory: the driver, or this project's own ferry (`engine/gpu/ferry/ferry.py`).
+    gpu_copy: Literal["driver", "own"] = "driver"
     #: What happens to the kernel when another machine has taken its session over; `auto`: `pause` if its owner is a script.
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
@@ -359,7 +355,7 @@ class Manifest(msgspec.Struct, frozen=True):
     open_files: list[OpenFile] = []
     #: The connections within the tree; their undelivered bytes are in the stream `tcp`.
     connections: list[TcpConnection] = []
-    #: The user and group ids of the kernel's start, as it sees them. Earlier versions saved kernels of root only.
+    #: The user and group ids of the kernel's start, as it sees them.
     uid: int = 0
     gid: int = 0
     #: The names of connections that could not be saved.

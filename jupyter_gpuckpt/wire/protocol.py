@@ -22,7 +22,7 @@ from .snapshot_records import RetentionPolicy, SnapshotChange
 from .states import KernelState
 
 #: The version of the protocol: clients and daemon refuse each other if it differs.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 1
 #: The interval of keep-alive events in a stream, and the silence after which a client assumes that the daemon hangs.
 KEEP_ALIVE_SECONDS, SILENCE_SECONDS = 10.0, 30.0
 #: How long an owner may take to reconnect to a restarted daemon, and how long its requests wait for that.

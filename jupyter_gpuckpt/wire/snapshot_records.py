@@ -49,7 +49,7 @@ class Traffic(msgspec.Struct, frozen=True):
     reads: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
-    #: How long the uploads took, pauses included, and what those sent of which the time is known: earlier versions did not measure it.
+    #: How long the uploads took, pauses included.
     seconds: float = 0.0
     timed_bytes: int = 0
 

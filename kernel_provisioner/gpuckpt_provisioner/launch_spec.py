@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jupyter_gpuckpt.wire.own_sockets import OwnSockets
 
 OnLostLease = Literal["auto", "continue", "pause"]
+GpuCopy = Literal["driver", "own"]
 
 
 def launch_spec(  # noqa: PLR0913 - all but the first three by name
@@ -32,7 +33,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     log_path: Path,
     private_shm: bool,
     io_uring: bool,
-    gpu_ferry: bool,
+    gpu_copy: GpuCopy,
     on_lost_lease: OnLostLease,
     keep_files: list[str],
     own_ports: list[int],
@@ -57,7 +58,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
         umask=_umask(),
         private_shm=private_shm,
         io_uring=io_uring,
-        gpu_ferry=gpu_ferry,
+        gpu_copy=gpu_copy,
         on_lost_lease=on_lost_lease,
         keep_files=list(keep_files),
         own_ports=own_ports,

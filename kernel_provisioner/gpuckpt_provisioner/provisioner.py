@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jupyter_gpuckpt.client import Client
     from jupyter_gpuckpt.wire.protocol import Kernel, Position, SuspendedKernel
 
-    from .launch_spec import OnLostLease
+    from .launch_spec import GpuCopy, OnLostLease
 
 _T = TypeVar("_T")
 
@@ -66,12 +66,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         to epoll, as on the many systems where io_uring is switched off.""",
     ).tag(config=True)
 
-    gpu_ferry = Bool(
-        False,
-        help="""Whether kernels load a library that allocates GPU memory of 2 MB and more in a form that can be handed to another
-        process. A save then stops a kernel with one GPU for less than a second, whatever its GPU memory. Programs in such
-        kernels cannot share GPU memory with other processes by CUDA IPC (`torch.multiprocessing` with tensors on the GPU). Default: whether
-        the environment variable JUPYTER_GPUCKPT_GPU_FERRY is 1.""",
+    gpu_copy = Enum(
+        ["driver", "own"],
+        help="""Who copies GPU memory: the NVIDIA driver (`driver`), or a library of this project (`own`), which kernels then load. It
+        allocates GPU memory of 2 MB and more in a form that can be handed to another process. A save then stops a kernel with one GPU for
+        less than a second, whatever its GPU memory. Programs in such kernels cannot share GPU memory with other processes by CUDA IPC
+        (`torch.multiprocessing` with tensors on the GPU). Default: the environment variable JUPYTER_GPUCKPT_GPU_COPY, else `driver`.""",
     ).tag(config=True)
 
     on_lost_lease = Enum(
@@ -92,9 +92,9 @@ class GpuCkptProvisioner(LocalProvisioner):
         were; the machine's own files are not changed.""",
     ).tag(config=True)
 
-    @default("gpu_ferry")
-    def _default_gpu_ferry(self) -> bool:
-        return os.environ.get("JUPYTER_GPUCKPT_GPU_FERRY") == "1"
+    @default("gpu_copy")
+    def _default_gpu_copy(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "driver"
 
     #: Whether the notice was logged, which is done once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
@@ -187,7 +187,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             log_path=path,
             private_shm=self.private_shm,
             io_uring=self.io_uring,
-            gpu_ferry=self.gpu_ferry,
+            gpu_copy=cast("GpuCopy", self.gpu_copy),
             on_lost_lease=cast("OnLostLease", self.on_lost_lease),
             keep_files=self.keep_files,
             own_ports=self._ports.numbers,

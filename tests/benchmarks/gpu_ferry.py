@@ -47,7 +47,7 @@ BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9
 BUDGET_NEW, BUDGET_TENTH, BUDGET_PARK = 0.1, 1.2, 40.0
 #: In times of writing the same packs alone, and in seconds.
 BUDGET_FIRST_SUSPEND, BUDGET_RESUME_COMPRESSED = 1.15, 3.5
-_VARIABLE = "JUPYTER_GPUCKPT_GPU_FERRY"
+_VARIABLE = "JUPYTER_GPUCKPT_GPU_COPY"
 #: Changes the first tenth of the memory.
 TENTH = "x[: len(x) // 10] += 1; torch.cuda.synchronize(); expected = total()"
 
@@ -127,7 +127,7 @@ def _large(client: Client, smaller: float) -> Iterator[Row]:
 @contextmanager
 def _way(way: str) -> Iterator[None]:
     before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1" if way == "ferry" else "0"
+    os.environ[_VARIABLE] = "own" if way == "ferry" else "driver"
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
 from jupyter_gpuckpt.daemon.kernels.owners import belongs
+from jupyter_gpuckpt.wire.deadlines import Deadline
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from jupyter_gpuckpt.wire.place import Place
 from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind
@@ -52,5 +53,5 @@ def test_a_kernel_belongs_to_the_server_that_shows_its_notebook(
 def test_one_that_its_user_has_shut_down_belongs_to_nobody():
     kept = record(server("/a"), {})
     assert belongs(kept, server("/a"))
-    kept.ends_at = 1.0
+    kept.ends = Deadline(1.0)
     assert not belongs(kept, server("/a"))

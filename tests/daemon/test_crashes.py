@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.wire import calls, place
-from jupyter_gpuckpt.wire.manifest_records import FORMER_SCRATCH, SCRATCH
 from jupyter_gpuckpt.wire.protocol import OwnerKind
 from jupyter_gpuckpt.wire.states import KernelState
 
@@ -46,36 +44,6 @@ def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
         client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id).snapshot_id
         == result.snapshot_id
     )
-
-
-@pytest.fixture
-def former_scratch():
-    """Where older versions mounted the scratch of kernels. Of one that has ended, nothing is mounted there any more."""
-    if os.geteuid():
-        pytest.skip("only root's kernels had it")
-    path = Path(FORMER_SCRATCH)
-    made = not path.exists()
-    path.mkdir(exist_ok=True)
-    yield path
-    if made:
-        path.rmdir()
-
-
-def test_a_kernel_that_an_older_version_launched_is_saved(
-    former_scratch, client, crashed, counts, eventually
-):
-    """Its scratch is mounted where that version had it, and files that it has open are called so."""
-
-    def move(kernel):
-        inside = ["nsenter", f"--target={kernel.init_pid}", "--mount", "--wd=/"]
-        subprocess.run([*inside, "mount", "--move", SCRATCH, FORMER_SCRATCH], check=True)
-        subprocess.run([*inside, "rmdir", SCRATCH], check=True)
-
-    kernel_id = crashed(after=move).kernel_id
-    for verb in (calls.save, calls.suspend, calls.resume, calls.suspend, calls.resume):
-        assert not client.wait(client.send(verb(kernel_id)).operation_id).warnings
-    before = counts(kernel_id)
-    eventually(lambda: counts(kernel_id) > before)
 
 
 def test_a_record_that_makes_no_sense_costs_its_kernel_only(client, settings, crashed):

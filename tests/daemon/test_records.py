@@ -233,16 +233,6 @@ def test_a_killed_daemon_keeps_its_running_kernels_for_a_while(
     assert taken_over(tmp_path, here) is expected
 
 
-@pytest.mark.parametrize(("age", "expected"), [(0, False), (100, True)])
-def test_so_does_one_of_a_version_without_leases(here, elsewhere, tmp_path, age, expected):
-    written(tmp_path, make(elsewhere, S.RUNNING))
-    shutil.rmtree(tmp_path / "shared")
-    lock = tmp_path / "places" / f"{elsewhere.key}.lock"
-    lock.touch()
-    os.utime(lock, (time.time() - age,) * 2)
-    assert taken_over(tmp_path, here) is expected
-
-
 def test_running_kernels_that_can_be_seen_are_taken_over_at_once(here, tmp_path):
     other_cgroup = msgspec.structs.replace(here, cgroup="0::/another")
     written(tmp_path, make(other_cgroup, S.RUNNING))

@@ -159,7 +159,7 @@ def test_a_gpu_that_becomes_busy_differs():
 def resumed(times, raw_bytes, *, reading, gpu_bytes=0):
     """Measure a resume that reads for so many seconds."""
     info = SnapshotInfo("s", "k", 0.0, "suspend", sizes=Sizes(raw_bytes, gpu_bytes=gpu_bytes))
-    host = Host("h", "x86_64", "6", [])
+    host = Host("h", "x86_64", "6", [], "", [], "/root", "boot")
     launch = LaunchSpec("k", [], {}, "/", "/dev/null")
     manifest = Manifest(info, launch, host, "skeleton", 1, 2, 3, [], [], [])
     progress = Progress()

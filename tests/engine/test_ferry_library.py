@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import subprocess
@@ -382,7 +381,7 @@ def test_a_copy_has_as_many_threads_as_the_control_group_has_processors(
 
 
 def test_a_limit_of_threads_ends_with_the_connection(run, short_dir, monkeypatch):
-    """A snapshot contains the library's state, and the next daemon may not know the order."""
+    """A snapshot contains the library's state."""
     process = run("""
         memory = allocate(64 * MB)
         for line in sys.stdin:
@@ -392,8 +391,6 @@ def test_a_limit_of_threads_ends_with_the_connection(run, short_dir, monkeypatch
     wait_for(lambda: found.is_there)
     found.close_gate(30)
     with found._connected() as library:
-        # What an older library answers to the order; the connection stays.
-        assert library.ask(1 << 20)[0] == -errno.ENOSYS
         library.limit_threads(1)
     monkeypatch.setattr(ferry_module, "processor_limit", lambda path: None)
     file = StagingFile(found.file_path, 64 << 20)

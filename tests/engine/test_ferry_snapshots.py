@@ -15,7 +15,6 @@ import subprocess
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -88,7 +87,7 @@ def begin_with_ferry(run, executable, devices, driver_library, tmp_path, monkeyp
         variables["DRIVER_REFUSES"] = str(folder / "refuses")
         program = run(
             f"import os; os.execve({words[0]!r}, {words!r}, {{**os.environ, **{variables!r}}})",
-            gpu_ferry=True,
+            gpu_copy="own",
         )
         found = Gpu(folder, driver, nvml, program)
         wait_for(lambda: len(found.numbers()) == 2)
@@ -324,19 +323,6 @@ def needed_by(gpu):
     found = gpu_processes.GpuProcesses(gpu.program.tree, Progress())
     found.parked_room()
     return found._needs[gpu.program.tree.kernel_pid][UNKNOWN]
-
-
-def test_a_kernel_with_an_older_library_gets_one_file(gpu, monkeypatch):
-    """The library answers as one that does not know the question."""
-    orders = SimpleNamespace(**{**ferry_orders.Order.__members__, "FILES": 99})
-    monkeypatch.setattr(ferry_orders, "Order", orders)
-    gpu.park()
-    assert ferry_of(gpu).file.number == 1
-    gpu.unpark()
-    check_running(gpu)
-    saved = gpu.program.save(stop=True)
-    resumed(gpu, saved, gpu.driver.memory())
-    check_running(gpu)
 
 
 #: Where the memory is matters to the steps during which it is away.

@@ -30,7 +30,7 @@ from jupyter_gpuckpt.wire.manifest_records import Manifest
 from jupyter_gpuckpt.wire.place import this_place
 from tests.fuzz.inputs import altered, distorted, tries
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "0.1.0"
+GOLDEN = Path(__file__).parent.parent / "golden" / "files"
 CORPUS = Path(__file__).parent / "corpus"
 
 MANIFEST = (GOLDEN / "store/manifests/saved.manifest").read_bytes()
@@ -66,7 +66,6 @@ def look_at_manifest(data):
 def assert_contained(manifest):
     """Said in another way than the checks say it."""
     private = (
-        "/run/gpuckpt/",
         "/dev/shm/.gpuckpt/",
         *(["/dev/shm/"] if manifest.launch.private_shm else []),
     )

@@ -1,15 +1,17 @@
-"""Make the golden store: files that a release writes and every later version must read.
+"""Make the golden files: one set of everything that is kept, as this version writes it, which every later version must read.
 
-Run it from the project's root:
+    make golden
 
-    python -m tests.golden.make 0.1.0
-
-It writes the folder tests/golden/<version> anew. Once a version is released, its folder never changes any more.
+Run it, as root and on a machine with CRIU, after a change of what is stored. From the first release on the set is frozen: a later format
+gets a set of its own beside it.
 """
 
+import ctypes
 import json
 import shutil
-import sys
+import tarfile
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -18,17 +20,23 @@ from blake3 import blake3
 
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
+from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.host import doctor_report
 from jupyter_gpuckpt.images.chunking import cut, is_zero
 from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.snapshots.export import export
+from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire import file_records, manifest_records
 from jupyter_gpuckpt.wire.place import Place
+from jupyter_gpuckpt.wire.progress import Progress
 from jupyter_gpuckpt.wire.protocol import Owner, OwnerKind
 from jupyter_gpuckpt.wire.states import KernelState
+from tests.golden.programs import FILES, KINDS, asked, launched, scripted_gpu
+from tests.golden.records import KEPT, enumerated, filled, kind_of
 
-HERE = Path(__file__).parent
 SHM = "/dev/shm/"
 LINK = "/home/jovyan/link_remap.7"
 GPU = f"{manifest_records.SCRATCH}/gpu/gpu-12-0"
@@ -62,19 +70,34 @@ def contents() -> dict[str, bytes]:
     }
 
 
-def main(version: str) -> None:
-    """Write the folder of this version."""
-    folder = HERE / version
-    shutil.rmtree(folder, ignore_errors=True)
+def main() -> None:
+    """Write the folder anew."""
+    shutil.rmtree(FILES, ignore_errors=True)
+    _write_store()
+    _write_record(FILES / "state")
+    _write_snapshots()
+    known = {
+        name: {"record": filled(kind_of(name)), "values": enumerated(kind_of(name))}
+        for name in KEPT
+    }
+    _write_json("records.json", known)
+
+
+def _write_json(name: str, content: object) -> None:
+    (FILES / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _write_store() -> None:
+    """Write a store, an export of one of its snapshots, and what is to be found in them."""
     streams = contents()
-    with LocalStore(folder / "store") as store:
+    with LocalStore(FILES / "store") as store:
         records = _stored(store, streams)
         for snapshot_id in ("saved", "suspended", "deleted"):
             store.publish(_manifest(snapshot_id, records, len(streams["images"])))
         store.annotate("saved", {"title": "Größe", "note": "two\nlines", "pinned": True})
         store.mark_deleted("deleted", KEPT_UNTIL - CREATED)
         with export(store, "saved") as archive:
-            (folder / "saved.tar").write_bytes(b"".join(archive.pieces()))
+            (FILES / "saved.tar").write_bytes(b"".join(archive.pieces()))
         lists = [store.snapshots(), [one.info for one in store.deleted()]]
         expected = {
             "snapshots": msgspec.to_builtins(lists[0]),
@@ -82,9 +105,51 @@ def main(version: str) -> None:
             "manifest": msgspec.to_builtins(store.manifest("saved")),
             "streams": {name: blake3(content).hexdigest() for name, content in streams.items()},
         }
-    (folder / "store" / "lock").unlink()
-    _write_record(folder / "state")
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (FILES / "store" / "lock").unlink()
+    _write_json("expected.json", expected)
+
+
+def _write_snapshots() -> None:
+    """Write an archive of snapshots of real programs, and what is to be found after a resume."""
+    # PR_SET_CHILD_SUBREAPER: the trees are to be found below this process.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    criu = doctor_report.find_criu()
+    assert criu is not None, "run tools/install-criu"
+    known: dict[str, object] = {}
+    with tempfile.TemporaryDirectory(prefix="golden-", dir="/tmp") as path:
+        settings = EngineSettings(criu=criu, spill_dir=Path(path) / "spill", threads=2)
+        with LocalStore(Path(path) / "store") as store:
+            for name in KINDS:
+                known[name] = _suspended(name, store, settings, Path(path))
+        with tarfile.open(FILES / "snapshots.tar", "w") as archive:
+            for file in sorted((Path(path) / "store").glob("*/*")):
+                archive.add(file, str(file.relative_to(Path(path) / "store")), filter=_of_nobody)
+    _write_json("programs.json", known)
+
+
+def _suspended(name: str, store: LocalStore, settings: EngineSettings, folder: Path) -> object:
+    """Suspend a program; return what is known of it."""
+    with ExitStack() as stack:
+        driver = stack.enter_context(scripted_gpu()) if name == "gpu" else None
+        tree, spec = stack.enter_context(launched(settings, folder, KINDS[name]))
+        known = None if driver else asked(tree)
+        options = manifest_records.SaveOptions(stop=True, name=name)
+        saved = save(tree, spec, store, settings, options, progress=Progress())
+        _check_says_nothing(saved.manifest, store)
+        return driver.memory()._asdict() if driver else known
+
+
+def _check_says_nothing(manifest: manifest_records.Manifest, store: LocalStore) -> None:
+    """Fail if something of this machine is in a snapshot that everybody gets."""
+    content = b"".join(read_stream(stream, store) for stream in manifest.streams)
+    content += msgspec.json.encode(manifest)
+    for word in (FILES.parents[2], Path.home()):
+        assert f"{word}/".encode() not in content, word
+    assert manifest.info.host_name == "golden", "it is to be run by `make golden`"
+
+
+def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    return member.replace(mtime=0, uid=0, gid=0, uname="", gname="", deep=False)
 
 
 def _image(message: bytes) -> bytes:
@@ -146,7 +211,7 @@ def _manifest(
         launch=manifest_records.LaunchSpec(
             "kernel",
             ["python", "-m", "ipykernel"],
-            {"HOME": "/home/jovyan"},
+            {},
             "/home/jovyan",
             "/home/jovyan/log",
             own_ports=[4000],
@@ -159,6 +224,8 @@ def _manifest(
             ["sse"],
             "580.1",
             [manifest_records.Gpu("GPU-1", "H200", 1 << 37)],
+            "/home/jovyan",
+            "boot",
         ),
         method="skeleton",
         keeper_pid=11,
@@ -202,4 +269,4 @@ def _write_record(state: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -52,7 +52,7 @@ thread.start()
 
 @pytest.fixture(autouse=True)
 def ferry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_FERRY", "1")
+    monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_COPY", "own")
 
 
 def logged(daemon_env: dict[str, str]) -> str:

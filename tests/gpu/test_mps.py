@@ -29,7 +29,7 @@ EXPECTED = str((1 << 24) * ((1 << 24) - 1) // 2)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Choose how GPU memory is saved: by the ferry, or by the driver."""
     if request.param == "ferry":
-        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_FERRY", "1")
+        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_COPY", "own")
     return str(request.param)
 
 

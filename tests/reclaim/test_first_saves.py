@@ -9,6 +9,7 @@ from jupyter_gpuckpt.daemon.kernels import operations as operations_module
 from jupyter_gpuckpt.daemon.kernels.operations import Operations
 from jupyter_gpuckpt.daemon.reclaim.first_saves import FirstSaves
 from jupyter_gpuckpt.errors import KernelBusy, StoreUnavailable
+from jupyter_gpuckpt.wire.deadlines import Deadline
 from jupyter_gpuckpt.wire.protocol import OperationKind, OwnerKind, Position, Result
 from jupyter_gpuckpt.wire.states import KernelState
 from tests.conftest import PATIENCE
@@ -21,7 +22,7 @@ class Kernel:
         self.kernel_id = self.owner_id = kernel_id
         self.state, self.in_flight = KernelState.RUNNING, None
         self.record = SimpleNamespace(
-            ends_at=0.0, snapshot_id="", owner=SimpleNamespace(kind=owner)
+            ends=Deadline(), snapshot_id="", owner=SimpleNamespace(kind=owner)
         )
 
     def on_operation(self, operation):

@@ -23,6 +23,7 @@ from jupyter_gpuckpt.server.policies import reclaim as reclaim_module
 from jupyter_gpuckpt.server.policies.reclaim import Reclaim
 from jupyter_gpuckpt.server.policies.suspend_all import suspend_all
 from jupyter_gpuckpt.wire import decoding
+from jupyter_gpuckpt.wire.deadlines import Deadline
 from jupyter_gpuckpt.wire.manifest_records import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.wire.protocol import (
     Event,
@@ -256,7 +257,7 @@ def test_the_seconds_that_are_left_are_never_negative():
 def test_what_is_left_to_the_daemon():
     def kernel(kernel_id, owner=OwnerKind.SCRIPT, state=KernelState.RUNNING, **changes):
         entered_at = changes.pop("entered_at", 0.0)
-        fields = {"ends_at": 0.0, "owner": SimpleNamespace(kind=owner), **changes}
+        fields = {"ends": Deadline(), "owner": SimpleNamespace(kind=owner), **changes}
         return SimpleNamespace(
             kernel_id=kernel_id,
             owner_id=kernel_id,
@@ -273,7 +274,7 @@ def test_what_is_left_to_the_daemon():
         kernel("suspending", state=KernelState.SUSPENDING),
         kernel("suspended", state=KernelState.SUSPENDED),
         kernel("starting", state=KernelState.STARTING),
-        kernel("shut down", ends_at=1e10),
+        kernel("shut down", ends=Deadline(1e10)),
         kernel("resumed just now", entered_at=now() - 5),
         kernel("resumed a while ago", entered_at=now() - 50),
         kernel("server's", OwnerKind.SERVER),
@@ -382,7 +383,7 @@ def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_nex
             state=KernelState.SUSPENDED,
             usage=usage,
             in_flight=None,
-            record=SimpleNamespace(ends_at=0.0),
+            record=SimpleNamespace(ends=Deadline()),
         )
         kernels = type("Kernels", (list,), {"find": lambda self, kernel_id: kernel})([kernel])
         verbs = SimpleNamespace(resume=lambda kernel_id, request: resumed.set())
@@ -420,7 +421,7 @@ def test_a_notice_that_becomes_due_while_scripts_are_resumed_leaves_the_others_s
             state=KernelState.SUSPENDED,
             usage=usage,
             in_flight=SimpleNamespace(until_ended=until_ended),
-            record=SimpleNamespace(ends_at=0.0),
+            record=SimpleNamespace(ends=Deadline()),
         )
         kernels = type("Kernels", (list,), {"find": lambda self, kernel_id: kernel})([kernel])
         resumed = asyncio.Event()

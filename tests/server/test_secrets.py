@@ -10,7 +10,6 @@ import tarfile
 from pathlib import Path
 from stat import S_ISREG
 
-import msgspec
 import pytest
 import zstandard
 
@@ -18,7 +17,6 @@ from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.daemon_settings import from_environment
-from jupyter_gpuckpt.wire.manifest_records import Manifest
 from tests.conftest import wait_for
 from tests.live_files import stats_below
 from tests.server.page import TIMEOUT, Listener
@@ -170,61 +168,3 @@ def test_a_branch_knows_the_key_that_no_record_has(clean_server):
     assert server.finish(made)["state"] == "succeeded"
     assert server.page(made["kernel_id"]).run("print(x)") == "5\n"
     assert not found(planted, written(data), arguments())
-
-
-def test_a_snapshot_and_a_record_that_hold_them_are_still_read_and_no_more_written(
-    server, kill_daemon
-):
-    """As an earlier version wrote them: the environment and the key in the open."""
-    data = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
-    page = server.open()
-    page.run("x = 7")
-    planted = {"key": connection_key(server, page.kernel_id), OTHER: secrets.token_hex(12)}
-    snapshot_id = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
-    server.stop()
-    kill_daemon(server)
-    write_as_earlier(data, snapshot_id, page.kernel_id, planted)
-    assert len({name for _, name in found(planted, written(data))}) == len(planted)
-    server.start()
-    page = server.page(page.kernel_id)
-    assert page.run("print(x)") == "7\n"
-    archive = server.request("GET", f"api/gpuckpt/snapshots/{snapshot_id}/export").content
-    assert not found({OTHER: planted[OTHER]}, exported(archive))
-    # From here on there is only what this version writes.
-    server.do("suspend", page.kernel_id)
-    server.request("DELETE", f"api/gpuckpt/snapshots/{snapshot_id}")
-    kept = [(path, text) for path, text in written(data) if snapshot_id not in path.name]
-    assert not found(planted, kept)
-    server.stop()
-    server.start()
-    assert server.page(page.kernel_id).run("print(x)") == "7\n"
-
-
-def write_as_earlier(data, snapshot_id, kernel_id, planted):
-    path = data / "store/manifests" / f"{snapshot_id}.manifest"
-    manifest = manifests.read(path, Manifest)
-
-    def earlier(jupyter):
-        return {
-            **jupyter,
-            "connection_info": {**jupyter["connection_info"], "key": planted["key"]},
-        }
-
-    launch = msgspec.structs.replace(
-        manifest.launch,
-        env={**os.environ, OTHER: planted[OTHER]},
-        jupyter=earlier(manifest.launch.jupyter),
-    )
-    manifest = msgspec.structs.replace(
-        manifest,
-        launch=launch,
-        captured=[one for one in manifest.captured if not one.path.endswith("/secrets")],
-        streams=[one for one in manifest.streams if not one.name.endswith("/secrets")],
-    )
-    manifests.replace_file(path, manifests.encoded(manifest))
-    record_path = data / "state/kernels" / kernel_id / "record.json"
-    record = json.loads(record_path.read_text())
-    record["jupyter"] = earlier(record["jupyter"])
-    record["spec"]["env"] = launch.env
-    record["spec"]["jupyter"] = launch.jupyter
-    record_path.write_text(json.dumps(record))

@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pytest
 
@@ -36,7 +36,7 @@ class Run(Protocol):
         store: LocalStore = ...,
         io_uring: bool = ...,
         keep_files: Sequence[str] = ...,
-        gpu_ferry: bool = ...,
+        gpu_copy: Literal["driver", "own"] = ...,
     ) -> Program:
         """Start `code`."""
 
@@ -53,7 +53,7 @@ class Program:
         *,
         io_uring: bool = False,
         keep_files: Sequence[str] = (),
-        gpu_ferry: bool = False,
+        gpu_copy: Literal["driver", "own"] = "driver",
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
@@ -67,7 +67,7 @@ class Program:
             log_path=str(self.log),
             io_uring=io_uring,
             keep_files=list(keep_files),
-            gpu_ferry=gpu_ferry,
+            gpu_copy=gpu_copy,
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
         self._trees = [self.tree]
@@ -154,7 +154,7 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
         store: LocalStore = store,
         io_uring: bool = False,
         keep_files: Sequence[str] = (),
-        gpu_ferry: bool = False,
+        gpu_copy: Literal["driver", "own"] = "driver",
     ) -> Program:
         directory = tmp_path / f"program-{len(started)}"
         directory.mkdir()
@@ -166,7 +166,7 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
                 store,
                 io_uring=io_uring,
                 keep_files=keep_files,
-                gpu_ferry=gpu_ferry,
+                gpu_copy=gpu_copy,
             )
         )
         return started[-1]

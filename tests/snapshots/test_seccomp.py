@@ -61,7 +61,7 @@ def test_a_process_with_a_filter_of_its_own_is_refused_by_name(run):
 
 
 def test_the_setting_is_left_out_where_it_is_the_default():
-    """So that older versions read the records and manifests of those who do not use it."""
+    """So that a version without it reads the records and manifests of those who do not use it."""
     spec = LaunchSpec("id", ["python"], {}, "/", "/log")
     assert b"io_uring" not in msgspec.json.encode(spec)
     chosen = msgspec.structs.replace(spec, io_uring=True)

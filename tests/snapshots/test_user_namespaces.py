@@ -9,19 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine.criu import cache as criu_cache
-from jupyter_gpuckpt.engine.criu import images as criu_images
-from jupyter_gpuckpt.engine.criu.images import encode, fields
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.snapshots import resume as resuming
-from jupyter_gpuckpt.wire.manifest_records import FORMER_SCRATCH, SCRATCH
-from jupyter_gpuckpt.wire.progress import Progress
 from tests.as_user import ROOT
 from tests.conftest import wait_for
 
@@ -81,49 +75,6 @@ def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
         assert first[2] == before[2]
     program.resume(saved.manifest.info.snapshot_id)
     assert program.fresh_line().split(maxsplit=2)[2] == before[2]
-
-
-def test_snapshots_of_earlier_versions_find_their_scratch(run, monkeypatch):
-    """Their images and manifests name it in /run."""
-    program = run(STATUS)
-    program.fresh_line()
-    manifest = program.save(stop=True).manifest
-    former = [
-        msgspec.structs.replace(record, path=record.path.replace(SCRATCH, FORMER_SCRATCH))
-        for record in manifest.captured
-    ]
-    assert former != manifest.captured
-    manifest = msgspec.structs.replace(manifest, captured=former)
-    images_of = resuming._StoredContent.images
-
-    def as_before(content, directory):
-        images_of(content, directory)
-        entries = [_renamed(entry) for entry in criu_images.messages(directory / "files.img")]
-        assert FORMER_SCRATCH.encode() in b"".join(entries)
-        criu_images.replace(directory / "files.img", entries)
-
-    monkeypatch.setattr(resuming._StoredContent, "images", as_before)
-    resumed = resuming.resume(
-        manifest, program.store, program.engine, exit_path=program._exit_path(), progress=Progress()
-    )
-    program.follow(resumed.tree)
-    program.fresh_line()
-    program.save()
-    program.fresh_line()
-
-
-def _renamed(entry):
-    """With the names of files on scratch as they were; lengths are counted anew."""
-    return encode([_former(part) for part in fields(entry)])
-
-
-def _former(part):
-    number, wire, value = part
-    if isinstance(value, bytes) and value.startswith(SCRATCH.encode()):
-        return number, wire, value.replace(SCRATCH.encode(), FORMER_SCRATCH.encode())
-    if number == criu_images._FILE_REG and isinstance(value, bytes):
-        return number, wire, encode([_former(inner) for inner in fields(value)])
-    return part
 
 
 GONE = """

@@ -49,7 +49,7 @@ def test_it_is_kept_until_its_time_is_over_or_memory_is_short(
         record = KernelRecord(spec, owner, place, KernelState.RUNNING, tree=tree)
         unused = SimpleNamespace()
         kept = FormerProcesses(tmp_path, place, unused, unused, machine, unused)
-        kept._keep(former._Former(FormerRecord(record, SaveRequest(), keep_seconds), tree))
+        kept._keep(former._Former(FormerRecord(record, SaveRequest(), keep_seconds, 1), tree))
         assert kept.any_kept
         async with asyncio.timeout(60):
             await machine.killed.wait()

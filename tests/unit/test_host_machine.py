@@ -29,7 +29,9 @@ from tests.filters import NO_SUCH_CALL, refuse
 
 H100 = Gpu("GPU-1", "NVIDIA H100 80GB HBM3", 85_520_809_984)
 A10 = Gpu("GPU-2", "NVIDIA A10", 24_146_608_128)
-SAVED = Host("a", "x86_64", "6.1", ["avx", "avx512f", "sse2"], "580.1", [H100, H100])
+SAVED = Host(
+    "a", "x86_64", "6.1", ["avx", "avx512f", "sse2"], "580.1", [H100, H100], "/root", "boot"
+)
 
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts programs with fewer rights")

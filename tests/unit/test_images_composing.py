@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
+from jupyter_gpuckpt.errors import ObjectCorrupt
 from jupyter_gpuckpt.images import composing, worker_processes
 from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
@@ -19,7 +19,6 @@ from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.manifests import References
 from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
 from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
@@ -244,19 +243,6 @@ def test_an_archive_holds_bases_and_parts(store, tmp_path):
         import_archive(other, io.BytesIO(data).read)
         assert composed(other, "s2")
         assert content(other, "s2", tmp_path) == changed
-
-
-def test_only_what_has_composed_chunks_is_too_new_for_older_releases(store, monkeypatch):
-    save(store, "s1", random_bytes())
-    save(store, "s2", scattered(random_bytes(), 0.01), "s1")
-    monkeypatch.setattr(manifests, "COMPOSED_VERSION", 1)
-    store.manifest("s1")
-    with pytest.raises(FormatTooNew, match="format version 2"):
-        store.manifest("s2")
-    # Nothing of it goes: what it needs cannot be known.
-    path = store.root / "manifests" / "s2.manifest"
-    with pytest.raises(FormatTooNew):
-        manifests.read(path, References)
 
 
 def edits():

@@ -278,23 +278,6 @@ def test_a_record_that_names_packs_which_are_not_there_is_made_again(store):
         assert again.weights().weight(again.manifest("s2").info) == len(TWO)
 
 
-def test_a_catalog_of_the_first_version_is_taken_over(store):
-    root = store.root
-    store.close()
-    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
-        for table in ("contents", "snapshots", "moving"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("PRAGMA user_version = 1")
-        before = connection.execute("SELECT * FROM chunks").fetchall()
-        connection.commit()
-    with LocalStore(root) as again:
-        wait_for(lambda: again._records.complete)
-        assert again.space().stored_bytes == len(ONE + TWO)
-        again.verify("s1")
-    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
-        assert connection.execute("SELECT * FROM chunks").fetchall() == before
-
-
 def test_a_snapshot_that_lacks_a_chunk_is_whole_again_after_the_next_save(store):
     (path,) = [p for p in pack_files(store) if TWO in p.read_bytes()]
     root = store.root

@@ -18,9 +18,6 @@ from . import stopped_trees
 from .kernels import Kernels, ManagedKernel
 from .verbs import Verbs
 
-#: The longest that a shutdown which an older version noted can be undone.
-_LONGEST_SECONDS = 3600.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +35,7 @@ class Endings:
         """
         kernel = self._kernels.get(kernel_id)
         await self._verbs.when_free(kernel, Verb.END)
-        first = not kernel.record.ends_at
+        first = not kernel.record.ends
         await self._note(kernel, after(after_seconds))
         try:
             if first and kernel.record.tree:
@@ -52,7 +49,7 @@ class Endings:
     async def undo(self, kernel_id: str) -> ManagedKernel:
         """Let the kernel run on; do nothing if it was not shut down."""
         kernel = self._kernels.get(kernel_id)
-        if not kernel.record.ends_at:
+        if not kernel.record.ends:
             return kernel
         self._cancel(kernel_id)
         # The record is changed first: a daemon that takes over in between lets the processes run on.
@@ -64,11 +61,11 @@ class Endings:
     def expect_all(self) -> None:
         """Set the timers of the shutdowns that an earlier daemon accepted."""
         for kernel in self._kernels:
-            if kernel.record.ends_at:
+            if kernel.record.ends:
                 self._expect(kernel)
 
     def _note(self, kernel: ManagedKernel, ends: Deadline) -> Awaitable[None]:
-        return self._kernels.update(kernel, ends_at=ends.at, ends=ends)
+        return self._kernels.update(kernel, ends=ends)
 
     def _expect(self, kernel: ManagedKernel) -> None:
         self._cancel(kernel.kernel_id)
@@ -82,8 +79,7 @@ class Endings:
 
     async def _end(self, kernel: ManagedKernel) -> None:
         record = kernel.record
-        # 0.1.0 noted the time of day alone.
-        await until(record.ends or Deadline(record.ends_at, _LONGEST_SECONDS))
+        await until(record.ends)
         self._tasks.pop(kernel.kernel_id, None)
         if self._kernels.find(kernel.kernel_id) is not kernel:
             return

@@ -51,8 +51,8 @@ class FormerRecord(msgspec.Struct):
     kernel: KernelRecord
     request: SaveRequest
     keep_seconds: float
-    #: The number of its snapshot; those of the new process have higher ones. 0: an older daemon set it aside.
-    number: int = 0
+    #: The number of its snapshot; those of the new process have higher ones.
+    number: int
     #: Whether it is to take the place of the new process.
     is_returning: bool = False
 
@@ -99,7 +99,7 @@ class FormerProcesses:
         await self._verbs.when_free(kernel, Verb.END)
         tree = kernel.record.tree
         kept_states = {KernelState.RUNNING, KernelState.PARKED}
-        if tree is None or kernel.state not in kept_states or kernel.record.ends_at:
+        if tree is None or kernel.state not in kept_states or kernel.record.ends:
             raise KernelStateConflict(f"A kernel that is {kernel.state} cannot be set aside.")
         kernel.doomed = True  # nothing else is begun with it
         try:

@@ -48,9 +48,6 @@ from .place_locks import PlaceLocks
 from .record_leases import RecordLeases, held
 from .whole_files import write_file
 
-#: The age at which a place of an older version whose lock is free counts as abandoned.
-ABANDONED_SECONDS = 60.0
-
 #: States of kernels that any host may resume.
 _AT_REST = frozenset({KernelState.SUSPENDED, KernelState.LOST})
 _ENDING = _AT_REST | {KernelState.SUSPENDING}
@@ -82,8 +79,7 @@ class KernelRecord(msgspec.Struct):
     sizes: Sizes = Sizes()
     saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
-    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none. `ends`: the same as a deadline.
-    ends_at: float = 0.0
+    #: When it is killed because its user has shut it down.
     ends: Deadline = Deadline()
     #: The snapshot of another kernel from which it was branched; empty: it was launched.
     parent_snapshot_id: str = ""
@@ -128,7 +124,6 @@ class Records:
     def beat(self) -> None:
         """Write the heartbeat of this daemon; call this at least every 20 s. An error is logged, and the next call tries again."""
         try:
-            self._locks.touch()
             with self._mutex:
                 lost = self._leases.beat()
         except (OSError, GpuCkptError) as error:
@@ -312,9 +307,6 @@ class Records:
                     "is not taken over: its daemon was killed less than a minute ago, or file locks do not reach other machines on"
                     f" this file system ({file_system_of(self.state_dir) or 'of unknown type'}), where kernels cannot change machines",
                 )
-        is_unknown = session is None and not is_at_rest and is_locked is False
-        if is_unknown and self._locks.is_young(place, ABANDONED_SECONDS):
-            raise held(kernel_id, "may run on another machine")
         return set()
 
     def _write_leased(self, kernel_id: str, encoded: bytes, state: KernelState) -> None:

@@ -19,8 +19,6 @@ import msgspec
 from ...engine.tree.tree import Tree
 from ...errors import ErrorRecord, FreezeFailed, GpuCkptError, KernelNotFound, StoreError, record_of
 from ...linux.ports import HeldPorts
-from ...snapshots import stored_secrets
-from ...wire import manager_secrets
 from ...wire.deadlines import since_boot
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import Event, Kernel
@@ -108,7 +106,7 @@ class ManagedKernel:
             operation=self.operation.public() if self.operation else None,
             memory_bytes=usage.memory_bytes,
             gpu_bytes=usage.gpu_bytes,
-            ends_at=record.ends_at,
+            ends_at=record.ends.at,
             parent_snapshot_id=record.parent_snapshot_id,
             moved_ports=record.moved_ports,
             since=record.since,
@@ -328,16 +326,13 @@ class Kernels:
     def _recover_record(self, record: KernelRecord) -> KernelRecord | None:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
-        if tree and alive:
-            self._machine.prepare_found(tree)
         was = record.state  # `recovered` changes the state
         kept = recovered(record, alive=alive, snapshots=self._committed(record))
-        self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # the last step of a suspend whose snapshot is complete
         elif tree and alive and was in _CUT_OFF:
             self._machine.recover(tree)
-        elif tree and alive and not record.ends_at:
+        elif tree and alive and not record.ends:
             # Its user may just have undone the shutdown, or its restart may not have been complete.
             try:
                 stopped_trees.go_on(tree, record.spec.own_ports)
@@ -353,16 +348,6 @@ class Kernels:
         if kept is not None and kept.state in ABSENT:
             self._machine.expect(kept.sizes.raw_bytes)
         return kept
-
-    def _part(self, record: KernelRecord, tree: Tree | None) -> None:
-        """Move the secrets out of a record that an older version wrote. Snapshots of that version still contain them."""
-        record.spec = record.spec.written_down()
-        record.jupyter, secrets = manager_secrets.parted(record.jupyter)
-        if record.spec.jupyter:
-            launched = manager_secrets.parted(record.spec.jupyter)[0]
-            record.spec = msgspec.structs.replace(record.spec, jupyter=launched)
-        if secrets and tree is not None:
-            stored_secrets.keep(tree, secrets)
 
     def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:
         """Return the snapshots that the interrupted operation may have made."""

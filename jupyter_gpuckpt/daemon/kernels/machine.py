@@ -17,7 +17,7 @@ import msgspec
 from ...engine import kept_file_copies, placing
 from ...engine.gpu.placement import Placement
 from ...engine.settings import EngineSettings, kept_dir
-from ...engine.tree import former_scratch, kept_secrets, server_files
+from ...engine.tree import kept_secrets, server_files
 from ...engine.tree import launch as trees
 from ...engine.tree.tree import Tree
 from ...errors import (
@@ -156,10 +156,6 @@ class Machine:
             if exit_path in processes.arguments(pid):
                 _log.warning("ending process tree %d, which was left half started", pid)
                 trees.kill_init(pid)
-
-    def prepare_found(self, tree: Tree) -> None:
-        """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
-        former_scratch.mount_over(tree)
 
     def recover(self, tree: Tree, *, stands_still: bool = False) -> None:
         """Let a tree run on, or stand still as before, after a freeze that the daemon's death interrupted."""
@@ -302,7 +298,7 @@ class Machine:
         """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
         manifest = self.store.manifest(snapshot_id)
         secrets = stored_secrets.of_snapshot(manifest, self.store)
-        return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
+        return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
         """Return the differences between the files and the machine now and those of a snapshot."""

@@ -77,7 +77,7 @@ class Measuring:
                 _log.exception("kernels could not be measured")
 
     def _is_due(self, kernel: ManagedKernel, pause: float) -> bool:
-        if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends_at:
+        if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends:
             return False
         entered, measured, now = kernel.entered_at, kernel.measured_at, since_boot()
         return measured < entered + pause <= now or now - measured >= self._every_seconds

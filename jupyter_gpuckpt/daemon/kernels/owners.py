@@ -254,7 +254,7 @@ def belongs(record: KernelRecord, claimant: Owner) -> bool:
     without a path belongs to a server of the same root_dir. No server may claim one that its user has shut down.
     """
     former = record.owner
-    if record.ends_at:
+    if record.ends:
         return False
     if OwnerKind.BATCH in {former.kind, claimant.kind}:
         return (former.kind, former.owner_id) == (claimant.kind, claimant.owner_id)

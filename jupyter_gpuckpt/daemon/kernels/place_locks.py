@@ -28,10 +28,6 @@ class PlaceLocks:
                 hint="Use the same JUPYTER_GPUCKPT_RUNTIME_DIR everywhere.",
             )
 
-    def touch(self) -> None:
-        """Set the time of the own lock file, which versions without leases read."""
-        os.utime(self._path(self._place))
-
     def release(self) -> None:
         """Release this daemon's lock."""
         self._path(self._place).unlink(missing_ok=True)
@@ -40,15 +36,6 @@ class PlaceLocks:
     def is_held(self, place: Place) -> bool | None:
         """Return whether the daemon of a place holds its lock; None if it has exited and removed the file."""
         return is_locked(self._path(place))
-
-    def is_young(self, place: Place, seconds: float) -> bool:
-        """Return whether the lock of a place was touched within the last `seconds`, by the file server's clock."""
-        own = self._path(self._place)
-        own.touch(0o600)
-        try:
-            return own.stat().st_mtime - self._path(place).stat().st_mtime < seconds
-        except FileNotFoundError:
-            return False
 
     def _path(self, place: Place) -> Path:
         return self._folder / f"{place.key}.lock"

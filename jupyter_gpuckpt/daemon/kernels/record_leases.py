@@ -78,7 +78,7 @@ class RecordLeases:
         return known is not None and known.is_held
 
     def session(self, kernel_id: str) -> FarSession | None:
-        """Return a kernel's session; None if a version without leases has written its record."""
+        """Return a kernel's session; None if there is none."""
         try:
             return self._sessions.get(kernel_id)
         except FarObjectMissing:

@@ -130,7 +130,7 @@ class Verbs:
                 f" not on {len(request.own_ports)}."
             )
         spec = msgspec.structs.replace(
-            launch.written_down(),
+            launch,
             kernel_id=request.kernel_id,
             own_ports=request.own_ports,
             own_sockets=msgspec.structs.replace(launch.own_sockets, folder=request.sockets_folder),
@@ -228,7 +228,7 @@ class Verbs:
 
     def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
         """Return the table's answer, or raise its refusal."""
-        if kernel.record.ends_at and verb not in _OF_ENDED:
+        if kernel.record.ends and verb not in _OF_ENDED:
             raise KernelStateConflict(
                 "The kernel was shut down.", hint="Undo that first, while there is time."
             )

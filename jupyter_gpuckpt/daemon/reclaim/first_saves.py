@@ -86,7 +86,7 @@ class FirstSaves:
             kernel
             for kernel in self._kernels
             if kernel.state in _RUN
-            and not kernel.record.ends_at
+            and not kernel.record.ends
             and (kernel in self._saved or kernel not in self._refused)
         ]
 

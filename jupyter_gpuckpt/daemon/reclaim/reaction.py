@@ -301,7 +301,7 @@ class Reaction:
         left = []
         for kernel in self._kernels:
             record = kernel.record
-            if kernel.state in _BEING_DONE or record.ends_at:
+            if kernel.state in _BEING_DONE or record.ends:
                 continue
             if self._tries[kernel.kernel_id] >= _MAX_TRIES:
                 continue

@@ -31,7 +31,7 @@ class Risks:
         for kernel in self._kernels:
             runs = kernel.state not in _WITHOUT_PROCESS
             waits = not disk_survives and self._uploads.is_anywhere and self._is_only_local(kernel)
-            if not kernel.record.ends_at and (runs or waits):
+            if not kernel.record.ends and (runs or waits):
                 newest = self._uploads.newest_uploaded(kernel.kernel_id)
                 at = newest.created if newest else None
                 found.append(Unsafe(kernel.kernel_id, kernel.record.name, runs, at))

@@ -48,7 +48,7 @@ def correct_record(
 ) -> None:
     """Remove from the record of sent changes what the far sessions no longer contain, so that it is sent again. Raises StoreError.
 
-    It may have been removed by another machine, on which a user declared this one lost, by an older version, or by a restored backup.
+    It may have been removed by another machine, on which a user declared this one lost, or by a restored backup.
     A snapshot that another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local
     snapshots.
     """

@@ -34,7 +34,7 @@ class KernelLease(msgspec.Struct, frozen=True):
     term: int = 0
     is_held: bool = False
     is_doubtful: bool = False
-    #: The key of the place (`place.py`) whose daemon it was granted to; empty if an older version noted it.
+    #: The key of the place (`place.py`) whose daemon it was granted to; empty if none was.
     place: str = ""
     #: The terms of the leases that were granted here, in order, each with the highest number of a snapshot before it.
     terms: list[tuple[int, int]] = []

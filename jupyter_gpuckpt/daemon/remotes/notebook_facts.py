@@ -12,7 +12,7 @@ def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
     """Return the facts of a snapshot, from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`).
 
     The far session's id is the kernel's, which is the same on every machine (but see `LeaseFile.branch`). A kernel without a
-    notebook has no path. A kernel without a server (a script's, or one of an older version) has neither user nor server.
+    notebook has no path. A kernel without a server (a script's) has neither user nor server.
     """
 
     def known(name: str) -> str:

@@ -40,7 +40,7 @@ def mend(
 ) -> list[str]:
     """Compare the restored tree with the facts of its snapshot and set what can be set; return warnings of the rest.
 
-    `facts`: reads them; there are none in the snapshots of older versions. `made`, `own_sockets`: see `Changes`.
+    `facts`: reads them; none, if there were too many. `made`, `own_sockets`: see `Changes`.
     The tasks must be stopped. It never fails: errors are logged.
     """
     try:

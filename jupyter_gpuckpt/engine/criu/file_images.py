@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from ..tree.tree import current
 from . import images as criu_images
 from .images import Field
 
@@ -75,14 +74,13 @@ def _mended(parts: list[Field]) -> list[Field]:
 
 
 def _moved(part: Field) -> Field:
-    """Return the name field of a file; a path on scratch is translated to scratch's current path.
+    """Return the name field of a file, for a thread's file that of its process's first thread.
 
     CRIU opens files before it makes the threads: a thread's file in /proc becomes that of its process's first thread.
     """
     number, wire, value = part
     if number == _REG_NAME and isinstance(value, bytes):
-        name = os.fsencode(current(os.fsdecode(value)))
-        return number, wire, _OF_THREAD.sub(rb"\1\2/task/\2/", name)
+        return number, wire, _OF_THREAD.sub(rb"\1\2/task/\2/", value)
     return part
 
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from ...errors import FilesChanged, HostIncompatible
 from ...host import commands
-from ...wire.manifest_records import FORMER_SCRATCH
 from ..settings import INIT
 from ..tree.tree import Tree
 from . import images as criu_images
@@ -30,7 +29,7 @@ _SHOWN = 5
 _OR_FORCE = ", or resume it all the same with empty ones (`jupyter gpuckpt resume KERNEL --force`)"
 _TEST_SECONDS = 10.0
 #: Folders whose files are made with the namespaces, or cannot be made here.
-_OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+_OTHERS = ("/proc/", "/sys/", "/dev/")
 #: The most bytes of SQLite's index of a log. The last connection removes it with the log; SQLite fills it anew if it finds zeros.
 _MAX_INDEX_BYTES = 1 << 30
 _LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

@@ -20,7 +20,7 @@ from ...wire import decoding
 from ...wire.manifest_records import GpuProcess
 from ...wire.progress import Progress, Stage
 from ..tree.launch import pids
-from ..tree.tree import Tree, current
+from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
 from . import gpu_refusals
 from .driver import cuda, release
@@ -250,7 +250,7 @@ class GpuProcesses:
     def _take_parked(self) -> None:
         noted = self._noted_needs()
         for pid in self._checkpointed():
-            mapped = {current(area.path) for area in processes.maps(pid)}
+            mapped = {area.path for area in processes.maps(pid)}
             paths = {path for path in mapped if path.startswith(f"{DIRECTORY}/")}
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
             if ferry_file := Ferry(self._tree, pid).file:
@@ -382,7 +382,7 @@ def _staged_bytes(pid: int) -> int:
     staged = (
         area.end - area.start
         for area in processes.maps(pid)
-        if current(area.path).startswith(f"{DIRECTORY}/")
+        if area.path.startswith(f"{DIRECTORY}/")
     )
     return max(0, sum(staged) - TOLERANCE_BYTES)
 

@@ -1,4 +1,4 @@
-"""Loading of the ferry library (engine/gpu/ferry/ferry.c) into kernels whose user chose it (`LaunchSpec.gpu_ferry`).
+"""Loading of the ferry library (engine/gpu/ferry/ferry.c) into kernels whose user chose it (`LaunchSpec.gpu_copy`).
 
 Does not cover: the orders that the daemon gives the library (`engine/gpu/ferry/ferry.py`).
 """

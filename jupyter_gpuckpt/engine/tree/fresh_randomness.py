@@ -21,13 +21,10 @@ def install(root: Path) -> None:
 
 
 def renew(inside: Callable[[str], Path]) -> None:
-    """Write another number before any task runs; a snapshot of an older version has no such file."""
+    """Write another number before any task runs."""
     # The file comes from a snapshot, so it may be anything.
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        file = os.open(inside(INSIDE), flags)
-    except FileNotFoundError:
-        return
+    file = os.open(inside(INSIDE), flags)
     try:
         os.pwrite(file, secrets.token_bytes(_BYTES), 0)
     finally:

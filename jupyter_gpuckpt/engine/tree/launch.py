@@ -167,7 +167,7 @@ def launch(
     """
     last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
     exit_path.unlink(missing_ok=True)
-    env = ferry_library.environment(spec.env) if spec.gpu_ferry else spec.env
+    env = ferry_library.environment(spec.env) if spec.gpu_copy == "own" else spec.env
     namespaces = start_namespaces(
         settings,
         "launch",
@@ -184,7 +184,7 @@ def launch(
         root = Path(f"/proc/{namespaces.init_pid}/root")
         outside_signals.install(root)
         fresh_randomness.install(root)
-        if spec.gpu_ferry:
+        if spec.gpu_copy == "own":
             ferry_library.install(root)
         kept_secrets.install(root, spec.secrets)
         server_files.protect(namespaces.init_pid, jupyter_runtime_dir)

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...wire.manifest_records import FORMER_SCRATCH, SCRATCH
-
-
-def current(path: str) -> str:
-    """Return the current path for a path in a snapshot: earlier versions had scratch in another place."""
-    if path.startswith(f"{FORMER_SCRATCH}/"):
-        return SCRATCH + path.removeprefix(FORMER_SCRATCH)
-    return path
+from ...wire.manifest_records import SCRATCH
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -38,7 +31,7 @@ class Tree(msgspec.Struct, frozen=True):
 
     def inside(self, path: str) -> Path:
         """Translate a path of the kernel's mount namespace into one that can be opened here."""
-        return self.root / current(path).lstrip("/")
+        return self.root / path.lstrip("/")
 
     @property
     def scratch(self) -> Path:

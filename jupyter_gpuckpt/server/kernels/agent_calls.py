@@ -96,12 +96,8 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
     if not counted:
         return None
     content = counted["content"]
-    # An agent of an older version reports neither GPUs nor cells here.
     return AgentState(
-        content["on_save"],
-        content["on_resume"],
-        content.get("uses_gpu", True),
-        _cell(content.get("cell")),
+        content["on_save"], content["on_resume"], content["uses_gpu"], _cell(content["cell"])
     )
 
 
@@ -158,7 +154,7 @@ async def variables(manager: ServerKernelManager, fingerprint_seconds: float) ->
     reply = await _request(manager, "variables", seconds, fingerprint_seconds=fingerprint_seconds)
     listed = reply["content"].get("variables") if reply else None
     try:
-        # An agent of an older version may answer something else.
+        # A kernel may answer anything.
         return None if listed is None else msgspec.convert(listed, Variables)
     except msgspec.ValidationError:
         return None
@@ -182,7 +178,6 @@ async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) ->
     reply = await _request(manager, "peers_off", seconds)
     if not reply:
         return PeerAccess(is_off=False, was_switched=True)
-    # An agent of an older version does not know this request.
     content = reply["content"]
     return PeerAccess(content.get("peer_access") == "off", bool(content.get("switched")))
 
@@ -203,7 +198,6 @@ async def messages_after(
 ) -> tuple[list[list[bytes]], bool]:
     """Return the iopub messages after this one, and whether these are all; the kernel resends its replies to `requests`."""
     reply = await _request(manager, "again", _ANSWER_SECONDS, after=message_id, requests=requests)
-    # An agent of an older version does not know this request.
     counts = reply["content"].get("counts") if reply else None
     if counts is None:
         return [], False

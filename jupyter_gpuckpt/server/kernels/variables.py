@@ -61,7 +61,7 @@ async def variables_of(
     if found is None:
         raise KernelStateConflict(
             "The kernel does not report its variables.",
-            hint="It may be busy with something, or older than this version: restart it then.",
+            hint="It may be busy with something.",
         )
     return found
 

@@ -33,7 +33,7 @@ class CompareHandler(GpuCkptHandler):
         if found.variables is None:
             raise KernelStateConflict(
                 "The variables of this snapshot are not known.",
-                hint="It was taken of another kind of kernel, by the command line, or by an older version.",
+                hint="It was taken of another kind of kernel, or by the command line.",
             )
         kernel_id = self.get_query_argument("kernel_id", "") or found.kernel_id
         now = await self.parts.operations.variables(kernel_id, _FINGERPRINT_SECONDS)

@@ -30,9 +30,8 @@ _TURN_SECONDS = 0.01
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
-#: The version of the schema. Version 1 had no tables `contents` and `snapshots`, which are filled on demand.
-_SCHEMA_VERSION = 2
-_READABLE = frozenset({0, 1, _SCHEMA_VERSION})
+#: The version of the schema; 0 is that of a new file.
+_SCHEMA_VERSION = 1
 # A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another pack. `files`: see `pack_files.py`.
 # `gone`: removed packs whose rows are still to be deleted. `doubted`: packs that were changed from outside and not read since. A new
 # process computes these two again.
@@ -186,7 +185,7 @@ class Database:
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._set_checkpoint(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in _READABLE:
+            if version not in {0, _SCHEMA_VERSION}:
                 raise broken(f"schema version {version}")
             connection.executescript(_SCHEMA)
             if version != _SCHEMA_VERSION:  # a write, which needs room

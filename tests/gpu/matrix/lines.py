@@ -40,7 +40,7 @@ class Line(msgspec.Struct):
     seconds: dict[str, list[float]] = {}
     #: The most that an operation took off the GPUs.
     gpu_bytes: int = 0
-    #: Whether the option gpu_ferry was on, and how many bytes of a snapshot are by the ferry.
+    #: Whether the option gpu_copy was "own", and how many bytes of a snapshot are by the ferry.
     ferry: bool = False
     ferry_bytes: int = 0
     #: Until the kernel and its twin had begun, imports included.
@@ -67,8 +67,8 @@ def keep(line: Line) -> None:
 
 
 def is_ferry_on() -> bool:
-    """Return whether kernels of the trials have the option gpu_ferry."""
-    return os.environ.get("JUPYTER_GPUCKPT_GPU_FERRY") == "1"
+    """Return whether kernels of the trials have the option gpu_copy with the value "own"."""
+    return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") == "own"
 
 
 def read(path: Path) -> list[Line]:

@@ -1,7 +1,7 @@
 """The page docs/gpu-matrix.md out of the lines of trials.
 
 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix
-JUPYTER_GPUCKPT_GPU_FERRY=1 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix
+JUPYTER_GPUCKPT_GPU_COPY=own GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix
 python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 """
 
@@ -38,7 +38,7 @@ row's own code computes next, must be the same as in a twin process that was nev
 Seconds are what a user waits, the longest of the row, with several rows at work at the same time on one machine: read them as
 an order of magnitude. *On the GPU* is what a suspend takes off it, the CUDA context included.
 
-*With gpu_ferry* says what came of the row with the [option of this name](gpu.md), and how much of its memory went that way; the rest went
+*With gpu_copy=own* says what came of the row with [this option](gpu.md), and how much of its memory went that way; the rest went
 the driver's. It is empty where that was not tried.
 """
 
@@ -47,7 +47,7 @@ The page is made by
 
 ```
 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix -n 4
-JUPYTER_GPUCKPT_GPU_FERRY=1 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix -n 4
+JUPYTER_GPUCKPT_GPU_COPY=own GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix -n 4
 python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 ```
 """
@@ -60,7 +60,7 @@ def page(lines: Iterable[Line]) -> str:
         (with_ferry if line.ferry else latest)[line.row] = line
     shown = [latest[row.name] for row in ROWS if row.name in latest]
     table = [
-        ("Workload", "GPUs", "Result", *VERBS, "On the GPU", "With gpu_ferry"),
+        ("Workload", "GPUs", "Result", *VERBS, "On the GPU", "With gpu_copy=own"),
         ("---", "---", "---", *("---:" for _ in VERBS), "---:", "---"),
         *((*_cells(line), _ferry_cell(with_ferry.get(line.row))) for line in shown),
     ]

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     code: str = "kernel_not_checkpointable"
     #: Whether a machine without a GPU can run it, with MATRIX_DEVICE=cpu.
     without_gpu: bool = False
-    #: Why its program cannot run with the option gpu_ferry; empty: it can.
+    #: Why its program cannot run with gpu_copy "own"; empty: it can.
     without_ferry: str = ""
 
 

@@ -549,7 +549,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, FILES, BYTES, DEVICES, THREADS };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, BYTES, DEVICES, THREADS };
 /* `more`: the limit of CLOSE in milliseconds; for other orders the number of descriptors that come with the order. */
 typedef struct { uint32_t order, first, count, more; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
@@ -914,13 +914,10 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         reply.count = handed;
         reply.bytes = syscall(SYS_gettid);
         break;
-    case FILES: /* older libraries do not know it, and read and write one file */
-        reply.count = MAX_FILES;
-        break;
-    case THREADS: /* older libraries do not know it, and copy in a thread for each processor */
+    case THREADS:
         max_copy_threads = request->count;
         break;
-    case BYTES: /* older libraries do not know it */
+    case BYTES:
         for (uint32_t at = 0; at < part_count; at++) reply.bytes += parts[at].bytes;
         break;
     case OPEN:

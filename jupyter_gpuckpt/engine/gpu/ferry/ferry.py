@@ -157,7 +157,7 @@ class Ferry:
             library.order(Order.OPEN)
 
     def allocated_bytes(self) -> int:
-        """Return how many bytes of memory the library has allocated for the process, which may run; 0 if an older library reports none."""
+        """Return how many bytes of memory the library has allocated for the process, which may run."""
         with self._connected() as library:
             return library.allocated_bytes()
 
@@ -167,7 +167,7 @@ class Ferry:
             return library.listed()
 
     def devices(self) -> dict[int, str]:
-        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not report them."""
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers."""
         with self._connected() as library:
             return library.devices()
 
@@ -219,11 +219,6 @@ class Ferry:
     def drop_reserved(self) -> None:
         """Let init free the room that it holds for what Checkpoint takes from the GPUs; call it before Restore."""
         self._hold(b"d", owner=self._owner | _RESERVED)
-
-    def max_files(self) -> int:
-        """Return in how many files the copied memory may be; an older library in the process takes one only."""
-        with self._connected() as library:
-            return library.max_files()
 
     def copy_out(self, files: Sequence[int], ranges: Sequence[Range]) -> None:
         """Copy ranges of the memory, which is still the process's, to files, one after the other."""

@@ -179,8 +179,7 @@ class FerryCopying:
                 self.pid,
                 f"{length} bytes are needed, and {beside} for the rest; {available} are free",
             )
-        number = min(stripes.files_for(length), self.ferry.max_files())
-        file = StagingFile(self.ferry.file_path, length, number)
+        file = StagingFile(self.ferry.file_path, length, stripes.files_for(length))
         with ExitStack() as made:
             try:
                 descriptors = made.enter_context(striped(self.tree, self.pid, file))

@@ -26,7 +26,7 @@ def failed(pid: int, details: str) -> FreezeFailed:
     """Return the error for memory that could not be handed over for an unknown cause."""
     return FreezeFailed(
         "The kernel's GPU memory could not be handed over.",
-        hint="Save again. If it fails again, switch the option `gpu_ferry` off and restart the kernel.",
+        hint='Save again. If it fails again, set the option `gpu_copy` to "driver" and restart the kernel.',
         details=f"process {pid}: {details}",
     )
 
@@ -53,7 +53,7 @@ def no_descriptors(pid: int, details: str) -> FreezeFailed:
     """Return the error for a process, its init or this one that may open no more files: a part of the memory is a file to them."""
     return FreezeFailed(
         "There are not enough file descriptors to hand over the kernel's GPU memory.",
-        hint="Raise the limit of open files (`ulimit -n`) where the server is started, then restart the kernel, or switch the"
-        " option `gpu_ferry` off.",
+        hint="Raise the limit of open files (`ulimit -n`) where the server is started, then restart the kernel, or set the"
+        ' option `gpu_copy` to "driver".',
         details=f"process {pid}: {details}",
     )

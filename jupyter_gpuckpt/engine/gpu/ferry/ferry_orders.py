@@ -43,10 +43,9 @@ class Order(IntEnum):
     DIGEST = 11
     DIGEST_HANDED_OVER = 12
     RESERVE = 13
-    FILES = 14
-    BYTES = 15
-    DEVICES = 16
-    THREADS = 17
+    BYTES = 14
+    DEVICES = 15
+    THREADS = 16
 
 
 class RefusedError(OSError):
@@ -110,17 +109,12 @@ class Library:
         if count != len(memory):
             raise OSError(f"{count} of {len(memory)} parts were given back")
 
-    def max_files(self) -> int:
-        """Return in how many files the library can read and write memory."""
-        result, count, _ = self.ask(Order.FILES)
-        return count if result != -errno.ENOSYS else 1
-
     def limit_threads(self, most: int) -> None:
-        """Limit the library's copies to `most` threads until this connection is closed. Older libraries ignore the limit."""
+        """Limit the library's copies to `most` threads until this connection is closed."""
         self.ask(Order.THREADS, count=most)
 
     def allocated_bytes(self) -> int:
-        """Return how many bytes of memory the library has allocated; 0 if an older library does not report it."""
+        """Return how many bytes of memory the library has allocated."""
         return self.ask(Order.BYTES)[2]
 
     def listed(self) -> list[Allocation]:
@@ -130,10 +124,8 @@ class Library:
         return [Allocation(*row) for row in _LISTED.iter_unpack(self._more(count * _LISTED.size))]
 
     def devices(self) -> dict[int, str]:
-        """Return the UUIDs of the GPUs that the process sees, by its own numbers; empty if an older library does not report them."""
+        """Return the UUIDs of the GPUs that the process sees, by its own numbers."""
         result, count, _ = self.ask(Order.DEVICES)
-        if result == -errno.ENOSYS:
-            return {}
         _check(Order.DEVICES, result)
         data = self._more(count * _UUID_BYTES)
         found = (data[at : at + _UUID_BYTES] for at in range(0, len(data), _UUID_BYTES))

@@ -102,7 +102,6 @@ def usable_bytes(tree: Tree) -> int:
     """Return how many bytes of the ferries' memory a suspend can store window by window, one window at a time.
 
     It cannot where the GPU has no room to give the memory back: then all of it must be in RAM, as that of a parked process is already.
-    An older library does not say how much memory there is.
     """
     found = 0
     for pid in pids(tree):

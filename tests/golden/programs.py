@@ -23,10 +23,11 @@ from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml
 from tests.engine.scripted_gpu import ONE, put_in
 
 HERE = Path(__file__).parent
+FILES = HERE / "files"
 #: Where a program and its files lie, in the kernel's own /dev/shm: a resume needs no file of the machine.
-FOLDER = "/dev/shm/compat"
+FOLDER = "/dev/shm/golden"
 #: The beginning of the paths of two files that stand for GPU devices.
-DEVICES = "/dev/nvidia-compat-"
+DEVICES = "/dev/nvidia-golden-"
 GPU_BYTES = 1 << 20
 
 
@@ -39,8 +40,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "idle": Kind("compat/program.c", (), "answer"),
-    "busy": Kind("compat/program.c", ("busy",), "answer"),
+    "idle": Kind("golden/program.c", (), "answer"),
+    "busy": Kind("golden/program.c", ("busy",), "answer"),
     "gpu": Kind("engine/scripted_cuda.c", (FOLDER, DEVICES, str(GPU_BYTES)), "*.ticks"),
 }
 
@@ -104,7 +105,7 @@ def scripted_gpu() -> Iterator[DriverInside]:
     paths = [Path(f"{DEVICES}{number}") for number in (0, 1)]
     if not os.access("/dev", os.W_OK):
         pytest.skip("/dev cannot be written to")
-    lock = Path(tempfile.gettempdir()) / "gpuckpt-compat.lock"
+    lock = Path(tempfile.gettempdir()) / "gpuckpt-golden.lock"
     with lock.open("w") as file, pytest.MonkeyPatch.context() as patch:
         fcntl.flock(file, fcntl.LOCK_EX)  # the names of the devices are in the snapshot
         put_in(patch, driver, nvml)

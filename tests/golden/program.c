@@ -3,7 +3,7 @@
  *
  *     program [busy]
  *
- * It answers every byte in /dev/shm/compat/ask by a line in /dev/shm/compat/answer:
+ * It answers every byte in /dev/shm/golden/ask by a line in /dev/shm/golden/answer:
  *     digest of its memory, how far it has counted, how far its child has, what it got of its connection and its pipe
  * With `busy` it has a thread that counts, a child that counts in shared memory, bytes in a pipe and on a TCP connection. */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define WORDS 65536
-#define FOLDER "/dev/shm/compat/"
+#define FOLDER "/dev/shm/golden/"
 
 static unsigned held[WORDS];
 static volatile unsigned long counted, *of_child;

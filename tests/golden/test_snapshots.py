@@ -1,9 +1,7 @@
-"""Snapshots that 0.1.0 took of running programs resume for ever: with today's engine they come back and go on.
+"""Snapshots of running programs resume for ever: with today's engine they come back and go on.
 
-When one of these fails, the change that made it fail would take from users the snapshots that they have. Let the code read what
-the older version wrote, beside what it writes now (as `snapshots/stored_secrets.py` does); a field that is new gets a default, and
-one that went stays readable. Do not make the archives of a released version anew. A new version gets a folder of its own
-(`make.py`).
+When one of these fails after the first release, the change that made it fail would take from users the snapshots that they have. Before
+it, run `make golden`.
 """
 
 from __future__ import annotations
@@ -25,25 +23,18 @@ from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.manifest_records import Cause, Manifest, SaveOptions
 from jupyter_gpuckpt.wire.progress import Progress
-from tests.compat.programs import HERE, asked, scripted_gpu
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import RUNNING, Memory
+from tests.golden.programs import FILES, asked, scripted_gpu
 
-VERSIONS = sorted(path.parent for path in HERE.glob("*/snapshots.tar"))
-
-
-@pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
-def version(request: pytest.FixtureRequest) -> Path:
-    """Return the folder of one version."""
-    return Path(request.param)
+KNOWN = json.loads((FILES / "programs.json").read_text())
 
 
 @pytest.fixture
-def store(version: Path, tmp_path: Path) -> Iterator[LocalStore]:
-    """Yield a store into which the version's snapshots were imported."""
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    """Yield a store into which the snapshots were imported."""
     with LocalStore(tmp_path / "store") as store:
-        archive = (version / "snapshots.tar").read_bytes()
-        import_archive(store, io.BytesIO(archive).read)
+        import_archive(store, io.BytesIO((FILES / "snapshots.tar").read_bytes()).read)
         yield store
 
 
@@ -103,8 +94,8 @@ def assert_goes_on(tree, known, *, counts):
 
 
 @pytest.mark.parametrize("name", ["idle", "busy"])
-def test_a_program_is_as_it_was_goes_on_and_is_suspended_and_resumed_again(version, back, name):
-    known = json.loads((version / "expected.json").read_text())[name]
+def test_a_program_is_as_it_was_goes_on_and_is_suspended_and_resumed_again(back, name):
+    known = KNOWN[name]
     manifest = back.find(name)
     for _ in range(2):
         tree = back.resume(manifest)
@@ -112,8 +103,8 @@ def test_a_program_is_as_it_was_goes_on_and_is_suspended_and_resumed_again(versi
         manifest = back.suspend(tree, manifest)
 
 
-def test_memory_of_a_gpu_comes_back(version, back):
-    known = json.loads((version / "expected.json").read_text())["gpu"]
+def test_memory_of_a_gpu_comes_back(back):
+    known = KNOWN["gpu"]
     states = {int(number): state for number, state in known["states"].items()}
     taken = {int(number): held for number, held in known["taken"].items()}
     with scripted_gpu() as driver:

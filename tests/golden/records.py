@@ -23,7 +23,7 @@ KEPT = (
     "remote.epochs:_Condemned",
     "remote.remote_manifests:FarManifest",
     "remote.index_objects:_Index",
-    "remote.upload_progress:_Line",
+    "remote.upload_progress:_Entry",
     "remote.keyring:_Body",
     "remote.keyring:_Public",
     "remote.remote_list:_File",
@@ -31,10 +31,6 @@ KEPT = (
     "remote.seen:_File",
     "remote.remote_sessions:FarSession",
 )
-#: Types that have another name today. Their names are not on the disk; a released `records.json` keeps the one it was made with.
-_RENAMED = {
-    "remote.upload_progress:_Line": "remote.upload_progress:_Entry",
-}
 #: What stands for each simple type.
 _SIMPLE = {
     inspect.StrType: "text",
@@ -48,7 +44,7 @@ _SIMPLE = {
 
 def kind_of(name: str) -> type[Any]:
     """Return the record type that an entry of `KEPT` names."""
-    module, _, attribute = _RENAMED.get(name, name).partition(":")
+    module, _, attribute = name.partition(":")
     found: type[Any] = getattr(importlib.import_module(f"jupyter_gpuckpt.{module}"), attribute)
     return found
 
@@ -95,5 +91,5 @@ def _value(  # noqa: PLR0911 - a line for each kind of type
     if isinstance(info, inspect.BytesType):
         return msgspec.to_builtins(bytes(range(info.min_length or 32)))
     if isinstance(info, inspect.LiteralType):
-        return info.values[0]
+        return next(value for value in info.values if value != default)
     return _SIMPLE[type(info)]
