@@ -23,7 +23,7 @@ from ...wire.manifest_records import SnapshotInfo
 from ..snapshots.user_deletions import UserDeletion, UserDeletions
 from . import remote_keys
 from .amending import Amended, LocalState, changes_to_tell
-from .lease_file import LeaseFile
+from .leases import LeaseFile
 from .sent_changes import SentChanges
 
 _log = logging.getLogger(__name__)

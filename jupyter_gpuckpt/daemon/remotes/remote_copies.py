@@ -29,7 +29,7 @@ from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.progress import Progress, Stage
 from . import amending, remote_keys
-from .lease_file import LeaseFile
+from .leases import LeaseFile
 from .remote_keys import Opened
 from .sent_changes import SentChanges
 

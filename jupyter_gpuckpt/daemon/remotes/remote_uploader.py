@@ -26,7 +26,7 @@ from ..snapshots.local_snapshots import LocalSnapshots
 from . import remote_keys
 from .amending import Amended, LocalState
 from .change_sender import ChangeSender
-from .leases_at_remote import OnLost
+from .leases import LeaseFile, OnLost
 from .notebook_facts import facts_of
 from .sending import Sending
 from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path, write_uploaded
@@ -289,8 +289,18 @@ class RemoteUploader:
         def progress(done: int, total: int) -> None:
             loop.call_soon_threadsafe(current.advance, done, total)
 
-        run = partial(current.sending.run, self._machine.store, facts_of, progress)
         try:
+            file = LeaseFile(state_folder(self._data_dir, name))
+            used, session_id, tenure, term = await asyncio.to_thread(file.to_upload, info)
+            run = partial(
+                current.sending.run,
+                self._machine.store,
+                facts_of,
+                progress,
+                session_id=session_id,
+                tenure=tenure,
+                term=term,
+            )
             sent = await self._sent(current, run)
             local = self._snapshots.found
             if told_now := current.sending.told:
@@ -303,7 +313,6 @@ class RemoteUploader:
             return
         except SessionLost as error:
             # It is tried again at once, in the far session of the branch.
-            used = current.sending.lease
             await asyncio.to_thread(self._on_lost, self.remote, info.kernel_id, used, error)
         except Exception as error:
             self._fail(snapshot_id, error)

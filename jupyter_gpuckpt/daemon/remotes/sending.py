@@ -27,7 +27,6 @@ from ...errors import (
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
 from ...remote.listed_facts import Amendment, Told, told
-from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import Facts, Tenure
 from ...store import manifests
 from ...store.codecs import DIGEST_BYTES
@@ -35,7 +34,6 @@ from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import Traffic
 from .amending import Amended
-from .lease_file import KernelLease, LeaseFile
 
 if TYPE_CHECKING:
     from ...remote.upload import Sent
@@ -170,8 +168,6 @@ class Sending:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_stopped = self._is_held = False
-        #: The lease with which the upload was begun.
-        self.lease = KernelLease("")
         #: What the upload sent about the snapshot; None if it listed the snapshot before.
         self.told: Told | None = None
 
@@ -181,8 +177,12 @@ class Sending:
         facts_of: FactsOf,
         progress: OnProgress,
         trouble: OnTrouble = lambda error: None,
+        *,
+        session_id: str = "",
+        tenure: Tenure | None = None,
+        term: int = 0,
     ) -> Sent:
-        """Upload the snapshot.
+        """Upload the snapshot to far session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
@@ -190,17 +190,15 @@ class Sending:
 
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
-        leases = LeaseFile(state_folder(self._data_dir, self._remote.name))
-        self.lease, session_id, tenure = leases.to_upload(manifest.info)
         task = Task(
             str(self._data_dir),
             self._remote,
-            msgspec.structs.replace(facts, session_id=session_id),
+            msgspec.structs.replace(facts, session_id=session_id or facts.session_id),
             manifest.info,
             store.manifest_file(self._snapshot_id),
             self._is_urgent,
             tenure,
-            self.lease.term_of(manifest.info.number) if session_id == self.lease.session_id else 0,
+            term,
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: answer(store, asked), progress, trouble)

@@ -42,8 +42,7 @@ from ..kernels.machine import Machine
 from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
 from . import remote_keys, session_views
-from .lease_file import LeaseFile
-from .leases import DaemonLeases
+from .leases import DaemonLeases, LeaseFile
 from .remote_keys import Opened
 
 #: The number of concurrent fetches from one remote; more wait. Each uses several threads.

@@ -28,7 +28,7 @@ from ...wire.snapshot_records import (
 from ..kernels.machine import Machine
 from ..snapshots.inventory import Inventory
 from ..snapshots.local_snapshots import LocalSnapshots
-from .leases_at_remote import OnLost
+from .leases import OnLost
 from .remote_uploader import RemoteUploader
 from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path
 
