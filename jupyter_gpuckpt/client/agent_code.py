@@ -14,22 +14,22 @@ IMPLEMENTATION = "ipython"
 #: The modules that run in the kernel (`kernel_agent/`), each after those that it imports.
 _MODULES = (
     "addresses",
-    "calls",
+    "control_calls",
     "environment",
     "fresh_secrets",
     "history",
-    "peer_access",
+    "cuda_peer_access",
     "processor_clocks",
     "resumes",
     "sent_messages",
     "subscribers",
-    "journal",
-    "user_requests",
+    "message_journal",
+    "magic_requests",
     "trim",
     "widget_states",
     "variables.values",
     "variables.fingerprints",
-    "variables.listing",
+    "variables.variable_list",
     "agent",
 )
 #: The source of the loader, which makes modules of them that can import each other as here; afterwards user code cannot see them.
