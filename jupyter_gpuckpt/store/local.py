@@ -25,7 +25,7 @@ from ..errors import ObjectCorrupt, StoreError, StoreFull
 from ..wire.deadlines import Deadline, after
 from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
-from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
+from . import annotation_files, faults, folders, manifests, packs, stub_files
 from .chunks_in_use import Leases
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .damage import Damage
@@ -80,7 +80,7 @@ class LocalStore:
             undo.callback(store_lock.release)
             for directory in (self._packs, self._manifests):
                 folders.make(directory)
-            leftovers.remove(self._packs, self._manifests)
+            folders.remove_leftovers(self._packs, self._manifests)
             self._catalog = Catalog(root / folders.CATALOG, self._packs)
             undo.callback(self._catalog.close)
             self._records = Records(self._manifests, self._catalog)

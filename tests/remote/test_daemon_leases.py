@@ -20,8 +20,7 @@ from jupyter_gpuckpt.daemon.remotes.leases import (
     LeaseRenewal,
     LeasesAtRemote,
 )
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
-from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
@@ -64,7 +63,7 @@ class There(Here):
         saved(
             self.store, snapshot_id, *content, kernel_id=kernel_id, created=created, number=number
         )
-        self.uploads._snapshots.is_stale = True
+        self.uploads.snapshots.is_stale = True
         self.uploads._wake()
 
     def run(self, snapshot_id="", kernel_id="k1"):
@@ -84,7 +83,7 @@ class There(Here):
 
     async def until_uploaded(self, *snapshot_ids):
         def done():
-            found = self.uploads._snapshots.found
+            found = self.uploads.snapshots.found
             return all(
                 one in found
                 and [up.state for up in self.uploads.of(found[one])] == [UploadState.UPLOADED]

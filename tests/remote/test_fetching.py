@@ -22,9 +22,8 @@ from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.remotes.session_requests import FarSessions
-from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, write_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import (
