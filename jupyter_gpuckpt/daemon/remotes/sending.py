@@ -27,7 +27,7 @@ from ...errors import (
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
 from ...remote.listed_facts import Amendment, Told, told
-from ...remote.remote_sessions import Facts, Tenure
+from ...remote.remote_sessions import MAX_TEXT_CHARACTERS, Facts, Tenure
 from ...store import manifests
 from ...store.codecs import DIGEST_BYTES
 from ...wire.manifest_records import SnapshotInfo
@@ -147,10 +147,6 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     is_new: bool = True
 
 
-#: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
-FactsOf = Callable[[SnapshotInfo, dict[str, Any]], Facts]
-
-
 #: A callback for progress: (bytes that the remote has received, total bytes).
 OnProgress = Callable[[int, int], None]
 #: A callback for the remote's current error; None when it works again.
@@ -174,7 +170,6 @@ class Sending:
     def run(
         self,
         store: LocalStore,
-        facts_of: FactsOf,
         progress: OnProgress,
         trouble: OnTrouble = lambda error: None,
         *,
@@ -330,3 +325,25 @@ def answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused
         return Located(found.rows.tobytes(), [str(store.path_of(pack)) for pack in found.packs])
     except GpuCkptError as error:
         return Refused(record_of(error))
+
+
+def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
+    """Return the facts that remotes list about a snapshot, so that its notebook is found there.
+
+    They come from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`). Unknown ones are left out, never
+    guessed: a kernel without a notebook has no path, one without a server (a script's) neither user nor server. The far session's id is
+    the kernel's, which is the same on every machine (but see `LeaseFile.branch`).
+    """
+
+    def known(name: str) -> str:
+        found = jupyter.get(name)
+        return found[:MAX_TEXT_CHARACTERS] if isinstance(found, str) else ""
+
+    return Facts(
+        session_id=info.kernel_id,
+        hub_user=known("hub_user"),
+        server_name=known("server_name"),
+        path=known("path"),
+        title=info.title[:MAX_TEXT_CHARACTERS],
+        host_name=info.host_name[:MAX_TEXT_CHARACTERS],
+    )

@@ -50,7 +50,6 @@ from . import remote_keys
 from .amending import Amended, LocalState
 from .change_sender import ChangeSender
 from .leases import LeaseFile, OnLost
-from .notebook_facts import facts_of
 from .sending import Sending
 from .upload_queue import RemoteQueue, Uploaded, read_uploaded, record_path, write_uploaded
 
@@ -306,7 +305,6 @@ class RemoteUploader:
             run = partial(
                 current.sending.run,
                 self._uploads.machine.store,
-                facts_of,
                 progress,
                 session_id=session_id,
                 tenure=tenure,
