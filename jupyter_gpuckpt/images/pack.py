@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import CheckpointError, GpuCkptError
 from ..host import commands
+from ..linux.fresh_memory import Scratch
 from ..store.local import LocalStore
-from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
 from ..wire import stripes
 from ..wire.manifest_records import Chunk, Stream

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..linux.fresh_memory import Scratch
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
-from ..store.scratch import Scratch
 
 #: A chunk in a pack; `targets`: the number of its targets in the table, which has them in the same order.
 RECORD = np.dtype(

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from ..linux.fresh_memory import ThreadScratch
 from ..store import packs
 from ..store.codecs import CodecError, UnknownCodecError, digest_of_stored
-from ..store.scratch import ThreadScratch
 from ..store.writer import Record
 from . import remote_packs
 from .pack_refs import PackRef

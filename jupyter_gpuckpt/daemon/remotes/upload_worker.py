@@ -24,6 +24,7 @@ import numpy as np
 from ...errors import ObjectCorrupt, error_from, record_of
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
+from ...linux.fresh_memory import Scratch
 from ...remote.remote_list import state_folder
 from ...remote.request_errors import of_the_whole_remote
 from ...remote.retries import Retries
@@ -32,7 +33,6 @@ from ...store import manifests, packs
 from ...store.codecs import decompress
 from ...store.index.places import PLACE, Places
 from ...store.packs import RECORD_BYTES, Entry
-from ...store.scratch import Scratch
 from ...wire.manifest_records import Manifest
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import Traffic
