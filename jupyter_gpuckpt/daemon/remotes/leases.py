@@ -95,6 +95,10 @@ class KernelLease(msgspec.Struct, frozen=True):
     #: The terms of the leases that were granted here, in order, each with the highest number of a snapshot before it.
     terms: list[tuple[int, int]] = []
 
+    def is_held_by(self, daemon_id: str, session_id: str) -> bool:
+        """Return whether a daemon has the lease of this far session."""
+        return self.is_held and (self.daemon_id, self.session_id) == (daemon_id, session_id)
+
     @property
     def highest(self) -> int:
         """The number that the numbers of the kernel's next snapshots must exceed."""
@@ -312,19 +316,6 @@ class Needs(NamedTuple):
     keeping: frozenset[str] = frozenset()
 
 
-class Waiting:
-    """A flag for a lease that a caller waits for. Whoever decides it first wins: the answer, or the caller that gives up."""
-
-    def __init__(self) -> None:
-        self._lock, self._is_decided = threading.Lock(), False
-
-    def decide(self) -> bool:
-        """Decide the flag; return False if it was decided before."""
-        with self._lock:
-            is_first, self._is_decided = not self._is_decided, True
-            return is_first
-
-
 class LeasesAtRemote:
     """The leases of a daemon in one remote in its current configuration. Methods raise what `Bucket` raises.
 
@@ -351,12 +342,12 @@ class LeasesAtRemote:
         session_id: str,
         take_over: bool,
         known: KernelLease,
-        waiting: Waiting,
+        undecided: threading.Lock,
     ) -> list[str]:
         """Get the lease of a far session for a kernel, which goes on in it; return warnings.
 
-        `known`: the kernel's recorded lease. If the caller has given up `waiting`, the kernel may run already; then it goes on in the
-        session only if nobody else has had it meanwhile. Raises SessionHeld, FarObjectMissing.
+        `known`: the kernel's recorded lease. `undecided`: the caller acquires it when it gives up. Then the kernel may run already, and
+        goes on in the session only if nobody else has had it meanwhile. Raises SessionHeld, FarObjectMissing.
         """
         leases, sessions = self._opened()
         is_same = known.session_id == session_id
@@ -373,7 +364,7 @@ class LeasesAtRemote:
             lambda: leases.claim(session_id, heir_of=heir_of, take_over=take_over)
         )
         was_away = bool(is_same and known.term and tenure.term > known.term + 1)
-        if not waiting.decide() and was_away:
+        if not undecided.acquire(blocking=False) and was_away:
             leases.release(session_id, tenure)  # `tend` finds out that this is a branch
             return []
         self._note(kernel_id, session_id, tenure)
@@ -415,14 +406,15 @@ class LeasesAtRemote:
             if self._leases is not None and self._leases.is_beating:
                 self._leases.end()
             return
-        leases, _ = self._opened()
+        leases, sessions = self._opened()
         if not self._may_write:
             return
         if own:
             self._guarded(leases.beat)
             self._beats += 1
         if self._beats % _LOOK_BEATS == 0:
-            self._look_at(own, on_lost)
+            # Other machines may have taken leases over without a trace in the heartbeat.
+            self._check(own, lambda name, tenure: require(sessions.get(name), tenure), on_lost)
         if leases.in_doubt:
             self._check(own, leases.keep, on_lost)
             leases.in_doubt = False
@@ -436,13 +428,6 @@ class LeasesAtRemote:
 
     def _is_own(self, one: KernelLease) -> bool:
         return one.is_held and one.daemon_id == self._daemon.daemon_id
-
-    def _look_at(self, own: Mapping[str, KernelLease], on_lost: OnLost) -> None:
-        """Find the leases that other machines took over without a trace in the heartbeat."""
-        _, sessions = self._opened()
-        self._check(
-            own, lambda session_id, tenure: require(sessions.get(session_id), tenure), on_lost
-        )
 
     def _check(
         self,
@@ -612,7 +597,8 @@ class DaemonLeases:
             known = msgspec.structs.replace(known, is_held=False)
         try:
             asked = self.ask(
-                remote, lambda at: at.claim(kernel_id, session_id, take_over, known, Waiting())
+                remote,
+                lambda at: at.claim(kernel_id, session_id, take_over, known, threading.Lock()),
             )
             return asked.result()
         except BaseException:
@@ -698,15 +684,15 @@ class DaemonLeases:
         if self._is_sure(remote, known, session_id):
             return []
         file.begin(kernel_id, session_id, ids)
-        waiting = Waiting()
+        undecided = threading.Lock()
         asked = self.ask(
-            remote, lambda at: at.claim(kernel_id, session_id, take_over, known, waiting)
+            remote, lambda at: at.claim(kernel_id, session_id, take_over, known, undecided)
         )
         try:
             try:
                 return asked.result(WAIT_SECONDS)
             except TooLate:
-                if waiting.decide():
+                if undecided.acquire(blocking=False):
                     raise
                 return asked.result()
         except SessionHeld:
@@ -719,10 +705,7 @@ class DaemonLeases:
     def _has_back(self, kernel_id: str, remotes: list[Remote]) -> bool:
         """Return whether this daemon has the leases of a kernel's own far sessions, and not those of branches."""
         known = [self.file_of(one).of(kernel_id) for one in remotes]
-        return bool(known) and all(
-            one.is_held and (one.daemon_id, one.session_id) == (self.daemon_id, kernel_id)
-            for one in known
-        )
+        return bool(known) and all(one.is_held_by(self.daemon_id, kernel_id) for one in known)
 
     def _forget_lost(self, kernel_id: str) -> None:
         kernel = self._kernels.find(kernel_id)
@@ -733,10 +716,7 @@ class DaemonLeases:
         """Return whether this daemon surely has the lease, so that the remote need not be asked."""
         with self._lock:
             at = self._at.get(remote.name)
-        is_own = known.is_held and (known.daemon_id, known.session_id) == (
-            self.daemon_id,
-            session_id,
-        )
+        is_own = known.is_held_by(self.daemon_id, session_id)
         return is_own and at is not None and at.remote.place == remote.place and at.is_sure
 
     def _remotes_of(self, kernel_id: str) -> tuple[list[Remote], set[str]]:
