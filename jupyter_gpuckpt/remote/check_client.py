@@ -98,7 +98,7 @@ class _Worker:
     def check(self, span: Span, data: memoryview) -> list[Record]:
         """Check a part of a span and return its records, which are valid until the next call.
 
-        Raises OSError, and what `store.far.checking.check` raises.
+        Raises OSError, and what `checking.check` raises.
         """
         # Unlike a copy to mapped memory, this does not hold the GIL.
         pwrite_all(self._descriptor, data, 0)

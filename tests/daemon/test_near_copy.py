@@ -30,7 +30,7 @@ LONG = 300.0
 STORE = "jupyter_gpuckpt.store."
 #: Where a daemon is killed: in the middle of an eviction, and of the fetch that a resume begins with.
 MARKED, COLLECTED = STORE + "stubs.Stubs.make", STORE + "local.LocalStore.sweep"
-FETCHED, ENDED = STORE + "far.fetch._Fetching.run", STORE + "stubs.Stubs.end"
+FETCHED, ENDED = "jupyter_gpuckpt.remote.fetch._Fetching.run", STORE + "stubs.Stubs.end"
 
 
 @pytest.fixture
