@@ -21,7 +21,8 @@ import msgspec
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
 from ..host import doctor_remedies, doctor_report, limits, privileges, processes
-from ..store import damage_file, stores
+from ..store import stores
+from ..store.damage import damaged_snapshots
 from ..wire import daemon_settings, place
 from ..wire.daemon_settings import Settings
 from ..wire.plurals import counted
@@ -114,7 +115,7 @@ def _runtime_directory(settings: Settings) -> Check:
 def damage(settings: Settings) -> Iterator[Check]:
     """Yield a check of what the daemons found when they read the stored snapshots; none if there is no store."""
     roots = stores.all_of(settings.store)
-    damaged = [snapshot_id for root in roots for snapshot_id in damage_file.read(root)]
+    damaged = [snapshot_id for root in roots for snapshot_id in damaged_snapshots(root)]
     if damaged:
         message = f"{counted(len(damaged), 'snapshot')} cannot be resumed, because chunks are damaged or missing: {', '.join(damaged)}."
         yield Check("snapshots", False, message, "jupyter gpuckpt verify")

@@ -36,10 +36,8 @@ from .reclaim.reaction import Reaction
 from .remotes import remote_copies
 from .remotes.collecting import FarCollecting
 from .remotes.kernel_moves import Moves
-from .remotes.lease_renewal import LeaseRenewal
-from .remotes.leases import DaemonLeases
+from .remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from .remotes.listed_checks import ListedChecks
-from .remotes.lost_leases import LostLeases
 from .remotes.near_copy import NearCopy
 from .remotes.session_requests import FarSessions
 from .remotes.uploads import Uploads
@@ -112,7 +110,7 @@ class Daemon:
             self.inventory,
         )
         self.lease_renewal = LeaseRenewal(
-            settings.data, self.kernels, self.uploads, self.leases, on_lost
+            self.leases, self.kernels, self.uploads.by_remote, on_lost
         )
         self.moves = Moves(
             settings.data,

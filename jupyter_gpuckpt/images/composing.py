@@ -145,7 +145,7 @@ class Composer:
         target = memoryview(bytearray(place.raw_length))
         try:
             # The digest below reveals a short read.
-            packs.read_run(Path(place.path), place.offset, payload)
+            packs.read_span(Path(place.path), place.offset, payload)
             data = self._decompressor.unpack(place.codec, payload, place.raw_length, target)
         except (OSError, CodecError):
             data = memoryview(b"")
@@ -191,7 +191,7 @@ class Predecessor:
     """The earlier snapshot of the kernel that is saved now; thread-safe.
 
     Its chunks may be gone from the store. While `look_up` is used, the caller must protect those that exist from removal, until the
-    writer has leases on the chunks that it found.
+    writer has pins in use on the chunks that it found.
     """
 
     def __init__(self, streams: Iterable[Stream] = ()) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import zstandard
 
+from ..linux.fresh_memory import Scratch
 from ..store import grouping
 from ..store.codecs import GROUPED, RAW, ZSTD
-from ..store.scratch import Scratch
 
 # Higher levels gain nothing on memory images and cost half of the speed; negative ones do not compress floats at all.
 _LEVEL = 1

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import CheckpointError, GpuCkptError
 from ..host import commands
+from ..linux.fresh_memory import Scratch
 from ..store.local import LocalStore
-from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
 from ..wire import stripes
 from ..wire.manifest_records import Chunk, Stream
@@ -196,7 +196,7 @@ class _Worker:
             found = self._process.store(segment, self._writer, look_up)
         sources = {part.digest for chunk in found.composed.values() for part in chunk.stored()}
         if sources:
-            # Leases beyond this operation are needed only for the chunks that were used.
+            # Pins beyond this operation are needed only for the chunks that were used.
             self._writer.known(sources)
         self._predecessor.remember(found.composed)
         chunks = [found.composed.get(chunk.digest, chunk) for chunk in found.chunks]

@@ -1,4 +1,4 @@
-"""The reading order of streams: the place of every chunk, the targets of its bytes, and the runs of chunks that are read together.
+"""The reading order of streams: the place of every chunk, the targets of its bytes, and the spans of chunks that are read together.
 
 All tables are numpy columns, for speed: a resume computes them beside CRIU and should end before CRIU does.
 """
@@ -17,14 +17,14 @@ from ..store.index.places import Places
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
 from ..wire.manifest_records import Stream
-from .spans import RECORD, RUN, TARGET, RunTable
+from .spans import RECORD, SPAN, TARGET, SpanTable
 from .written import bounds_of, places_of
 
 # Records with at most this many bytes between them are read together.
-_RUN_GAP = 256 << 10
-# Towards the end of the packs runs become shorter, down to this length, so that threads end at about the same time: a run has at most
+_SPAN_GAP = 256 << 10
+# Towards the end of the packs spans become shorter, down to this length, so that threads end at about the same time: a span has at most
 # one `_PART`-th of the remaining bytes per thread. In the order of the streams they may be anywhere.
-_MIN_RUN_BYTES = 256 << 10
+_MIN_SPAN_BYTES = 256 << 10
 _PART = 4
 # The number of places to which one thread writes a chunk that occurs many times.
 _SHARED = 16
@@ -41,13 +41,13 @@ def table_of(
     streams: Sequence[Stream],
     store: LocalStore,
     *,
-    run_bytes: int,
+    span_bytes: int,
     threads: int,
     by_stream: bool = False,
-) -> RunTable:
-    """Return the table of all runs to read for `streams`: of up to `run_bytes` or one chunk each, balanced for `threads`.
+) -> SpanTable:
+    """Return the table of all spans to read for `streams`: of up to `span_bytes` or one chunk each, balanced for `threads`.
 
-    The sink number of a target is the index of its stream. The runs are in the order of the packs; `by_stream`: in the order in which
+    The sink number of a target is the index of its stream. The spans are in the order of the packs; `by_stream`: in the order in which
     the streams have them, which lets the streams be used from their beginnings on.
 
     Raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
@@ -65,13 +65,13 @@ def table_of(
     if len(counts) and copies.max() > _SHARED:
         records, pack, alone = _split(records, pack, -(-copies // _SHARED))
     numbers, pack = np.unique(pack, return_inverse=True)
-    runs = _runs(records, pack, alone, run_bytes, threads)
+    spans = _spans(records, pack, alone, span_bytes, threads)
     paths = [str(store.path_of(places.packs[number])) for number in numbers.tolist()]
-    table = RunTable(paths, runs, records, targets)
+    table = SpanTable(paths, spans, records, targets)
     if by_stream:
         first, _ = places_of(table, bounds_of(one.length for one in streams))
-        table = table._replace(runs=runs[np.argsort(first, kind="stable")])
-    table.runs["number"] = np.arange(len(table.runs))
+        table = table._replace(spans=spans[np.argsort(first, kind="stable")])
+    table.spans["number"] = np.arange(len(table.spans))
     return table
 
 
@@ -133,7 +133,7 @@ def _check_chunks(lengths: _Rows, starts: _Rows, row: _Rows, places: Places) -> 
 def _split(records: _Rows, pack: _Rows, parts: _Rows) -> tuple[_Rows, _Rows, _Rows]:
     """Split records with many targets into `parts` records each, so that several threads share the writing.
 
-    Each new record decompresses the chunk again. The last array of the result marks records that must be runs of their own.
+    Each new record decompresses the chunk again. The last array of the result marks records that must be spans of their own.
     """
     counts = records["targets"].astype(np.int64)
     parts = np.maximum(1, parts)
@@ -147,11 +147,11 @@ def _split(records: _Rows, pack: _Rows, parts: _Rows) -> tuple[_Rows, _Rows, _Ro
     return records[some], pack[origin][some], (part > 0)[some]
 
 
-def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: int) -> _Rows:
+def _spans(records: _Rows, pack: _Rows, alone: _Rows, span_bytes: int, threads: int) -> _Rows:
     starts = records["offset"].astype(np.int64)
     lengths = records["stored_length"].astype(np.int64)
     ends = starts + lengths
-    far = (starts[1:] - ends[:-1] > _RUN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
+    far = (starts[1:] - ends[:-1] > _SPAN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
     borders = [*(np.flatnonzero(far) + 1).tolist(), len(records)] if len(records) else []
     firsts: list[int] = []
     first, start_of, end_of = 0, starts.tolist(), ends.tolist()
@@ -159,16 +159,16 @@ def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: in
     for border in borders:
         while first < border:
             firsts.append(first)
-            most = min(run_bytes, max(left[first], _MIN_RUN_BYTES))
+            most = min(span_bytes, max(left[first], _MIN_SPAN_BYTES))
             first = max(first + 1, bisect_right(end_of, start_of[first] + most, first, border))
-    runs = np.empty(len(firsts), RUN)
+    spans = np.empty(len(firsts), SPAN)
     begin = np.array(firsts, np.int64)
     behind = np.append(begin[1:], len(records)) if firsts else begin
     target = np.append(0, np.cumsum(records["targets"], dtype=np.int64))
-    runs["pack"], runs["start"], runs["end"] = pack[begin], starts[begin], ends[behind - 1]
-    runs["record"], runs["records"] = begin, behind - begin
-    runs["target"], runs["targets"] = target[begin], target[behind] - target[begin]
-    return runs
+    spans["pack"], spans["start"], spans["end"] = pack[begin], starts[begin], ends[behind - 1]
+    spans["record"], spans["records"] = begin, behind - begin
+    spans["target"], spans["targets"] = target[begin], target[behind] - target[begin]
+    return spans
 
 
 def check_length(stream: Stream, length: int) -> None:

@@ -23,7 +23,7 @@ from ..wire.progress import Progress
 from .chunking import MAX_PAGES, PAGE
 from .reading_order import check_length, table_of, zeros_in
 from .sinks import FileSink
-from .spans import Damaged, RunReader, RunRow, RunWorker
+from .spans import Damaged, SpanReader, SpanRow, SpanWorker
 from .unpack_client import SharedSink, UnpackClient
 from .worker_processes import worth_it
 from .worker_threads import share_out
@@ -43,10 +43,10 @@ __all__ = [
     "unpack",
 ]
 
-# The largest run, and the largest where memory is short.
-_RUN_BYTES = 4 << 20
-_MIN_RUN_BYTES = MAX_PAGES * PAGE
-# The memory of a thread besides its run: a chunk, and its groups.
+# The largest span, and the largest where memory is short.
+_SPAN_BYTES = 4 << 20
+_MIN_SPAN_BYTES = MAX_PAGES * PAGE
+# The memory of a thread besides its span: a chunk, and its groups.
 _BESIDE = 2 * MAX_PAGES * PAGE
 # The number of chunks that a StreamReader caches.
 _KEPT = 8
@@ -91,17 +91,17 @@ class Unpacking:
         by_stream: bool = False,
     ) -> None:
         self._jobs, self._store = jobs, store
-        self._threads, run_bytes = fitting(
+        self._threads, span_bytes = fitting(
             threads,
-            _RUN_BYTES,
-            min_bytes=_MIN_RUN_BYTES,
+            _SPAN_BYTES,
+            min_bytes=_MIN_SPAN_BYTES,
             beside_bytes=_BESIDE,
             memory_bytes=memory_bytes,
         )
         streams = [stream for stream, _ in jobs]
         self._digests, self._zeros = digests_of(streams), zeros_in(streams)
         self._table = table_of(
-            streams, store, run_bytes=run_bytes, threads=self._threads, by_stream=by_stream
+            streams, store, span_bytes=span_bytes, threads=self._threads, by_stream=by_stream
         )
         lengths = [stream.length for stream in streams]
         self._written = WrittenBytes(self._table, lengths)
@@ -135,7 +135,7 @@ class Unpacking:
         return self._written.wait_for(stream, begin, end)
 
     def stop(self) -> None:
-        """Make `run` raise OperationCancelled after its next run of chunks, also if it is called later."""
+        """Make `run` raise OperationCancelled after its next span of chunks, also if it is called later."""
         self._stopped.set()
 
     def _run(self, progress: Progress) -> None:
@@ -149,25 +149,25 @@ class Unpacking:
                 for number, at, start, length in damaged.targets:
                     writes[number](at, data[start : start + length])
 
-            def written(run: int, count: int) -> None:
+            def written(span: int, count: int) -> None:
                 if self._stopped.is_set():
                     raise OperationCancelled("The reading of the snapshot was stopped.")
-                self._written.finish_run(run)
+                self._written.finish_span(span)
                 progress.advance(count)
 
             if self._processes is not None:
                 self._processes.work(self._shared, written, read_again)
                 return
 
-            def make_worker() -> Callable[[RunRow], None]:
-                reader = RunReader(self._store.read_run)
-                return RunWorker(self._table, reader.read, writes, read_again, written).work
+            def make_worker() -> Callable[[SpanRow], None]:
+                reader = SpanReader(self._store.read_span)
+                return SpanWorker(self._table, reader.read, writes, read_again, written).work
 
-            runs = self._table.runs.tolist()
-            share_out(runs, make_worker, min(self._threads, len(runs)))
+            spans = self._table.spans.tolist()
+            share_out(spans, make_worker, min(self._threads, len(spans)))
 
     def _started(self) -> UnpackClient | None:
-        """Start processes that take runs from the table; return None if they cannot be started."""
+        """Start processes that take spans from the table; return None if they cannot be started."""
         try:
             return UnpackClient(self._table, self._shared, self._threads)
         except (commands.CommandFailed, OSError) as error:

@@ -1,10 +1,10 @@
-"""The caller's side of unpack workers: each worker reads runs and writes them to the sinks.
+"""The caller's side of unpack workers: each worker reads spans and writes them to the sinks.
 
-Covers: requesting the workers, sending them the table of runs and the sinks' descriptors, receiving progress and errors. Does
-not cover: the workers' side (unpack_worker.py), starting workers (worker_processes.py), what a run is (runs.py).
+Covers: requesting the workers, sending them the table of spans and the sinks' descriptors, receiving progress and errors. Does
+not cover: the workers' side (unpack_worker.py), starting workers (worker_processes.py), what a span is (spans.py).
 
 On 16 cores one process with 16 threads fills memory at 4 GB/s, because its threads wait for the GIL at every chunk; sixteen
-processes do it at 15 GB/s. Each worker takes the next run when it has finished one: run times differ so much that a fixed assignment
+processes do it at 15 GB/s. Each worker takes the next span when it has finished one: the times differ so much that a fixed assignment
 is a fifth slower. A lost worker fails the operation like a thread's error. Workers end when the caller's end of their socket
 is closed.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 import msgspec
 
 from ..errors import CheckpointError, ErrorRecord, error_from
-from .spans import Damaged, RunTable
+from .spans import Damaged, SpanTable
 from .worker_messages import receive, send_with_descriptors
 from .worker_processes import fork
 
@@ -49,7 +49,7 @@ class SharedSink(Protocol):
 
 
 class UnpackTask(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker. The descriptors of `RunTable.share` follow it."""
+    """The first message to a worker. The descriptors of `SpanTable.share` follow it."""
 
     packs: list[str]
     records: int
@@ -64,9 +64,9 @@ class Sinks(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker's report: a run that is written, if any, and its bytes; or an error."""
+    """A worker's report: a span that is written, if any, and its bytes; or an error."""
 
-    run: int | None = None
+    span: int | None = None
     count: int = 0
     damaged: Damaged | None = None
     error: ErrorRecord | None = None
@@ -81,7 +81,7 @@ class UnpackClient:
     The constructor raises CommandFailed or OSError if no workers can be started.
     """
 
-    def __init__(self, table: RunTable, sinks: Sequence[SharedSink], count: int) -> None:
+    def __init__(self, table: SpanTable, sinks: Sequence[SharedSink], count: int) -> None:
         self._sockets: list[socket.socket] = []
         # Closing the sockets also ends workers that never received their sinks.
         self._close = weakref.finalize(self, _close_all, self._sockets)
@@ -107,9 +107,9 @@ class UnpackClient:
         written: Callable[[int, int], None],
         damaged: Callable[[Damaged], None],
     ) -> None:
-        """Let the workers write all runs to the sinks; on return they have closed the sinks again.
+        """Let the workers write all spans to the sinks; on return they have closed the sinks again.
 
-        `written` is called in this process with the number and the bytes of each run that is written, `damaged` before it for each of
+        `written` is called in this process with the number and the bytes of each span that is written, `damaged` before it for each of
         its chunks whose bytes are wrong. The first error of any worker stops all.
         """
         try:
@@ -142,8 +142,8 @@ class UnpackClient:
                         raise OSError(report.errno, os.strerror(report.errno))
                     if report.damaged is not None:
                         damaged(report.damaged)
-                    if report.run is not None:
-                        written(report.run, report.count)
+                    if report.span is not None:
+                        written(report.span, report.count)
                     if report.end:
                         # EOF comes when the worker has exited and its descriptors are closed.
                         ours.recv(1)

@@ -1,4 +1,4 @@
-"""The worker's side of unpacking: it takes runs from the shared table and writes them to the sinks.
+"""The worker's side of unpacking: it takes spans from the shared table and writes them to the sinks.
 
 See also: `unpack_client.py`, the caller's side, which defines the messages.
 """
@@ -15,14 +15,14 @@ from pkgutil import resolve_name
 
 from ..errors import record_of
 from ..store import packs
-from .spans import RunReader, RunRow, RunTable, RunWorker, Write, shared_table, taken
+from .spans import SpanReader, SpanRow, SpanTable, SpanWorker, Write, shared_table, taken
 from .unpack_client import Sinks, UnpackTask, WorkerReport
 from .worker_messages import receive, receive_descriptors, send
 
 
 def serve(connection: socket.socket, task: UnpackTask) -> None:
-    """Do a task: prepare, wait for the sinks, write runs until none is left. Report errors to the caller."""
-    records, runs = receive_descriptors(connection, 2)
+    """Do a task: prepare, wait for the sinks, write spans until none is left. Report errors to the caller."""
+    records, spans = receive_descriptors(connection, 2)
     table = shared_table(task.packs, task.records, records)
     for module in task.modules:
         import_module(module)
@@ -37,28 +37,28 @@ def serve(connection: socket.socket, task: UnpackTask) -> None:
         for builder, data, is_open in sinks.shares
     ]
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    _work(connection, table, taken(runs), writes)
+    _work(connection, table, taken(spans), writes)
 
 
 def _work(
-    connection: socket.socket, table: RunTable, runs: Iterator[RunRow], writes: list[Write]
+    connection: socket.socket, table: SpanTable, spans: Iterator[SpanRow], writes: list[Write]
 ) -> None:
-    reader = RunReader(_fill)
+    reader = SpanReader(_fill)
 
     def read(pack: str, start: int, end: int) -> memoryview:
-        found = packs.map_run(Path(pack), start, end)
+        found = packs.map_span(Path(pack), start, end)
         return reader.read(pack, start, end) if found is None else found
 
-    worker = RunWorker(
+    worker = SpanWorker(
         table,
         read,
         writes,
         lambda damaged: send(connection, WorkerReport(damaged=damaged)),
-        lambda run, count: send(connection, WorkerReport(run, count)),
+        lambda span, count: send(connection, WorkerReport(span, count)),
     )
     try:
-        for run in runs:
-            worker.work(run)
+        for span in spans:
+            worker.work(span)
     except OSError as error:
         send(connection, WorkerReport(errno=error.errno or 1))
     except BaseException as error:
@@ -68,7 +68,7 @@ def _work(
 
 
 def _fill(pack: str, start: int, buffer: memoryview) -> int:
-    return packs.read_run(Path(pack), start, buffer)
+    return packs.read_span(Path(pack), start, buffer)
 
 
 def _end_with(connection: socket.socket) -> None:

@@ -1,6 +1,6 @@
 """A record of the bytes that an unpacking has written, for threads that use them before all are written.
 
-A chunk may go to any place of a stream, so a run counts as covering all between its first and its last target: what is reported may
+A chunk may go to any place of a stream, so a span counts as covering all between its first and its last target: what is reported may
 be less than what is written, but never more.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .spans import RunTable
+from .spans import SpanTable
 
 
 class WrittenBytes:
@@ -23,17 +23,17 @@ class WrittenBytes:
     `lengths`: the bytes of the streams, in the order of the table's sinks.
     """
 
-    def __init__(self, table: RunTable, lengths: Sequence[int]) -> None:
+    def __init__(self, table: SpanTable, lengths: Sequence[int]) -> None:
         self._table = table
         self._bounds = bounds_of(lengths)
-        self._left = np.ones(len(table.runs), np.bool_)
+        self._left = np.ones(len(table.spans), np.bool_)
         self._changed = threading.Condition()
-        # The runs for which threads wait, once for each thread.
+        # The spans for which threads wait, once for each thread.
         self._awaited = list[int]()
         self._error: BaseException | None = None
 
-    def finish_run(self, number: int) -> None:
-        """Record that a run of the table is written."""
+    def finish_span(self, number: int) -> None:
+        """Record that a span of the table is written."""
         with self._changed:
             self._left[number] = False
             if number in self._awaited:
@@ -56,21 +56,21 @@ class WrittenBytes:
             while True:
                 if self._error is not None:
                     raise self._error
-                runs = np.flatnonzero(self._left & (last > base + begin) & (first < limit))
-                if not len(runs):
+                spans = np.flatnonzero(self._left & (last > base + begin) & (first < limit))
+                if not len(spans):
                     return int(limit - base)
-                run = int(runs[np.argmin(first[runs])])
-                if (written := int(first[run]) - base) >= end:
+                span = int(spans[np.argmin(first[spans])])
+                if (written := int(first[span]) - base) >= end:
                     return int(written)
-                self._await(run)
+                self._await(span)
 
-    def _await(self, run: int) -> None:
-        self._awaited.append(run)
+    def _await(self, span: int) -> None:
+        self._awaited.append(span)
         try:
-            while self._left[run] and self._error is None:
+            while self._left[span] and self._error is None:
                 self._changed.wait()
         finally:
-            self._awaited.remove(run)
+            self._awaited.remove(span)
 
     @cached_property
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -83,20 +83,20 @@ def bounds_of(lengths: Iterable[int]) -> NDArray[np.int64]:
 
 
 def places_of(
-    table: RunTable, bounds: NDArray[np.int64]
+    table: SpanTable, bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each run's first target begins and its last one ends. `bounds`: those of the sinks' streams (`bounds_of`).
+    """Return where each span's first target begins and its last one ends. `bounds`: those of the sinks' streams (`bounds_of`).
 
-    Each run must have targets.
+    Each span must have targets.
     """
     targets: NDArray[Any] = table.targets
-    if not len(table.runs):
+    if not len(table.spans):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = bounds[targets["sink"]] + targets["offset"].astype(np.int64)
-    at = table.runs["target"].astype(np.int64)
-    if not table.runs["targets"].all():
-        raise ValueError("a run has no targets")
-    # The runs' targets are one after the other, though the runs may be in another order.
+    at = table.spans["target"].astype(np.int64)
+    if not table.spans["targets"].all():
+        raise ValueError("a span has no targets")
+    # The spans' targets are one after the other, though the spans may be in another order.
     order = np.argsort(at)
     lowest, highest = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     lowest[order] = np.minimum.reduceat(first, at[order])

@@ -1,8 +1,9 @@
-"""Allocation of memory for large buffers."""
+"""Memory for large buffers: fresh, and reusable, whose pages stay mapped."""
 
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -38,3 +39,23 @@ def _host_takes_free_memory() -> bool:
             if int((device / "device").read_text(), 16) == _BALLOON:
                 return features[_REPORTING : _REPORTING + 1] == "1"
     return False
+
+
+class Scratch:
+    """A reusable buffer of one worker: every `get` returns the same memory again."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def get(self, length: int) -> memoryview:
+        """Return writable, page-aligned memory with undefined content."""
+        if len(self._memory) < length:
+            self._memory = fresh_memory(length)
+        return self._memory[:length]
+
+
+class ThreadScratch(threading.local):
+    """Reusable memory, separate for each thread that uses it."""
+
+    def __init__(self) -> None:
+        self.memory = Scratch()

@@ -1,6 +1,6 @@
 """The caller's side of check workers: processes that decrypt, unpack and compare what a fetch from a remote has read.
 
-Covers: starting them while the first chunks arrive, handing runs over, and the loss of a worker. Does not cover: the workers' side
+Covers: starting them while the first chunks arrive, handing spans over, and the loss of a worker. Does not cover: the workers' side
 (check_worker.py), starting workers (worker_processes.py), the checks (remote/checking.py).
 
 On 16 cores four threads of one process check 1.8 GB/s of compressed data and then mostly wait for the GIL. What was received and what
@@ -27,7 +27,7 @@ from ..images.worker_processes import fork, is_ready
 from ..linux.control_groups import processors
 from ..linux.pwrite import pwrite_all
 from ..store.writer import Record
-from .checking import Checkers, CheckingThreads, Run, runs
+from .checking import Checkers, CheckingThreads, Span, spans
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _MIN_WORKERS = 4
 _MIN_BYTES_IF_READY = 64 << 20
 #: The same, if the fork server has to be started: in a shorter fetch the processes would come late, and threads are faster.
 _MIN_BYTES = 1 << 30
-#: How many bytes of a run are checked at a time: so little memory is used again while the processor's cache still has it.
+#: How many bytes of a span are checked at a time: so little memory is used again while the processor's cache still has it.
 _PART_BYTES = 2 << 20
 #: The length of each of the two halves of the shared memory. A part is longer than `_PART_BYTES` only if it is one chunk; threads check
 #: those that are longer than this.
@@ -50,8 +50,8 @@ class CheckTask(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker. The descriptor of the shared memory follows."""
 
 
-class CheckRun(msgspec.Struct, frozen=True):
-    """A request to check a part of a run.
+class CheckSpan(msgspec.Struct, frozen=True):
+    """A request to check a part of a span.
 
     Its `length` bytes are in the first half of the shared memory. The worker writes the payloads to the second half.
     """
@@ -65,7 +65,7 @@ class CheckRun(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to `CheckRun`, or, without any error, that the worker is ready."""
+    """The answer to `CheckSpan`, or, without any error, that the worker is ready."""
 
     error: ErrorRecord | None = None
 
@@ -95,22 +95,22 @@ class _Worker:
         with suppress(ConnectionError):  # `wait` reports it
             send_with_descriptors(self._socket, CheckTask(), [descriptor])
 
-    def check(self, run: Run, data: memoryview) -> list[Record]:
-        """Check a part of a run and return its records, which are valid until the next call.
+    def check(self, span: Span, data: memoryview) -> list[Record]:
+        """Check a part of a span and return its records, which are valid until the next call.
 
-        Raises OSError, and what `store.far.checking.check` raises.
+        Raises OSError, and what `checking.check` raises.
         """
         # Unlike a copy to mapped memory, this does not hold the GIL.
         pwrite_all(self._descriptor, data, 0)
-        pack, digests = run.pack, b"".join(run.digests)
-        rows = run.rows.tobytes()
+        pack, digests = span.pack, b"".join(span.digests)
+        rows = span.rows.tobytes()
         send(
             self._socket,
-            CheckRun(pack.ref.name, pack.secret, rows, digests, run.start, len(data)),
+            CheckSpan(pack.ref.name, pack.secret, rows, digests, span.start, len(data)),
         )
         self.wait()
         records, end = [], 0
-        for digest, row in zip(run.digests, run.rows.tolist(), strict=True):
+        for digest, row in zip(span.digests, span.rows.tolist(), strict=True):
             _, _, length, raw_length, codec, *_ = row
             start, end = end, end + length
             records.append(Record(digest, self._decrypted[start:end], raw_length, codec))
@@ -158,15 +158,15 @@ class CheckingProcesses:
                 worker.close()
             self._workers.clear()
 
-    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
-        """Check the chunks of a run, one part after the other: see `Checkers`."""
+    def checked(self, span: Span, data: memoryview) -> Generator[list[Record]]:
+        """Check the chunks of a span, one part after the other: see `Checkers`."""
         if not self._workers:
-            yield from self._by_threads.checked(run, data)
+            yield from self._by_threads.checked(span, data)
             return
-        for part in runs(run.pack, run.rows, run.digests, _PART_BYTES):
-            yield from self._checked(part, data[part.start - run.start : part.end - run.start])
+        for part in spans(span.pack, span.rows, span.digests, _PART_BYTES):
+            yield from self._checked(part, data[part.start - span.start : part.end - span.start])
 
-    def _checked(self, part: Run, data: memoryview) -> Generator[list[Record]]:
+    def _checked(self, part: Span, data: memoryview) -> Generator[list[Record]]:
         worker = self._taken() if len(data) <= HALF_BYTES else None
         if worker is not None:
             try:

@@ -1,4 +1,4 @@
-"""The worker's side of checking: it decrypts, unpacks and compares runs that a fetch has read.
+"""The worker's side of checking: it decrypts, unpacks and compares spans that a fetch has read.
 
 See also: `check_client.py`, the caller's side, which defines the messages.
 """
@@ -14,8 +14,8 @@ import numpy as np
 from ..errors import record_of
 from ..images.worker_messages import receive, receive_descriptors, send
 from ..store.codecs import DIGEST_BYTES
-from .check_client import HALF_BYTES, Checked, CheckRun, CheckTask
-from .checking import OpenPack, Run, check
+from .check_client import HALF_BYTES, Checked, CheckSpan, CheckTask
+from .checking import OpenPack, Span, check
 from .pack_refs import PackRef
 from .remote_packs import ROW
 from .sealing import KEY_BYTES, cipher
@@ -31,18 +31,18 @@ def prepare() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Check the runs that the caller sends, until EOF."""
+    """Check the spans that the caller sends, until EOF."""
     (descriptor,) = receive_descriptors(connection, 1)
     memory = memoryview(mmap.mmap(descriptor, 0))
     try:
         send(connection, Checked())
-        while (wanted := receive(connection, CheckRun)) is not None:
+        while (wanted := receive(connection, CheckSpan)) is not None:
             send(connection, _answer(wanted, memory))
     except ConnectionError:
         return  # the caller has exited
 
 
-def _answer(wanted: CheckRun, memory: memoryview) -> Checked:
+def _answer(wanted: CheckSpan, memory: memoryview) -> Checked:
     rows = np.frombuffer(wanted.rows, ROW)
     starts = range(0, len(wanted.digests), DIGEST_BYTES)
     digests = [wanted.digests[start : start + DIGEST_BYTES] for start in starts]
@@ -50,7 +50,7 @@ def _answer(wanted: CheckRun, memory: memoryview) -> Checked:
     end = wanted.start + wanted.length
     try:
         check(
-            Run(pack, rows, digests, wanted.start, end),
+            Span(pack, rows, digests, wanted.start, end),
             memory[: wanted.length],
             memory[HALF_BYTES:],
         )

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from ..linux.fresh_memory import ThreadScratch
 from ..store import packs
 from ..store.codecs import CodecError, UnknownCodecError, digest_of_stored
-from ..store.scratch import ThreadScratch
 from ..store.writer import Record
 from . import remote_packs
 from .pack_refs import PackRef
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 #: The most bytes of one read, unless a chunk is longer.
-RUN_BYTES = 8 << 20
+SPAN_BYTES = 8 << 20
 #: The largest gap between chunks that is read with them and discarded.
 GAP_BYTES = 256 << 10
 
@@ -39,7 +39,7 @@ class OpenPack:
         return cipher(self.secret)
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Chunks of a pack that one request reads; `rows` in the order of their offsets, `digests` of the same chunks."""
 
     pack: OpenPack
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 class Checkers(Protocol):
     """A checker of the chunks of a fetch. Thread-safe."""
 
-    #: How many parts of runs other processes check while this one reads. The fetch has as many additional threads, which wait for them.
+    #: How many parts of spans other processes check while this one reads. The fetch has as many additional threads, which wait for them.
     elsewhere: int
 
     def __enter__(self) -> Self:
@@ -61,10 +61,10 @@ class Checkers(Protocol):
     def __exit__(self, *_: object) -> None:
         """End what was started."""
 
-    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
-        """Check the chunks of a run and yield their records, a few at a time.
+    def checked(self, span: Span, data: memoryview) -> Generator[list[Record]]:
+        """Check the chunks of a span and yield their records, a few at a time.
 
-        `data`: the bytes from the run's start to its end. Records are valid until the next ones are asked for. The caller closes the
+        `data`: the bytes from the span's start to its end. Records are valid until the next ones are asked for. The caller closes the
         generator. Raises FarObjectInvalid, FormatTooNew.
         """
 
@@ -84,20 +84,20 @@ class CheckingThreads:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def checked(self, run: Run, data: memoryview) -> Generator[list[Record]]:
-        """Check the chunks of a run, all at once: see `Checkers`."""
+    def checked(self, span: Span, data: memoryview) -> Generator[list[Record]]:
+        """Check the chunks of a span, all at once: see `Checkers`."""
         with self._turns:
-            room = self._decrypted.memory.get(payload_bytes(run.rows))
-            records = check(run, data, room)
+            room = self._decrypted.memory.get(payload_bytes(span.rows))
+            records = check(span, data, room)
         yield records
 
 
-def runs(
-    pack: OpenPack, rows: Rows, digests: Sequence[bytes], most_bytes: int = RUN_BYTES
-) -> Iterator[Run]:
-    """Yield runs that together contain these chunks of a pack, which are in the order of their offsets.
+def spans(
+    pack: OpenPack, rows: Rows, digests: Sequence[bytes], most_bytes: int = SPAN_BYTES
+) -> Iterator[Span]:
+    """Yield spans that together contain these chunks of a pack, which are in the order of their offsets.
 
-    A run has at most `most_bytes`, unless one chunk is longer.
+    A span has at most `most_bytes`, unless one chunk is longer.
     """
     starts, ends = (some.tolist() for some in remote_packs.bounds(rows))
     first = 0
@@ -109,7 +109,7 @@ def runs(
         ):
             continue
         chunks = slice(first, number)
-        yield Run(pack, rows[chunks], digests[chunks], starts[first], ends[number - 1])
+        yield Span(pack, rows[chunks], digests[chunks], starts[first], ends[number - 1])
         first = number
 
 
@@ -118,15 +118,15 @@ def payload_bytes(rows: Rows) -> int:
     return int(rows["stored_length"].sum())
 
 
-def check(run: Run, data: memoryview, room: memoryview) -> list[Record]:
-    """Decrypt the chunks of a run from `data` into `room`, one after the other, and compare them with their digests.
+def check(span: Span, data: memoryview, room: memoryview) -> list[Record]:
+    """Decrypt the chunks of a span from `data` into `room`, one after the other, and compare them with their digests.
 
     Raises FarObjectInvalid, FormatTooNew.
     """
-    name = run.pack.ref.name
-    chunks = remote_packs.open_chunks(name, run.pack.key, run.rows, data, run.start, room)
+    name = span.pack.ref.name
+    chunks = remote_packs.open_chunks(name, span.pack.key, span.rows, data, span.start, room)
     records = []
-    for digest, chunk in zip(run.digests, chunks, strict=True):
+    for digest, chunk in zip(span.digests, chunks, strict=True):
         try:
             intact = digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) == digest
         except UnknownCodecError as error:

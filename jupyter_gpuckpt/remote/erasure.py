@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import ConfigurationError, FarObjectMissing
+from ..linux.fresh_memory import Scratch
 from ..store import manifests
-from ..store.scratch import Scratch
 from . import epochs, index_objects, pack_refs, remote_manifests, remote_packs, roots
 from .buckets import Bucket
 from .checking import OpenPack

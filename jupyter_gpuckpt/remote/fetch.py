@@ -18,7 +18,7 @@ from ..wire.manifest_records import Manifest, SnapshotInfo
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind
 from . import remote_manifests, remote_packs
 from .buckets import Bucket
-from .checking import Checkers, CheckingThreads, OpenPack, Run, payload_bytes, runs
+from .checking import Checkers, CheckingThreads, OpenPack, Span, payload_bytes, spans
 from .pack_refs import PackRef
 from .remote_manifests import FarManifest
 from .remote_sessions import FarSnapshot
@@ -99,7 +99,7 @@ def _fetch_missing(
         packs = open_packs(bucket, seal, refs, fetching.reading)
         wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
         for pack in packs:
-            fetching.add(_runs(pack, wanted), begin=begins_early)
+            fetching.add(_spans(pack, wanted), begin=begins_early)
         if wanted:
             raise invalid(
                 snapshot.manifest, f"{len(wanted)} of its chunks are in none of its packs"
@@ -174,7 +174,7 @@ def open_packs(
     return each()
 
 
-def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
+def _spans(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Span]:
     """Return the reads that fetch the wanted chunks of a pack, and remove these chunks from `wanted`."""
     chosen, digests = [], []
     for number, one in enumerate(pack.rows["id"].tolist()):
@@ -183,11 +183,11 @@ def _runs(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Run]:
             digests.append(digest)
     rows = pack.rows[chosen]
     order = np.argsort(rows["offset"])
-    return runs(pack, rows[order], [digests[number] for number in order.tolist()])
+    return spans(pack, rows[order], [digests[number] for number in order.tolist()])
 
 
 class _Fetching:
-    """One fetch: it reads runs, several at a time, and appends their chunks to the local store. The first error ends all reading."""
+    """One fetch: it reads spans, several at a time, and appends their chunks to the local store. The first error ends all reading."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Fetching:
         self._pool = ThreadPoolExecutor(_READERS + checkers.elsewhere, "fetch")
         self._turns = threading.Semaphore(_READERS)
         self._error: BaseException | None = None
-        self._waiting: list[Run] = []
+        self._waiting: list[Span] = []
         self._running: list[Future[None]] = []
         self._is_total_known = False
         self._done = 0
@@ -223,16 +223,16 @@ class _Fetching:
         with self._noting_error():
             yield
 
-    def add(self, runs: Iterable[Run], *, begin: bool) -> None:
-        """Add runs, and begin with them at once, or in `run`."""
-        for run in runs:
-            self.total += payload_bytes(run.rows)
-            self._waiting.append(run)
+    def add(self, spans: Iterable[Span], *, begin: bool) -> None:
+        """Add spans, and begin with them at once, or in `run`."""
+        for span in spans:
+            self.total += payload_bytes(span.rows)
+            self._waiting.append(span)
         if begin:
             self._begin()
 
     def run(self) -> None:
-        """Read and store all runs. Raises the first error."""
+        """Read and store all spans. Raises the first error."""
         with self._lock:
             self._is_total_known = True
             self._progress(self._done, self.total)
@@ -243,7 +243,7 @@ class _Fetching:
             raise self._error
 
     def _begin(self) -> None:
-        self._running += [self._pool.submit(self._fetch_run, run) for run in self._waiting]
+        self._running += [self._pool.submit(self._fetch_span, span) for span in self._waiting]
         self._waiting.clear()
 
     @contextmanager
@@ -255,17 +255,17 @@ class _Fetching:
                 self._error = self._error or error
             raise
 
-    def _fetch_run(self, run: Run) -> None:
+    def _fetch_span(self, span: Span) -> None:
         with self._noting_error():
             # The error is noted before the next thread has its turn.
             with self._turns, self.reading():
-                data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
-            if len(data) != run.end - run.start:
-                raise invalid(run.pack.ref.name, "it is truncated")
-            with closing(self._checkers.checked(run, data)) as checked:
+                data = self._bucket.get_range(span.pack.ref.name, span.start, span.end)
+            if len(data) != span.end - span.start:
+                raise invalid(span.pack.ref.name, "it is truncated")
+            with closing(self._checkers.checked(span, data)) as checked:
                 for records in checked:
                     self._writer.append_all(records)
             with self._lock:
-                self._done += payload_bytes(run.rows)
+                self._done += payload_bytes(span.rows)
                 if self._is_total_known:
                     self._progress(self._done, self.total)

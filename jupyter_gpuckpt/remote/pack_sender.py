@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import StoreUnavailable
+from ..linux.fresh_memory import Scratch
 from ..store.packs import Entry
-from ..store.scratch import Scratch
 from . import remote_packs
 from .buckets import Bucket
 from .pace import Pace

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..linux.control_groups import processors
+from ..linux.fresh_memory import Scratch
 from ..store.codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ..store.packs import Entry
-from ..store.scratch import Scratch
 from .buckets import Bucket
 from .pack_refs import FOLDER, MAX_PACK_BYTES, PackRef, is_name
 from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypt_into, decrypted, invalid

@@ -11,7 +11,7 @@ import threading
 import zstandard
 from blake3 import blake3
 
-from .scratch import Scratch
+from ..linux.fresh_memory import Scratch
 
 #: The uncompressed chunk.
 RAW = 0

@@ -1,16 +1,27 @@
-"""The snapshots of a store that lack chunks, or whose chunks are known to be damaged."""
+"""The snapshots of a store that lack chunks, or whose chunks are known to be damaged.
+
+A file names them, because another process cannot open the store to find out (`jupyter gpuckpt doctor`).
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..errors import SnapshotNotFound, StoreError
-from . import damage_file, manifests, stub_files
+from ..wire import decoding
+from . import manifests, stub_files
 from .faults import store_errors
-from .index.catalog import Catalog
-from .snapshot_listing import Listing
-from .snapshot_rows import Records
+
+if TYPE_CHECKING:  # a report on this machine reads the file without opening the store
+    from .index.catalog import Catalog
+    from .snapshot_listing import Listing
+    from .snapshot_rows import Records
+
+_FILE = "damaged.json"
 
 
 class Damage:
@@ -25,7 +36,7 @@ class Damage:
     def note(self) -> list[str]:
         """Return the damaged snapshots and write their ids to the file that the doctor reads. Raises StoreUnavailable, StoreFull."""
         found = self.snapshots()
-        damage_file.write(self._manifests.parent, found)
+        note_damaged(self._manifests.parent, found)
         return found
 
     def snapshots(self) -> list[str]:
@@ -71,3 +82,20 @@ class Damage:
         # Chunks in packs that were not read yet may be intact.
         packs = {found.packs[number] for number in set(damaged["pack"].tolist())}
         return not packs <= self._catalog.doubted
+
+
+def damaged_snapshots(root: Path) -> list[str]:
+    """Return the ids of damaged snapshots; none if the store in `root` has no file, or one that cannot be read."""
+    try:
+        return decoding.from_json((root / _FILE).read_bytes(), list[str])
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def note_damaged(root: Path, snapshot_ids: list[str]) -> None:
+    """Write these ids, unless the file has them. Raises StoreUnavailable, StoreFull."""
+    with store_errors(root):
+        if not snapshot_ids:
+            (root / _FILE).unlink(missing_ok=True)
+        elif snapshot_ids != damaged_snapshots(root):
+            manifests.replace_file(root / _FILE, msgspec.json.encode(snapshot_ids))

@@ -25,8 +25,8 @@ from ..errors import ObjectCorrupt, StoreError, StoreFull
 from ..wire.deadlines import Deadline, after
 from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
-from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
-from .chunks_in_use import Leases
+from . import annotation_files, faults, folders, manifests, packs, stub_files
+from .chunks_in_use import PinsInUse
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .damage import Damage
 from .faults import store_errors
@@ -69,8 +69,8 @@ class LocalStore:
         self.root, self.on_change = root, on_change
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
-        self._leases = Leases(clock)
-        # Guards decisions about the removal of chunks (catalog look-ups together with leases). Held for milliseconds.
+        self._in_use = PinsInUse(clock)
+        # Guards decisions about the removal of chunks (catalog look-ups together with pins in use). Held for milliseconds.
         self._lock = threading.RLock()
         # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
@@ -80,24 +80,24 @@ class LocalStore:
             undo.callback(store_lock.release)
             for directory in (self._packs, self._manifests):
                 folders.make(directory)
-            leftovers.remove(self._packs, self._manifests)
+            folders.remove_leftovers(self._packs, self._manifests)
             self._catalog = Catalog(root / folders.CATALOG, self._packs)
             undo.callback(self._catalog.close)
             self._records = Records(self._manifests, self._catalog)
             upkeep = Upkeep(self._catalog, self._records)
             undo.pop_all()
         self._listing = Listing(self._manifests, self._records)
-        self._staging = Staging(self._records, self._leases, self._lock)
+        self._staging = Staging(self._records, self._in_use, self._lock)
         #: The snapshots whose chunks are only in a remote.
         self.stubs = Stubs(self._manifests, self._listing, self._staging, self._changing)
         self._collector = Collector(
-            self._records, catalog=self._catalog, leases=self._leases, lock=self._lock
+            self._records, catalog=self._catalog, in_use=self._in_use, lock=self._lock
         )
         self._repacking = Repacking(
             self._packs,
             self._records,
             catalog=self._catalog,
-            leases=self._leases,
+            in_use=self._in_use,
             lock=self._lock,
             pack_bytes=pack_bytes,
         )
@@ -126,7 +126,7 @@ class LocalStore:
             self.root,
             self._packs,
             catalog=self._catalog,
-            leases=self._leases,
+            in_use=self._in_use,
             lock=self._lock,
             sweep=self.sweep,
             pack_bytes=self._pack_bytes,
@@ -154,7 +154,7 @@ class LocalStore:
         return digests.difference(self.find(digests).digests)
 
     def needed(self, streams: Sequence[Stream]) -> Needed:
-        """Return the stored chunks of streams, which the caller or a writer's lease holds. Raises ObjectCorrupt if one is not there."""
+        """Return the stored chunks of streams, which a pin in use holds. Raises ObjectCorrupt if one is not there."""
         digests = manifests.digests_of(streams)
         return Needed(digests, FreshPlaces(self._catalog.moves, self.locate(digests)))
 
@@ -167,10 +167,10 @@ class LocalStore:
         with store_errors(self.root):
             self._catalog.link(path)
 
-    def read_run(self, path: str, offset: int, into: memoryview) -> int:
+    def read_span(self, path: str, offset: int, into: memoryview) -> int:
         """Fill `into` from `offset` of a pack, unchecked; return the number of bytes read, fewer if the pack is truncated or gone."""
         with store_errors(self.root):
-            return packs.read_run(Path(path), offset, into)
+            return packs.read_span(Path(path), offset, into)
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return codec, payload and raw length of a chunk; the caller checks the digest. Raises ObjectCorrupt if its record is damaged."""
@@ -204,12 +204,12 @@ class LocalStore:
     def holding(self, digests: Collection[bytes]) -> Iterator[None]:
         """Keep these chunks in the store inside the context, in which the collection must not change."""
         with self._lock:
-            lease = self._leases.take(digests)
+            pin = self._in_use.take(digests)
         try:
             yield
         finally:
             with self._lock:
-                self._leases.release(lease)
+                self._in_use.release(pin)
 
     def publish(self, manifest: Manifest) -> None:
         """Publish a snapshot; it exists durably on return. Raises what `staged` raises."""
@@ -237,9 +237,9 @@ class LocalStore:
                     if not staged.published:
                         return
             except StoreFull:
-                # The snapshot will not exist, so the leases on its chunks end.
+                # The snapshot will not exist, so the pins in use on its chunks end.
                 with self._lock:
-                    self._leases.published(digests)
+                    self._in_use.published(digests)
                 self.sweep()
                 raise
         self._tell(staged.manifest.info, SnapshotChangeKind.ADDED)

@@ -82,7 +82,7 @@ def _intact_of(path: Path, group: Sequence[Entry]) -> list[bytes]:
     start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
     records = memoryview(bytearray(end - start))
     with _disk_errors_as_damage():
-        records = records[: packs.read_run(path, start, records)]
+        records = records[: packs.read_span(path, start, records)]
     return [one.digest for one in group if _is_intact(path, records, start, one)]
 
 

@@ -214,7 +214,7 @@ def scan(path: Path) -> Iterator[Entry]:
 def read_payload(path: Path, entry: Entry) -> memoryview:
     """Return the payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
     record = memoryview(bytearray(RECORD_BYTES + entry.stored_length))
-    got = read_run(path, entry.offset - RECORD_BYTES, record)
+    got = read_span(path, entry.offset - RECORD_BYTES, record)
     return payload_in(path, record[:got], 0, entry)
 
 
@@ -227,7 +227,7 @@ def payload_in(path: Path, records: memoryview, start: int, entry: Entry) -> mem
     return payload
 
 
-def read_run(path: Path, offset: int, into: memoryview) -> int:
+def read_span(path: Path, offset: int, into: memoryview) -> int:
     """Fill `into` from `offset` of a pack; return the number of bytes read, fewer if the pack ends or is gone. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -242,8 +242,8 @@ def read_run(path: Path, offset: int, into: memoryview) -> int:
     return done
 
 
-def map_run(path: Path, start: int, end: int) -> memoryview | None:
-    """Map the bytes from `start` to `end` of a pack; return None if that fails; `read_run` then finds the reason.
+def map_span(path: Path, start: int, end: int) -> memoryview | None:
+    """Map the bytes from `start` to `end` of a pack; return None if that fails; `read_span` then finds the reason.
 
     Writing to the memory does not change the file. If the file is truncated or becomes unreadable later, an access raises SIGBUS, so
     use it only in processes that may die.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ObjectCorrupt
 from . import packs
-from .chunks_in_use import Lease, Leases
+from .chunks_in_use import PinInUse, PinsInUse
 from .codecs import CodecError, digest_of_stored
 from .index.catalog import Catalog
 from .index.needs import Newest, chosen_of
@@ -30,7 +30,7 @@ WORTH_IT = 0.5
 
 
 class Repacking:
-    """A rewriter of the packs of one store. `lock`: the store's, which guards the leases."""
+    """A rewriter of the packs of one store. `lock`: the store's, which guards the pins in use."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class Repacking:
         records: Records,
         *,
         catalog: Catalog,
-        leases: Leases,
+        in_use: PinsInUse,
         lock: threading.RLock,
         pack_bytes: int,
     ) -> None:
         self._packs, self._pack_bytes = packs_directory, pack_bytes
-        self._records, self._catalog, self._leases = records, catalog, leases
+        self._records, self._catalog, self._in_use = records, catalog, in_use
         self._lock = lock
         self._alone = threading.Lock()
 
@@ -73,7 +73,7 @@ class Repacking:
                 continue
             chosen = chosen_of(needed[name], len(numbers))
             payload = int(numbers["stored_length"][chosen].sum())
-            if not 0 < payload < WORTH_IT * lengths[name] or self._leased(name):
+            if not 0 < payload < WORTH_IT * lengths[name] or self._is_in_use(name):
                 continue
             contents = self._catalog.contents(name)
             if contents is None:
@@ -89,7 +89,7 @@ class Repacking:
     def _rewrite(self, group: dict[str, list[Entry]], newest: Newest) -> int:
         pack = PackFile(self._packs, packs.new_name())
         begun = False
-        lease = None
+        pin = None
         try:
             copied = [name for name, entries in group.items() if self._copy(name, entries, pack)]
             if not copied:
@@ -99,12 +99,12 @@ class Repacking:
             old = {
                 name: group[name]
                 for name in copied
-                if not self._leased(name) and not self._records.newer_needs(name, newest)
+                if not self._is_in_use(name) and not self._records.newer_needs(name, newest)
             }
             if not old:
                 return 0
             with self._lock:
-                lease = self._leases.take([entry.digest for entry in pack.entries])
+                pin = self._in_use.take([entry.digest for entry in pack.entries])
             begun = self._catalog.begin_move(pack.name, pack.entries, old, newest)
             if not begun:
                 return 0
@@ -113,11 +113,11 @@ class Repacking:
                 pack.close()
             else:
                 self._catalog.discard(pack)
-                self._release(lease)
-        # If the following fails, the lease remains: all packs stay until the next opening, which ends the move.
+                self._release(pin)
+        # If the following fails, the pin remains: all packs stay until the next opening, which ends the move.
         self._move(pack, old)
         self._catalog.finish(pack.name, identity.length, old, identity)
-        self._release(lease)
+        self._release(pin)
         logger.info("Rewrote %d packs as one of %d bytes.", len(old), identity.length)
         return identity.length
 
@@ -136,16 +136,16 @@ class Repacking:
                 moves[name][at] = [place[entry.digest] for entry in entries]
         self._records.move(moves, pack.name, len(pack.entries))
 
-    def _release(self, lease: Lease | None) -> None:
-        if lease is not None:
+    def _release(self, pin: PinInUse | None) -> None:
+        if pin is not None:
             with self._lock:
-                self._leases.release(lease)
+                self._in_use.release(pin)
 
-    def _leased(self, name: str) -> bool:
+    def _is_in_use(self, name: str) -> bool:
         contents = self._catalog.contents(name)
         digests = list(contents.each_digest()) if contents else []
         with self._lock:
-            return self._leases.any_of(digests)
+            return self._in_use.any_of(digests)
 
     def _copy(self, name: str, entries: list[Entry], pack: PackFile) -> bool:
         """Copy these chunks into the new pack; return whether all could be copied."""

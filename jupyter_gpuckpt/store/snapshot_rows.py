@@ -28,8 +28,7 @@ from . import manifests, stub_files
 from .index.catalog import Catalog
 from .index.database import sealed, unsealed
 from .index.needs import Needs, Newest, add, chosen_of, decoded, encoded, newer_needs, pack_bits
-from .index.place_index import Located, PlaceIndex
-from .index.places import Places, unique
+from .index.places import Located, PlaceIndex, Places, unique
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from ..errors import SnapshotExists
 from ..wire.manifest_records import Manifest, SnapshotInfo
 from . import manifests, stub_files
-from .chunks_in_use import Leases
+from .chunks_in_use import PinsInUse
 from .faults import store_errors
 from .snapshot_rows import FreshPlaces, Records
 
@@ -67,10 +67,10 @@ class Staged:
 
 
 class Staging:
-    """Staging of snapshots in one store. `lock` is the store's, which guards the leases."""
+    """Staging of snapshots in one store. `lock` is the store's, which guards the pins in use."""
 
-    def __init__(self, records: Records, leases: Leases, lock: threading.RLock) -> None:
-        self._records, self._leases, self._lock = records, leases, lock
+    def __init__(self, records: Records, in_use: PinsInUse, lock: threading.RLock) -> None:
+        self._records, self._in_use, self._lock = records, in_use, lock
         self._ids: set[str] = set()
 
     @contextmanager
@@ -99,17 +99,17 @@ class Staging:
     def record(
         self, info: SnapshotInfo, digests: set[bytes], located: FreshPlaces | None = None
     ) -> None:
-        """Record a snapshot that was just published or is whole again. From then on the record protects its chunks, not a lease."""
+        """Record a snapshot that was just published or is whole again. From then on the record protects its chunks, not a pin in use."""
         try:
             self._records.add(info, digests, located)
         except (OSError, sqlite3.OperationalError) as error:
-            # Its manifest will be read later. A running collection has not seen that manifest, so a lease must outlast it.
+            # Its manifest will be read later. A running collection has not seen that manifest, so a pin must outlast it.
             logger.warning("Snapshot %s is not recorded yet: %s", info.snapshot_id, error)
             with self._lock:
-                self._leases.await_publication(self._leases.take(digests))
+                self._in_use.await_publication(self._in_use.take(digests))
         else:
             with self._lock:
-                self._leases.published(digests)
+                self._in_use.published(digests)
 
 
 def exists(snapshot_id: str) -> SnapshotExists:

@@ -128,7 +128,7 @@ class Stubs:
         return True
 
     def end(self, snapshot_id: str) -> SnapshotInfo:
-        """Turn a stub into a whole snapshot, durably; the caller must have a lease on its chunks, all of which must be here.
+        """Turn a stub into a whole snapshot, durably; the caller must have a pin in use on its chunks, all of which must be here.
 
         Raises SnapshotNotFound, ManifestInvalid.
         """

@@ -1,7 +1,7 @@
 """Removal of unreferenced packs: mark and sweep of whole packs (`repack.py` rewrites those that are partly needed).
 
-Saves, lists and other deletions continue meanwhile, because marking does not lock the store. Chunks that a save relies on are under
-a lease until its snapshot is recorded. So each candidate is checked again under the store's lock, against leases and newer records,
+Saves, lists and other deletions continue meanwhile, because marking does not lock the store. Chunks that a save relies on have a pin
+in use until its snapshot is recorded. So each candidate is checked again under the store's lock, against pins in use and newer records,
 before it counts as gone.
 """
 
@@ -11,7 +11,7 @@ import logging
 import threading
 
 from ..errors import StoreError
-from .chunks_in_use import Leases
+from .chunks_in_use import PinsInUse
 from .index.catalog import Catalog
 from .index.needs import Needs, Newest, union
 from .snapshot_rows import Records
@@ -33,16 +33,16 @@ def needed_by_all(records: Records) -> Needs | None:
 
 
 class Collector:
-    """A collector of the unneeded packs of one store. `lock`: the store's, which guards the leases."""
+    """A collector of the unneeded packs of one store. `lock`: the store's, which guards the pins in use."""
 
     def __init__(
-        self, records: Records, *, catalog: Catalog, leases: Leases, lock: threading.RLock
+        self, records: Records, *, catalog: Catalog, in_use: PinsInUse, lock: threading.RLock
     ) -> None:
-        self._records, self._catalog, self._leases, self._lock = records, catalog, leases, lock
+        self._records, self._catalog, self._in_use, self._lock = records, catalog, in_use, lock
         self._alone = threading.Lock()
 
     def run(self) -> int:
-        """Remove every pack of which no manifest and no lease needs a chunk; return the number of bytes freed.
+        """Remove every pack of which no manifest and no pin in use needs a chunk; return the number of bytes freed.
 
         Nothing is removed if a manifest cannot be read. Raises OSError, sqlite3.OperationalError.
         """
@@ -67,4 +67,4 @@ class Collector:
             return False
         digests = list(contents.each_digest())
         with self._lock:
-            return not self._leases.any_of(digests) and self._catalog.condemn(name, newest)
+            return not self._in_use.any_of(digests) and self._catalog.condemn(name, newest)

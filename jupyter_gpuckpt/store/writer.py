@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ..errors import StoreError, StoreFull
-from .chunks_in_use import Lease, Leases
+from .chunks_in_use import PinInUse, PinsInUse
 from .faults import store_errors
 from .index.catalog import Catalog
 from .packs import Entry, PackFile, new_name
@@ -51,15 +51,15 @@ class PackWriter:
         packs_directory: Path,
         *,
         catalog: Catalog,
-        leases: Leases,
+        in_use: PinsInUse,
         lock: threading.RLock,
         sweep: Callable[[], object],
         pack_bytes: int = PACK_BYTES,
     ) -> None:
         self._root, self._directory, self._pack_bytes = root, packs_directory, pack_bytes
-        self._catalog, self._leases, self._store_lock, self._sweep = catalog, leases, lock, sweep
+        self._catalog, self._in_use, self._store_lock, self._sweep = catalog, in_use, lock, sweep
         with lock:
-            self._lease: Lease = leases.take()
+            self._pin: PinInUse = in_use.take()
         self._lock = threading.Lock()
         self._written: dict[bytes, int] = {}
         # Chunks that were looked up and not found; `append` does not look them up again.
@@ -79,10 +79,10 @@ class PackWriter:
             found = {d: self._written[d] for d in digests if d in self._written}
         rest = [digest for digest in digests if digest not in found]
         if rest:
-            # One step under the store's lock: no sweep may remove the chunk between the answer and the lease.
+            # One step under the store's lock: no sweep may remove the chunk between the answer and the pin.
             with self._store_lock, store_errors(self._root):
                 stored = self._catalog.known(rest)
-                self._lease.digests.update(stored)
+                self._pin.digests.update(stored)
             self._absent.update(digest for digest in rest if digest not in stored)
             found |= stored
         return found
@@ -144,8 +144,8 @@ class PackWriter:
             raise self._error
         self._finished = True
         with self._store_lock:
-            self._lease.digests.update(self._written)
-            self._leases.await_publication(self._lease)
+            self._pin.digests.update(self._written)
+            self._in_use.await_publication(self._pin)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ class PackWriter:
                 self._abandon(error)
             elif error is not None:  # no manifest will be published
                 with self._store_lock:
-                    self._leases.release(self._lease)
+                    self._in_use.release(self._pin)
             self._sealer.shutdown()
 
     def _choose(self) -> PackFile:
@@ -198,8 +198,8 @@ class PackWriter:
                 pack.discard()
                 return
             with self._store_lock:
-                # Chunks are leased before others, including a rebuild, can see them: a sweep must not remove them.
-                self._lease.digests.update(entry.digest for entry in pack.entries)
+                # Chunks get a pin before others, including a rebuild, can see them: a sweep must not remove them.
+                self._pin.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root, pack.length):
                 identity = pack.seal()
             with store_errors(self._root):
@@ -225,7 +225,7 @@ class PackWriter:
             if late is not None and late is not error:
                 logger.warning("Chunks of a failed save are not kept: %s", late)
         with self._store_lock:
-            self._leases.release(self._lease)
+            self._in_use.release(self._pin)
         if full:
             try:
                 self._sweep()

@@ -30,6 +30,7 @@ from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.linux.control_groups import processors
+from jupyter_gpuckpt.linux.fresh_memory import Scratch, ThreadScratch
 from jupyter_gpuckpt.remote import index_objects, keyring, pack_refs, remote_manifests, remote_packs
 from jupyter_gpuckpt.remote.buckets import open_bucket
 from jupyter_gpuckpt.remote.check_client import CheckingProcesses, checkers
@@ -46,7 +47,6 @@ from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry
-from jupyter_gpuckpt.store.scratch import Scratch, ThreadScratch
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest
 from jupyter_gpuckpt.wire.remote_records import HolderKind, Remote
 from tests.remote import servers

@@ -31,7 +31,7 @@ def enter_when_ready(checking):
 
 def send_and_die(connection, message):
     send(connection, message)
-    if isinstance(message, check_client.CheckRun):
+    if isinstance(message, check_client.CheckSpan):
         dying_daemon.die_here(GIVEN)
 
 

@@ -18,7 +18,7 @@ import pytest
 from jupyter_gpuckpt.daemon import host_report
 from jupyter_gpuckpt.host import doctor_remedies, privileges
 from jupyter_gpuckpt.snapshots import trial
-from jupyter_gpuckpt.store import damage_file
+from jupyter_gpuckpt.store.damage import note_damaged
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.daemon_settings import Settings
 from tests.conftest import processes_naming, wait_for
@@ -169,13 +169,13 @@ def test_the_doctor_names_damaged_snapshots(short_dir):
     assert (sound.name, sound.ok) == ("snapshots", True)
     second = settings.store.with_name(f"{settings.store.name}-2")
     second.mkdir()
-    damage_file.write(settings.store, ["s1"])
-    damage_file.write(second, ["s2", "s3"])
+    note_damaged(settings.store, ["s1"])
+    note_damaged(second, ["s2", "s3"])
     [found] = host_report.damage(settings)
     assert (found.ok, found.required, found.fix) == (False, False, "jupyter gpuckpt verify")
     assert "3 snapshots cannot be resumed" in found.message
     assert "s1, s2, s3" in found.message
-    damage_file.write(settings.store, [])
+    note_damaged(settings.store, [])
     second.joinpath("damaged.json").write_bytes(b"{")
     [sound] = host_report.damage(settings)
     assert sound.ok

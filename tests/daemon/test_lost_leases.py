@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.daemon.remotes.lost_leases import pauses
+from jupyter_gpuckpt.daemon.remotes.leases import pauses
 from jupyter_gpuckpt.remote.lease_objects import Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.remote.remote_sessions import Sessions

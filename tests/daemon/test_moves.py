@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from jupyter_gpuckpt.daemon.remotes import remote_keys, session_views
+from jupyter_gpuckpt.daemon.remotes import remote_keys, session_requests
 from jupyter_gpuckpt.errors import ConfigurationError, KernelStateConflict, RemoteNotFound
 from jupyter_gpuckpt.remote.lease_objects import Leases
 from jupyter_gpuckpt.remote.pack_refs import PACK_BYTES
@@ -143,5 +143,5 @@ def test_what_was_moved_is_offered_before_what_is_newer():
         session("moved before", 8.5, moved_at=10.0),
         session("is here", 9.5, here=True, moved_at=30.0),
     ]
-    order = [one.session_id for one in sorted(found, key=session_views.rank)]
+    order = [one.session_id for one in sorted(found, key=session_requests.rank)]
     assert order == ["moved", "moved before", "newer", "is here", "runs"]

@@ -43,16 +43,16 @@ DAEMON = "jupyter_gpuckpt.daemon."
 RESTART = [
     "jupyter_gpuckpt.engine.tree.standstill.Standstill._stop",
     "jupyter_gpuckpt.engine.tree.standstill.Standstill.begin",
-    DAEMON + "kernels.Kernels.set_aside",
-    DAEMON + "records.Records.forget",
+    DAEMON + "kernels.kernels.Kernels.set_aside",
+    DAEMON + "kernels.kernel_records.Records.forget",
 ]
 SAVE = ["preflight", "freeze", "capture", "store", "rehearsal", "commit", "stop"]
 UNDO = [
     "jupyter_gpuckpt.engine.tree.standstill.Standstill._stop",
     "jupyter_gpuckpt.engine.tree.standstill.Standstill.begin",
     "jupyter_gpuckpt.engine.tree.standstill.Standstill.end",
-    DAEMON + "kernels.Kernels.add",
-    DAEMON + "machine.Machine.kill",
+    DAEMON + "kernels.kernels.Kernels.add",
+    DAEMON + "kernels.machine.Machine.kill",
 ]
 #: What the daemon's log says of a process that it keeps.
 NOT_SAVED = "before its restart cannot be saved"

@@ -14,7 +14,6 @@ import pytest
 
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.daemon.remotes.notebook_facts import facts_of
 from jupyter_gpuckpt.daemon.remotes.sending import Sending
 from jupyter_gpuckpt.host.idle_priority import NICE
 from jupyter_gpuckpt.remote import remote_manifests
@@ -250,9 +249,9 @@ def test_an_upload_waits_while_a_user_waits_for_something_else(add, settings, ev
         held = Sending(settings.data, add(), "one")
         other = Sending(settings.data, add("other"), "one")
         held.hold(on=True)
-        waiting = pool.submit(held.run, store, facts_of, lambda *bytes_: told.append(bytes_))
+        waiting = pool.submit(held.run, store, lambda *bytes_: told.append(bytes_))
         # As much work as the one that waits would have done meanwhile.
-        assert other.run(store, facts_of, lambda *_: None).packs == 1
+        assert other.run(store, lambda *_: None).packs == 1
         assert told == []
         assert not waiting.done()
         held.hold(on=False)

@@ -61,9 +61,9 @@ class Filling:
         monkeypatch.setattr(Library, "order", ordering)
         monkeypatch.setattr(ferry_fills, "_LEAST_BYTES", 1 << 20)
         # A run is one chunk: the memory is small and compresses well.
-        monkeypatch.setattr(unpack, "_RUN_BYTES", 1)
-        monkeypatch.setattr(unpack, "_MIN_RUN_BYTES", 1)
-        monkeypatch.setattr(reading_order, "_MIN_RUN_BYTES", 1)
+        monkeypatch.setattr(unpack, "_SPAN_BYTES", 1)
+        monkeypatch.setattr(unpack, "_MIN_SPAN_BYTES", 1)
+        monkeypatch.setattr(reading_order, "_MIN_SPAN_BYTES", 1)
 
     def wait(self) -> None:
         assert self.begun.wait(60), "nothing is filled before all is written"

@@ -327,8 +327,8 @@ def test_a_store_that_fails_at_a_window_costs_nothing(gpu, short, monkeypatch, n
             gpu.program.save(stop=True)
     assert files_of(gpu) == []
     check_running(gpu)
-    # What the windows before it have stored does not fill the disk until a lease expires.
-    assert not store._leases._leases
+    # What the windows before it have stored does not fill the disk until a pin expires.
+    assert not store._in_use._pins
     assert not packs(store)
     saved = gpu.program.save(stop=True)
     resumed(gpu, saved, gpu.driver.memory())
@@ -343,7 +343,7 @@ def test_a_suspend_that_is_cancelled_at_a_window_costs_nothing(gpu, short, monke
             gpu.program.save(stop=True, progress=progress)
     check_running(gpu)
     assert packs(store)
-    assert not store._leases._leases
+    assert not store._in_use._pins
     store.sweep()
     assert not packs(store)
 
@@ -364,7 +364,7 @@ def test_a_driver_that_refuses_after_the_windows_costs_nothing(gpu, short, step)
     with pytest.raises(GpuCkptError):
         gpu.program.save(stop=True)
     check_running(gpu)
-    assert not gpu.program.store._leases._leases
+    assert not gpu.program.store._in_use._pins
 
 
 def test_a_suspend_that_is_refused_when_all_is_stored_releases_it(gpu, short, monkeypatch):
@@ -386,7 +386,7 @@ def test_a_suspend_that_is_refused_when_all_is_stored_releases_it(gpu, short, mo
         gpu.program.save(stop=True)
     check_running(gpu)
     assert stored
-    assert not any(stored & lease.digests for lease in gpu.program.store._leases._leases)
+    assert not any(stored & pin.digests for pin in gpu.program.store._in_use._pins)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ import pytest
 from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
 from jupyter_gpuckpt.daemon.remotes import leases, remote_copies, remote_keys, without_daemon
-from jupyter_gpuckpt.daemon.remotes.lease_file import LeaseFile
-from jupyter_gpuckpt.daemon.remotes.lease_renewal import LeaseRenewal
-from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases
-from jupyter_gpuckpt.daemon.remotes.leases_at_remote import LeasesAtRemote
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
-from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded
+from jupyter_gpuckpt.daemon.remotes.leases import (
+    DaemonLeases,
+    LeaseFile,
+    LeaseRenewal,
+    LeasesAtRemote,
+)
+from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
@@ -62,7 +63,7 @@ class There(Here):
         saved(
             self.store, snapshot_id, *content, kernel_id=kernel_id, created=created, number=number
         )
-        self.uploads._snapshots.is_stale = True
+        self.uploads.snapshots.is_stale = True
         self.uploads._wake()
 
     def run(self, snapshot_id="", kernel_id="k1"):
@@ -82,7 +83,7 @@ class There(Here):
 
     async def until_uploaded(self, *snapshot_ids):
         def done():
-            found = self.uploads._snapshots.found
+            found = self.uploads.snapshots.found
             return all(
                 one in found
                 and [up.state for up in self.uploads.of(found[one])] == [UploadState.UPLOADED]
@@ -337,7 +338,7 @@ def test_the_next_daemon_goes_on_with_its_predecessors_leases(two):
         before._task.cancel()
         await asyncio.wait({before._task})
         a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels, this_place(a.data_dir))
-        a.lease_renewal = LeaseRenewal(a.data_dir, a.kernels, a.uploads, a.leases, before._on_lost)
+        a.lease_renewal = LeaseRenewal(a.leases, a.kernels, a.uploads.by_remote, before._on_lost)
         a.lease_renewal.start()
         await until(lambda: held_by(a) == a.leases.daemon_id)
         assert a.goes_on_in == "k1"

@@ -20,13 +20,10 @@ from jupyter_gpuckpt.daemon.kernels.machine import Machine
 from jupyter_gpuckpt.daemon.kernels.operations import Operations
 from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.daemon.remotes.lease_renewal import LeaseRenewal
-from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases
-from jupyter_gpuckpt.daemon.remotes.lost_leases import LostLeases
+from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.remotes.session_requests import FarSessions
-from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, write_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import (
@@ -96,7 +93,7 @@ class Here:
             self.inventory,
         )
         self.lease_renewal = LeaseRenewal(
-            data_dir, self.kernels, self.uploads, self.leases, on_lost
+            self.leases, self.kernels, self.uploads.by_remote, on_lost
         )
         self.far = FarSessions(
             data_dir,

@@ -12,8 +12,8 @@ import pytest
 
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.daemon.remotes import amending, remote_keys, without_daemon
+from jupyter_gpuckpt.daemon.remotes.change_sender import SentChanges
 from jupyter_gpuckpt.daemon.remotes.listed_checks import ListedChecks
-from jupyter_gpuckpt.daemon.remotes.sent_changes import SentChanges
 from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.errors import ConfigurationError, StoreUnavailable, error_from

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.daemon.remotes import amending
 from jupyter_gpuckpt.daemon.remotes.change_sender import ChangeSender
-from jupyter_gpuckpt.daemon.remotes.lease_file import KernelLease, LeaseFile
+from jupyter_gpuckpt.daemon.remotes.leases import KernelLease, LeaseFile
 from jupyter_gpuckpt.remote import unneeded
 from tests.remote.deleting import User
 from tests.remote.installations import store_of

@@ -1,6 +1,6 @@
 """The order of a session's snapshots, which several machines made whose clocks differ: every machine is offered the true newest."""
 
-from jupyter_gpuckpt.daemon.remotes.lease_file import KernelLease
+from jupyter_gpuckpt.daemon.remotes.leases import KernelLease
 from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSession, FarSnapshot
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.wire.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER, Making

@@ -11,7 +11,7 @@ from jupyter_gpuckpt.daemon.scrub import scrubbing
 from jupyter_gpuckpt.daemon.scrub.scrubbing import Scrubbing
 from jupyter_gpuckpt.errors import ObjectCorrupt, StoreUnavailable
 from jupyter_gpuckpt.host import idle_priority, own_programs
-from jupyter_gpuckpt.store import damage_file
+from jupyter_gpuckpt.store.damage import damaged_snapshots
 from tests.parameters import some_slow
 from tests.remote.test_near_copy import BYTES, near, share  # noqa: F401
 from tests.unit.test_store_pack_checks import flip, flip_silently, pack_paths, truncate, zero
@@ -61,7 +61,7 @@ def test_damage_is_found_told_and_repaired_from_a_remote(near, monkeypatch, dama
         seen = []
 
         def noted(*arguments):
-            seen.append((m.store.space().damaged, damage_file.read(m.store.root)))
+            seen.append((m.store.space().damaged, damaged_snapshots(m.store.root)))
             repair(*arguments)
 
         monkeypatch.setattr(scrubbing.remote_copies, "repair", noted)
@@ -70,7 +70,7 @@ def test_damage_is_found_told_and_repaired_from_a_remote(near, monkeypatch, dama
         assert told == ["s1", "s1"]
         for name in ("s1", "s2", "s3"):
             m.store.verify(name)
-        assert damage_file.read(m.store.root) == m.store.space().damaged == []
+        assert damaged_snapshots(m.store.root) == m.store.space().damaged == []
         if damage is not remove:
             fetched = m.store.space().disk_bytes - before
             assert fetched < BYTES
@@ -96,11 +96,11 @@ def test_a_repair_that_fails_is_tried_again_later(near, monkeypatch):  # noqa: F
             patched.setattr(scrubbing.remote_copies, "repair", fail)
             await scrub.look()
         assert len(attempts) == 1
-        assert damage_file.read(m.store.root) == ["s1"]
+        assert damaged_snapshots(m.store.root) == ["s1"]
         again = scrub_of(m)  # as by the next daemon
         await again.look()
         m.store.verify("s1")
-        assert damage_file.read(m.store.root) == []
+        assert damaged_snapshots(m.store.root) == []
         await scrub.close()
         await again.close()
 

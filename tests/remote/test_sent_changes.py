@@ -13,8 +13,7 @@ from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord
 from jupyter_gpuckpt.daemon.remotes import amending, listed_checks, remote_copies, remote_keys
 from jupyter_gpuckpt.daemon.remotes.amending import LocalState
-from jupyter_gpuckpt.daemon.remotes.change_sender import ChangeSender
-from jupyter_gpuckpt.daemon.remotes.sent_changes import SentChanges
+from jupyter_gpuckpt.daemon.remotes.change_sender import ChangeSender, SentChanges
 from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote.listed_facts import Amendment, about, told

@@ -38,7 +38,7 @@ from jupyter_gpuckpt.remote import (
     remote_packs,
 )
 from jupyter_gpuckpt.remote.buckets import Bucket, open_bucket
-from jupyter_gpuckpt.remote.checking import GAP_BYTES, RUN_BYTES
+from jupyter_gpuckpt.remote.checking import GAP_BYTES, SPAN_BYTES
 from jupyter_gpuckpt.remote.fetch import _READERS as READERS
 from jupyter_gpuckpt.remote.retries import Retries
 from jupyter_gpuckpt.remote.sealing import HEADER_BYTES
@@ -659,8 +659,8 @@ def test_neighbours_are_read_together_and_gaps_are_jumped(machine):
     b.fetch("s1")
     # Header, end, and everything between at once.
     assert len(reads) == 3
-    assert max(reads) <= RUN_BYTES
-    assert GAP_BYTES < RUN_BYTES
+    assert max(reads) <= SPAN_BYTES
+    assert GAP_BYTES < SPAN_BYTES
 
 
 def test_a_pack_that_a_collector_condemned_answers_no_question(machine):

@@ -79,13 +79,13 @@ def uploading(tmp_path):
 
 def test_neighbors_are_read_together_by_several_threads(uploading, monkeypatch):
     reads = []
-    read_run = packs.read_run
+    read_span = packs.read_span
 
     def counted(path, offset, into):
         reads.append(len(into))
-        return read_run(path, offset, into)
+        return read_span(path, offset, into)
 
-    monkeypatch.setattr(upload_worker.packs, "read_run", counted)
+    monkeypatch.setattr(upload_worker.packs, "read_span", counted)
     digests = [place.digest for place in uploading.places]
     assert uploading.read(digests) == uploading.chunks
     assert len(reads) == 5  # two small ones, the long one alone, and three times what follows it

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.daemon.remotes.lease_file import KernelLease, LeaseFile
-from jupyter_gpuckpt.daemon.remotes.sent_changes import SentChanges
+from jupyter_gpuckpt.daemon.remotes.change_sender import SentChanges
+from jupyter_gpuckpt.daemon.remotes.leases import KernelLease, LeaseFile
 from jupyter_gpuckpt.daemon.snapshots import user_deletions
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletion, UserDeletions
 from jupyter_gpuckpt.remote import upload_progress

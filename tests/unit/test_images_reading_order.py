@@ -1,4 +1,4 @@
-"""What is read in which order: everything once, in runs, each taken by one."""
+"""What is read in which order: everything once, in spans, each taken by one."""
 
 import os
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 from jupyter_gpuckpt.errors import ManifestInvalid, ObjectCorrupt
 from jupyter_gpuckpt.images import reading_order
 from jupyter_gpuckpt.images.reading_order import table_of
-from jupyter_gpuckpt.images.spans import RECORD, RUN, TARGET, RunTable, shared_table, taken
+from jupyter_gpuckpt.images.spans import RECORD, SPAN, TARGET, SpanTable, shared_table, taken
 from jupyter_gpuckpt.images.written import places_of
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
@@ -44,9 +44,9 @@ def stream(name, chunks):
     return Stream(name, sum(chunk.length for chunk in chunks), chunks)
 
 
-def by_run(table):
-    """(pack, start, end, digests, targets of each) of every run."""
-    for _, pack, start, end, record, records, target, targets in table.runs.tolist():
+def by_span(table):
+    """(pack, start, end, digests, targets of each) of every span."""
+    for _, pack, start, end, record, records, target, targets in table.spans.tolist():
         rows = table.records[record : record + records]
         places = table.targets[target : target + targets].tolist()
         assert rows["targets"].sum() == targets
@@ -75,10 +75,10 @@ def test_every_chunk_goes_to_all_its_places_once(store):
             if chunk.digest:
                 expected[chunk.digest, number, offset, 0, chunk.length] += 1
             offset += chunk.length
-    table = table_of(streams, store, run_bytes=MB, threads=3)
+    table = table_of(streams, store, span_bytes=MB, threads=3)
     found = Counter(
         (digest, *place)
-        for *_, digests, goes in by_run(table)
+        for *_, digests, goes in by_span(table)
         for digest, places in zip(digests, goes, strict=True)
         for place in places
     )
@@ -88,41 +88,41 @@ def test_every_chunk_goes_to_all_its_places_once(store):
 
 def test_runs_are_neighbours_and_become_shorter_towards_the_end(store):
     chunks = put(store, [64 * KB] * 128)
-    table = table_of([stream("a", chunks)], store, run_bytes=MB, threads=2)
-    runs = list(by_run(table))
-    lengths = [end - start for _, start, end, _, _ in runs]
+    table = table_of([stream("a", chunks)], store, span_bytes=MB, threads=2)
+    spans = list(by_span(table))
+    lengths = [end - start for _, start, end, _, _ in spans]
     assert max(lengths) <= MB
     assert max(lengths) > MB - 2 * 64 * KB
-    packs = [run[0] for run in runs]
+    packs = [span[0] for span in spans]
     assert packs == sorted(packs, key=packs.index)
     assert len(set(packs)) > 1
-    assert max(lengths[-3:]) <= reading_order._MIN_RUN_BYTES
+    assert max(lengths[-3:]) <= reading_order._MIN_SPAN_BYTES
 
 
 def test_a_chunk_longer_than_a_run_is_a_run(store):
     chunks = put(store, [MB, MB])
-    table = table_of([stream("a", chunks)], store, run_bytes=256 * KB, threads=1)
-    assert [run[2] - run[1] for run in by_run(table)] == [MB, MB]
+    table = table_of([stream("a", chunks)], store, span_bytes=256 * KB, threads=1)
+    assert [span[2] - span[1] for span in by_span(table)] == [MB, MB]
 
 
 def test_what_lies_between_is_read_only_where_it_is_little(store):
     chunks = put(store, [8 * KB, 8 * KB, 8 * KB, 512 * KB, 8 * KB])
     table = table_of(
-        [stream("a", [chunks[0], chunks[2], chunks[4]])], store, run_bytes=4 * MB, threads=1
+        [stream("a", [chunks[0], chunks[2], chunks[4]])], store, span_bytes=4 * MB, threads=1
     )
-    assert [len(run[3]) for run in by_run(table)] == [2, 1]
-    start, end = next(iter(by_run(table)))[1:3]
+    assert [len(span[3]) for span in by_span(table)] == [2, 1]
+    start, end = next(iter(by_span(table)))[1:3]
     assert end - start == 3 * 8 * KB + 2 * RECORD_BYTES
 
 
 def test_a_chunk_that_goes_to_many_places_is_for_several(store):
     once, often, after = put(store, [16 * KB] * 3)
     table = table_of(
-        [stream("a", [once, *[often] * 40, after])], store, run_bytes=4 * MB, threads=1
+        [stream("a", [once, *[often] * 40, after])], store, span_bytes=4 * MB, threads=1
     )
-    counts = [[len(places) for places in run[4]] for run in by_run(table)]
+    counts = [[len(places) for places in span[4]] for span in by_span(table)]
     assert counts == [[1, 14], [14], [12], [1]]
-    assert {digest for run in by_run(table) for digest in run[3]} == {
+    assert {digest for span in by_span(table) for digest in span[3]} == {
         once.digest,
         often.digest,
         after.digest,
@@ -134,25 +134,25 @@ def test_a_manifest_that_is_wrong_about_a_length_is_refused(store, other):
     [chunk] = put(store, [8 * KB])
     wrong = stream("a", [Chunk(chunk.digest, other)])
     with pytest.raises(ManifestInvalid, match=rf"has {other} bytes; it has {8 * KB}"):
-        table_of([stream("b", [chunk]), wrong], store, run_bytes=MB, threads=1)
+        table_of([stream("b", [chunk]), wrong], store, span_bytes=MB, threads=1)
     with pytest.raises(ManifestInvalid, match="the snapshot's manifest says 9999"):
-        table_of([Stream("a", 9999, [chunk])], store, run_bytes=MB, threads=1)
+        table_of([Stream("a", 9999, [chunk])], store, span_bytes=MB, threads=1)
 
 
 def test_a_chunk_that_is_not_there_is_named(store):
     chunks = put(store, [8 * KB])
     gone = Chunk(digest_of(b"gone"), 4)
     with pytest.raises(ObjectCorrupt, match=gone.digest.hex()[:16]):
-        table_of([stream("a", [*chunks, gone])], store, run_bytes=MB, threads=1)
+        table_of([stream("a", [*chunks, gone])], store, span_bytes=MB, threads=1)
 
 
 def test_processes_take_every_run_once_and_see_the_same_table(store):
     chunks = put(store, [16 * KB] * 150)
-    table = table_of([stream("a", chunks)], store, run_bytes=64 * KB, threads=4)
+    table = table_of([stream("a", chunks)], store, span_bytes=64 * KB, threads=4)
     # Many more, to take at the same time.
-    runs = np.concatenate([table.runs] * 200)
-    runs["number"] = np.arange(len(runs))
-    records, heap = RunTable(table.packs, runs, table.records, table.targets).share()
+    spans = np.concatenate([table.spans] * 200)
+    spans["number"] = np.arange(len(spans))
+    records, heap = SpanTable(table.packs, spans, table.records, table.targets).share()
     pipes = []
     wait, go = os.pipe()
     for _ in range(4):
@@ -163,8 +163,8 @@ def test_processes_take_every_run_once_and_see_the_same_table(store):
                 own = taken(heap)
                 os.write(theirs, next(own)[0].to_bytes(4, "little"))
                 os.read(wait, 1)
-                for run in own:
-                    os.write(theirs, run[0].to_bytes(4, "little"))
+                for span in own:
+                    os.write(theirs, span[0].to_bytes(4, "little"))
             finally:
                 os._exit(0)
         os.close(theirs)
@@ -175,7 +175,7 @@ def test_processes_take_every_run_once_and_see_the_same_table(store):
     with ThreadPoolExecutor() as readers:
         shares += readers.map(_rest, pipes)
     found = [np.frombuffer(share, "<u4") for share in shares]
-    assert sorted(np.concatenate(found)) == list(range(len(runs)))
+    assert sorted(np.concatenate(found)) == list(range(len(spans)))
     again = shared_table(table.packs, len(table.records), records)
     assert again.records.tobytes() == table.records.tobytes()
     assert again.targets.tobytes() == table.targets.tobytes()
@@ -189,7 +189,7 @@ def _rest(descriptor):
 
 
 def test_a_table_of_nothing_can_be_shared():
-    nothing = RunTable([], np.empty(0, RUN), np.empty(0, RECORD), np.empty(0, TARGET))
+    nothing = SpanTable([], np.empty(0, SPAN), np.empty(0, RECORD), np.empty(0, TARGET))
     records, heap = nothing.share()
     assert not list(taken(heap))
     assert not len(shared_table([], 0, records).records)
@@ -198,11 +198,11 @@ def test_a_table_of_nothing_can_be_shared():
 
 
 def covered(table):
-    """Where the targets of each run begin and end at most, by looking at each."""
+    """Where the targets of each span begin and end at most, by looking at each."""
     found = []
-    for run in table.runs.tolist():
-        places = table.targets[run[6] : run[6] + run[7]].tolist()
-        assert places, "a run without targets"
+    for span in table.spans.tolist():
+        places = table.targets[span[6] : span[6] + span[7]].tolist()
+        assert places, "a span without targets"
         found.append((min(at for _, at, _, _ in places), max(at + n for _, at, _, n in places)))
     return found
 
@@ -210,7 +210,7 @@ def covered(table):
 @pytest.mark.parametrize("by_stream", [False, True])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_each_run_of_a_chunk_that_goes_to_many_places_has_some_of_them(store, is_last, by_stream):
-    """So many whole copies, and a composed chunk with two parts of it, do not divide evenly among the runs."""
+    """So many whole copies, and a composed chunk with two parts of it, do not divide evenly among the spans."""
     chunks = put(store, [8 * KB, 16 * KB, 8 * KB])
     often = chunks.pop(2 if is_last else 0)
     half = often.length // 2
@@ -218,9 +218,9 @@ def test_each_run_of_a_chunk_that_goes_to_many_places_has_some_of_them(store, is
     composed = Chunk(digest_of(b"composed"), half + 100, parts)
     for whole in (287, 288, 600, 1100):
         order = [chunks[1], *[often] * whole, composed, chunks[0]]
-        table = table_of([stream("a", order)], store, run_bytes=MB, threads=2, by_stream=by_stream)
+        table = table_of([stream("a", order)], store, span_bytes=MB, threads=2, by_stream=by_stream)
         first, last = places_of(table, np.zeros(1, np.int64))
         assert list(zip(first.tolist(), last.tolist(), strict=True)) == covered(table)
-        assert table.runs["targets"].sum() == len(table.targets) == whole + 4
+        assert table.spans["targets"].sum() == len(table.targets) == whole + 4
         if by_stream:
             assert first.tolist() == sorted(first.tolist())

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jupyter_gpuckpt.images.worker_threads import share_out
-from jupyter_gpuckpt.store.scratch import Scratch
+from jupyter_gpuckpt.linux.fresh_memory import Scratch
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4, 50])

@@ -137,10 +137,10 @@ def test_they_end_with_the_process_that_asked_for_them():
     code = """
         import time
         import numpy
-        from jupyter_gpuckpt.images import spans as runs
+        from jupyter_gpuckpt.images import spans
         from jupyter_gpuckpt.images import worker_processes as processes, unpack_client
-        none = [numpy.empty(0, kind) for kind in (runs.RUN, runs.RECORD, runs.TARGET)]
-        asked = unpack_client.UnpackClient(runs.RunTable([], *none), [], 8)
+        none = [numpy.empty(0, kind) for kind in (spans.SPAN, spans.RECORD, spans.TARGET)]
+        asked = unpack_client.UnpackClient(spans.SpanTable([], *none), [], 8)
         print(processes._fork_server.pid, flush=True)
         time.sleep(60)
     """

@@ -275,11 +275,11 @@ def test_a_pack_that_may_not_be_read_any_more_is_stored_again(store, monkeypatch
 
     def refuse_open(path, *arguments):
         assert path.stat().st_mode & 0o400, "it was opened"
-        return read_run(path, *arguments)
+        return read_span(path, *arguments)
 
-    read_run = packs.read_run
+    read_span = packs.read_span
     monkeypatch.setattr(os, "access", refuse)
-    monkeypatch.setattr(packs, "read_run", refuse_open)
+    monkeypatch.setattr(packs, "read_span", refuse_open)
     new_bytes, _ = save(store, "s3", SECOND, LATE)
     assert new_bytes > LENGTH // 2
     store.verify("s3")
@@ -347,14 +347,14 @@ def test_a_rebuilt_catalog_keeps_what_is_known_of_sound_packs_only(store):
 def test_a_chunk_that_the_disk_cannot_read_is_damaged(store, monkeypatch):
     path = pack_paths(store)[0]
     chosen = packs.read_index(path)[1]
-    read_run = packs.read_run
+    read_span = packs.read_span
 
     def fail(path, offset, into):
         if offset <= chosen.offset < offset + len(into):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read_run(path, offset, into)
+        return read_span(path, offset, into)
 
-    monkeypatch.setattr(packs, "read_run", fail)
+    monkeypatch.setattr(packs, "read_span", fail)
     found = read_pack(path, lambda: None)
     assert {one.digest for one in packs.read_index(path)} - found.intact == {chosen.digest}
 

@@ -134,7 +134,7 @@ def test_a_run_can_be_looked_at_where_it_lies(tmp_path):
     path, _ = sealed(tmp_path)
     data = path.read_bytes()
     for start, end in ((0, len(data)), (5000, 90_001), (4096, 8192), (len(data) - 3, len(data))):
-        found = packs.map_run(path, start, end)
+        found = packs.map_span(path, start, end)
         assert found == data[start:end]
         # Whoever gets it may write to it.
         found[0] ^= 0xFF
@@ -144,5 +144,5 @@ def test_a_run_can_be_looked_at_where_it_lies(tmp_path):
 def test_a_run_that_is_not_there_whole_is_not_looked_at(tmp_path):
     path, _ = sealed(tmp_path)
     length = path.stat().st_size
-    assert packs.map_run(path, length - 10, length + 1) is None
-    assert packs.map_run(tmp_path / "gone.pack", 0, 10) is None
+    assert packs.map_span(path, length - 10, length + 1) is None
+    assert packs.map_span(tmp_path / "gone.pack", 0, 10) is None

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.index import recent_places
+from jupyter_gpuckpt.store.index import places
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, SnapshotInfo, Stream
@@ -18,7 +18,7 @@ RANDOM = random.Random(3)
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(recent_places, "_FEW", 2)
+    monkeypatch.setattr(places, "_FEW", 2)
 
 
 @pytest.fixture

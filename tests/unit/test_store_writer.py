@@ -142,7 +142,7 @@ def test_what_another_was_told_of_stays_when_the_registration_fails(store, monke
     assert len(told) == 10
     store.sweep()
     assert all(map(store.load, told))
-    # Nobody counts on it any more when the lease is over.
-    store._leases.published(told.keys() | set())
+    # Nobody counts on it any more when the pin is over.
+    store._in_use.published(told.keys() | set())
     assert store.sweep() > 0
     assert packs(store) == []

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_gpuckpt.cli.remote import prices
 from jupyter_gpuckpt.daemon.remotes import pauses
-from jupyter_gpuckpt.daemon.remotes.notebook_facts import facts_of
+from jupyter_gpuckpt.daemon.remotes.sending import facts_of
 from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
 from jupyter_gpuckpt.errors import (
     AccessDenied,

@@ -1,6 +1,6 @@
 """The sender of changes of this machine's snapshots to a remote: pins, titles, deletions, and the copies that it relies on there.
 
-A record has what was sent (`sent_changes.py`); the difference from the present state must be sent. While a snapshot becomes a stub
+A record has what was sent (`SentChanges`); the difference from the present state must be sent. While a snapshot becomes a stub
 (`near_copy.py`), nothing is sent, so that neither task undoes the changes of the other.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,14 +19,44 @@ from ...remote.listed_facts import Amendment, Deletion, Told
 from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import FarSession, FarSnapshot
 from ...store.faults import store_errors
+from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
+from ..kernels.whole_files import change_records
 from ..snapshots.user_deletions import UserDeletion, UserDeletions
 from . import remote_keys
 from .amending import Amended, LocalState, changes_to_tell
-from .lease_file import LeaseFile
-from .sent_changes import SentChanges
+from .leases import LeaseFile
 
 _log = logging.getLogger(__name__)
+
+
+class SentChanges:
+    """The file of what was sent to one remote, in the folder of its local state. Thread-safe. Methods raise StoreUnavailable, StoreFull.
+
+    A state that differs from the record is sent again. So no change is lost when a daemon ends or the remote cannot be reached.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "told.json"
+
+    def all(self) -> dict[str, Told]:
+        """Return what was sent, by snapshot; nothing if the file is damaged. Then only changes that protect snapshots are sent."""
+        with store_errors(self._path.parent):
+            try:
+                return decoding.from_json(self._path.read_bytes(), dict[str, Told])
+            except FileNotFoundError:
+                return {}
+            except msgspec.DecodeError as error:
+                _log.warning("%s is damaged, so its changes are sent again: %s", self._path, error)
+                return {}
+
+    def note(self, told: Mapping[str, Told], forgotten: Collection[str] = ()) -> None:
+        """Record what was sent about snapshots, and remove the records of those in `forgotten`."""
+        change_records(
+            self._path,
+            self.all,
+            lambda known: {k: v for k, v in {**known, **told}.items() if k not in forgotten},
+        )
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from ...remote.remote_sessions import FarSession, Sessions
 from ...remote.retries import Retries
 from ...wire.remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
 from . import remote_keys
-from .lease_file import LeaseFile
+from .leases import LeaseFile
 
 #: The folders of a remote's own objects, in the order of their removal; other objects below the prefix are not touched.
 _FOLDERS = (

@@ -21,8 +21,7 @@ from ...wire.states import KernelState
 from ..kernels.kernels import Kernels, ManagedKernel
 from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
-from .lease_file import LeaseFile
-from .leases import DaemonLeases
+from .leases import DaemonLeases, LeaseFile
 from .uploads import Uploads
 
 #: The interval between two looks at the upload or at the far session.

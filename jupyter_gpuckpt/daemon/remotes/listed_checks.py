@@ -36,7 +36,7 @@ from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
 from .change_sender import correct_record
-from .lease_file import LeaseFile
+from .leases import LeaseFile
 from .uploads import Uploads
 
 _FILE = "checked.json"

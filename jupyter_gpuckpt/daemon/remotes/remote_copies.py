@@ -29,9 +29,9 @@ from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.progress import Progress, Stage
 from . import amending, remote_keys
-from .lease_file import LeaseFile
+from .change_sender import SentChanges
+from .leases import LeaseFile
 from .remote_keys import Opened
-from .sent_changes import SentChanges
 
 if TYPE_CHECKING:
     from ...store.local import LocalStore

@@ -27,15 +27,13 @@ from ...errors import (
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
 from ...remote.listed_facts import Amendment, Told, told
-from ...remote.remote_list import state_folder
-from ...remote.remote_sessions import Facts, Tenure
+from ...remote.remote_sessions import MAX_TEXT_CHARACTERS, Facts, Tenure
 from ...store import manifests
 from ...store.codecs import DIGEST_BYTES
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import Traffic
 from .amending import Amended
-from .lease_file import KernelLease, LeaseFile
 
 if TYPE_CHECKING:
     from ...remote.upload import Sent
@@ -149,10 +147,6 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     is_new: bool = True
 
 
-#: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
-FactsOf = Callable[[SnapshotInfo, dict[str, Any]], Facts]
-
-
 #: A callback for progress: (bytes that the remote has received, total bytes).
 OnProgress = Callable[[int, int], None]
 #: A callback for the remote's current error; None when it works again.
@@ -170,19 +164,20 @@ class Sending:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_stopped = self._is_held = False
-        #: The lease with which the upload was begun.
-        self.lease = KernelLease("")
         #: What the upload sent about the snapshot; None if it listed the snapshot before.
         self.told: Told | None = None
 
     def run(
         self,
         store: LocalStore,
-        facts_of: FactsOf,
         progress: OnProgress,
         trouble: OnTrouble = lambda error: None,
+        *,
+        session_id: str = "",
+        tenure: Tenure | None = None,
+        term: int = 0,
     ) -> Sent:
-        """Upload the snapshot.
+        """Upload the snapshot to far session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
@@ -190,17 +185,15 @@ class Sending:
 
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
-        leases = LeaseFile(state_folder(self._data_dir, self._remote.name))
-        self.lease, session_id, tenure = leases.to_upload(manifest.info)
         task = Task(
             str(self._data_dir),
             self._remote,
-            msgspec.structs.replace(facts, session_id=session_id),
+            msgspec.structs.replace(facts, session_id=session_id or facts.session_id),
             manifest.info,
             store.manifest_file(self._snapshot_id),
             self._is_urgent,
             tenure,
-            self.lease.term_of(manifest.info.number) if session_id == self.lease.session_id else 0,
+            term,
         )
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: answer(store, asked), progress, trouble)
@@ -332,3 +325,25 @@ def answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused
         return Located(found.rows.tobytes(), [str(store.path_of(pack)) for pack in found.packs])
     except GpuCkptError as error:
         return Refused(record_of(error))
+
+
+def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
+    """Return the facts that remotes list about a snapshot, so that its notebook is found there.
+
+    They come from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`). Unknown ones are left out, never
+    guessed: a kernel without a notebook has no path, one without a server (a script's) neither user nor server. The far session's id is
+    the kernel's, which is the same on every machine (but see `LeaseFile.branch`).
+    """
+
+    def known(name: str) -> str:
+        found = jupyter.get(name)
+        return found[:MAX_TEXT_CHARACTERS] if isinstance(found, str) else ""
+
+    return Facts(
+        session_id=info.kernel_id,
+        hub_user=known("hub_user"),
+        server_name=known("server_name"),
+        path=known("path"),
+        title=info.title[:MAX_TEXT_CHARACTERS],
+        host_name=info.host_name[:MAX_TEXT_CHARACTERS],
+    )

@@ -23,12 +23,14 @@ from ...errors import (
     FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
+    HostIncompatible,
     KeyUnavailable,
     OperationCancelled,
     SnapshotNotFound,
     StoreError,
     StoreUnavailable,
 )
+from ...remote import capabilities
 from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import FarSession, FarSnapshot, Sessions
 from ...remote.retries import Retries
@@ -36,14 +38,20 @@ from ...store import manifests
 from ...wire.manifest_records import Manifest, Sizes
 from ...wire.progress import Stage
 from ...wire.protocol import OperationKind, Result
-from ...wire.remote_listings import FarListing, FetchEstimate, FetchRequest, RemoteState
+from ...wire.remote_listings import (
+    FarListing,
+    FetchEstimate,
+    FetchRequest,
+    ListedSession,
+    ListedSnapshot,
+    RemoteState,
+)
 from ...wire.remote_records import Remote
 from ..kernels.machine import Machine
 from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
-from . import remote_keys, session_views
-from .lease_file import LeaseFile
-from .leases import DaemonLeases
+from . import remote_keys
+from .leases import DaemonLeases, LeaseFile
 from .remote_keys import Opened
 
 #: The number of concurrent fetches from one remote; more wait. Each uses several threads.
@@ -52,6 +60,8 @@ AT_ONCE = 2
 _QUESTIONS = 4
 #: The number of far sessions that are read concurrently.
 _READERS = 8
+#: The most obstacles that a message lists.
+_SHOWN = 5
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -109,9 +119,7 @@ class FarSessions:
 
     async def remotes(self) -> list[RemoteState]:
         """List the remotes as they were when they were last tried; none is asked."""
-        return await asyncio.to_thread(
-            lambda: [*map(session_views.state, Remotes(self._data_dir).all())]
-        )
+        return await asyncio.to_thread(lambda: [*map(_state, Remotes(self._data_dir).all())])
 
     async def sessions(self, name: str) -> FarListing:
         """List the far sessions of a remote with their snapshots. Raises RemoteNotFound, and what `Bucket` raises."""
@@ -148,7 +156,7 @@ class FarSessions:
             ),
         )
         if not request.force:
-            session_views.require_resumable(found.estimate)
+            _require_resumable(found.estimate)
         await asyncio.to_thread(self._require_wanted, snapshot_id)
         kernel_id = found.snapshot.kernel_id
         if not request.as_copy:
@@ -276,10 +284,10 @@ class FarSessions:
             if isinstance(one, FarSession):
                 if not one.listed and not one.lease:
                     continue  # it was erased, or all of it was deleted
-                sessions.append(session_views.listed(one, local_snapshots))
+                sessions.append(_listed(one, local_snapshots))
             else:
                 unreadable.append(one.message)
-        sessions.sort(key=session_views.rank)
+        sessions.sort(key=rank)
         return FarListing(opened.remote.name, sessions, unreadable)
 
     def _local_snapshots(self) -> dict[str, bool]:
@@ -302,8 +310,8 @@ class FarSessions:
         arrival = self._machine.check_arrival(manifest)
         local_snapshots = self._local_snapshots()
         estimate = FetchEstimate(
-            session_views.listed(session, local_snapshots),
-            session_views.listed_snapshot(snapshot, local_snapshots),
+            _listed(session, local_snapshots),
+            _listed_snapshot(snapshot, local_snapshots),
             max(0, manifest.info.sizes.stored_bytes - here_bytes),
             here_bytes,
             arrival.obstacles,
@@ -368,3 +376,65 @@ def _look_up(opened: Opened, snapshot_id: str, session_id: str) -> tuple[FarSess
         hint=f"`jupyter gpuckpt remote sessions {opened.remote.name}` lists what is there.",
         details="\n".join(unreadable),
     )
+
+
+def _require_resumable(estimate: FetchEstimate) -> None:
+    """Raise HostIncompatible if the kernel of a snapshot could not be resumed here."""
+    if estimate.obstacles:
+        raise HostIncompatible(
+            f"The kernel of snapshot {estimate.snapshot.snapshot_id} could not be resumed here, so it is not fetched. "
+            + " ".join(estimate.obstacles[:_SHOWN]),
+            hint=f"{estimate.hint} It can be fetched all the same: --force.",
+            details="\n".join(estimate.obstacles),
+        )
+
+
+def _state(remote: Remote) -> RemoteState:
+    """Return a remote as it was when it was last tried."""
+    found = remote.capabilities
+    if found is None:
+        return RemoteState(remote.name, remote.url)
+    verdict = capabilities.verdict(found)
+    return RemoteState(remote.name, remote.url, found.tried_at, verdict.refusals, verdict.warnings)
+
+
+def _listed(session: FarSession, local_snapshots: dict[str, bool]) -> ListedSession:
+    """Return a far session for display. `local_snapshots`: the snapshots of the local store; True: as a stub."""
+    facts, lease = session.facts, session.lease
+    return ListedSession(
+        facts.session_id,
+        facts.host_name,
+        facts.hub_user,
+        facts.server_name,
+        facts.path,
+        facts.title,
+        [_listed_snapshot(one, local_snapshots) for one in session.listed],
+        lease.host_name or lease.daemon_id if lease else "",
+        lease.since if lease else 0.0,
+        0.0 if lease else session.moved_at,
+    )
+
+
+def _listed_snapshot(one: FarSnapshot, local_snapshots: dict[str, bool]) -> ListedSnapshot:
+    """Return a snapshot of a far session for display. `local_snapshots`: as in `_listed`."""
+    return ListedSnapshot(
+        one.snapshot_id,
+        one.kernel_id,
+        one.created,
+        one.title,
+        one.raw_bytes,
+        one.stored_bytes,
+        one.snapshot_id in local_snapshots,
+        local_snapshots.get(one.snapshot_id, False),
+    )
+
+
+def rank(session: ListedSession) -> tuple[float, bool, float]:
+    """Return the sort key of a session in a list: first those that were moved, then those that nobody runs, then the newest.
+
+    Those whose newest snapshot is here are no longer offered.
+    """
+    newest = next(iter(session.snapshots), None)
+    is_offered = newest is not None and not session.leased_to and not newest.here
+    moved_at = session.moved_at if is_offered else 0.0
+    return -moved_at, not is_offered, -newest.created if newest else 0.0

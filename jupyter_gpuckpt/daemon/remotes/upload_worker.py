@@ -24,6 +24,7 @@ import numpy as np
 from ...errors import ObjectCorrupt, error_from, record_of
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
+from ...linux.fresh_memory import Scratch
 from ...remote.remote_list import state_folder
 from ...remote.request_errors import of_the_whole_remote
 from ...remote.retries import Retries
@@ -32,7 +33,6 @@ from ...store import manifests, packs
 from ...store.codecs import decompress
 from ...store.index.places import PLACE, Places
 from ...store.packs import RECORD_BYTES, Entry
-from ...store.scratch import Scratch
 from ...wire.manifest_records import Manifest
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import Traffic
@@ -55,7 +55,7 @@ from .sending import (
 )
 
 #: The most bytes that are read at a time, if the chunk is not longer, and the largest gap between chunks that is read with them.
-_RUN_BYTES, _GAP_BYTES = 4 << 20, 256 << 10
+_SPAN_BYTES, _GAP_BYTES = 4 << 20, 256 << 10
 
 
 class Answering(Protocol):
@@ -125,28 +125,28 @@ class _ToDaemon(logging.Handler):
         self._daemon.tell(Said(record.getMessage()))
 
 
-class _Run:
+class _Span:
     """Neighboring records in a pack, from `start` to `end`, which are read together."""
 
     def __init__(self, path: str, start: int) -> None:
         self.path, self.start, self.end = path, start, start
 
 
-class _LastRun(threading.local):
-    """The run that a thread has read last."""
+class _LastSpan(threading.local):
+    """The span that a thread has read last."""
 
     def __init__(self) -> None:
-        self.run: _Run | None = None
+        self.span: _Span | None = None
         self.memory = Scratch()
         self.records = memoryview(b"")
 
-    def read(self, run: _Run) -> memoryview:
-        """Return the bytes of a run, fewer if the pack ends before or is gone. Raises OSError."""
-        if self.run is not run:
-            self.run = None
-            memory = self.memory.get(run.end - run.start)
-            self.records = memory[: packs.read_run(Path(run.path), run.start, memory)]
-            self.run = run
+    def read(self, span: _Span) -> memoryview:
+        """Return the bytes of a span, fewer if the pack ends before or is gone. Raises OSError."""
+        if self.span is not span:
+            self.span = None
+            memory = self.memory.get(span.end - span.start)
+            self.records = memory[: packs.read_span(Path(span.path), span.start, memory)]
+            self.span = span
         return self.records
 
 
@@ -158,9 +158,9 @@ class Source:
 
     def __init__(self, daemon: Answering, task: Task) -> None:
         self._daemon, self._task = daemon, task
-        #: The run of each chunk, and where it lies in the pack.
-        self._places: dict[bytes, tuple[_Run, Entry]] = {}
-        self._last = _LastRun()
+        #: The span of each chunk, and where it lies in the pack.
+        self._places: dict[bytes, tuple[_Span, Entry]] = {}
+        self._last = _LastSpan()
 
     def manifest(self, snapshot_id: str) -> Manifest:
         """Return the manifest with its annotations."""
@@ -183,18 +183,18 @@ class Source:
         if not isinstance(found, Located):
             raise TypeError("another question was answered")
         places = Places([np.frombuffer(found.rows, PLACE)], found.packs)
-        self._places.update(zip(places.digests, self._runs(places), strict=True))
+        self._places.update(zip(places.digests, self._spans(places), strict=True))
         return places
 
-    def _runs(self, places: Places) -> Iterator[tuple[_Run, Entry]]:
-        """Yield the run and the entry of each chunk. Rows of a table are slow to read one by one, hence the lists."""
-        packs, run, last = places.rows["pack"].tolist(), _Run("", 0), -1
+    def _spans(self, places: Places) -> Iterator[tuple[_Span, Entry]]:
+        """Yield the span and the entry of each chunk. Rows of a table are slow to read one by one, hence the lists."""
+        packs, span, last = places.rows["pack"].tolist(), _Span("", 0), -1
         for pack, entry in zip(packs, places.entries(), strict=True):
             start, end = entry.offset - RECORD_BYTES, entry.offset + entry.stored_length
-            if pack != last or start - run.end > _GAP_BYTES or end - run.start > _RUN_BYTES:
-                run, last = _Run(places.packs[pack], start), pack
-            run.end = end
-            yield run, entry
+            if pack != last or start - span.end > _GAP_BYTES or end - span.start > _SPAN_BYTES:
+                span, last = _Span(places.packs[pack], start), pack
+            span.end = end
+            yield span, entry
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return a chunk in its stored form; wait while the upload is paused.
@@ -202,10 +202,10 @@ class Source:
         The payload is valid until this thread reads another chunk.
         """
         self._daemon.wait_while_held()
-        run, entry = self._places[digest]
+        span, entry = self._places[digest]
         try:
-            start = entry.offset - RECORD_BYTES - run.start
-            payload = packs.payload_in(Path(run.path), self._last.read(run), start, entry)
+            start = entry.offset - RECORD_BYTES - span.start
+            payload = packs.payload_in(Path(span.path), self._last.read(span), start, entry)
         except (ObjectCorrupt, OSError):
             # The pack may have been repacked; the daemon has the new location.
             return self._ask(digest, verified=False)

@@ -32,8 +32,7 @@ from .indexing import contents_of
 from .needs import Newest, forget_needing, newer_needs
 from .pack_files import Facts, PackFiles
 from .pack_folder import PackFolder
-from .places import LOCATE, PlaceRows, Places, rows_of
-from .recent_places import RecentPlaces
+from .places import LOCATE, PlaceRows, Places, RecentPlaces, rows_of
 
 logger = logging.getLogger(__name__)
 
