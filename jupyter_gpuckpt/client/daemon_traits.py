@@ -87,25 +87,6 @@ class GpuCkptDaemon(Configurable):
         $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
     ).tag(config=True)
 
-    reclaim_approve = Bool(
-        help="""Whether Azure is told to proceed without further waiting when all kernels are suspended and uploaded. Only for
-        machines with one user, because Azure then waits for no other user either. Default: no, unless
-        $JUPYTER_GPUCKPT_RECLAIM_APPROVE is 1."""
-    ).tag(config=True)
-
-    reclaim_command = Unicode(
-        help="""A program, with its arguments, that prints a line of JSON for each notice: `{"id": "maintenance-7",
-        "within_seconds": 120, "disk_survives": true}`, and later perhaps `{"id": "maintenance-7", "withdrawn": true}`. It is
-        started with the daemon, and again when it ends. Default: $JUPYTER_GPUCKPT_RECLAIM_COMMAND, else none."""
-    ).tag(config=True)
-
-    reclaim_url = Unicode(
-        help="""A URL that is requested every five seconds for the standing notices. It answers with 204 or 404 for none, else with
-        `{"notices": [{"id": "maintenance-7", "deadline": "Mon, 19 Sep 2016 18:29:47 GMT", "disk_survives": true}]}`; within_seconds
-        may replace deadline. The URL must not contain a secret, because it is among the daemon's arguments.
-        Default: $JUPYTER_GPUCKPT_RECLAIM_URL, else none."""
-    ).tag(config=True)
-
     keep_last = Int(
         3,
         min=0,
@@ -175,18 +156,6 @@ class GpuCkptDaemon(Configurable):
     def _default_reclaim_notices(self) -> bool:
         return daemon_settings.default_reclaim_notices()
 
-    @default("reclaim_approve")
-    def _default_reclaim_approve(self) -> bool:
-        return daemon_settings.default_reclaim_approve()
-
-    @default("reclaim_command")
-    def _default_reclaim_command(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", "")
-
-    @default("reclaim_url")
-    def _default_reclaim_url(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", "")
-
     def settings(self) -> Settings:
         """Return the settings as a plain record."""
         return Settings(
@@ -201,9 +170,6 @@ class GpuCkptDaemon(Configurable):
             near_bytes=self.near_bytes,
             collect_far_every_seconds=self.collect_far_every,
             reclaim_notices=self.reclaim_notices,
-            reclaim_approve=self.reclaim_approve,
-            reclaim_command=self.reclaim_command,
-            reclaim_url=self.reclaim_url,
         )
 
     def retention(self) -> RetentionPolicy:

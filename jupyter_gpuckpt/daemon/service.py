@@ -156,7 +156,7 @@ class Daemon:
         self.scrubbing = Scrubbing(
             settings.data, self.machine, self.uploads, lambda: self.needs_quiet
         )
-        self.watch = Watch(settings)
+        self.watch = Watch()
         self.reaction = Reaction(
             self.streams,
             self.kernels,
@@ -276,7 +276,8 @@ class Daemon:
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
         self.reaction.start()
-        self.watch.start(self.reaction.take)
+        if self.settings.reclaim_notices:
+            self.watch.start(self.reaction.take)
         ready()
         self._touched = time.monotonic()
         self.machine.warm_up()

@@ -54,12 +54,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     near_bytes: int = 0
     #: The interval at which packs that no snapshot needs are removed from each remote; 0: never.
     collect_far_every_seconds: float = DEFAULT_COLLECT_FAR_EVERY_SECONDS
-    #: Whether to look for notices that this machine goes, whether to tell Azure when all kernels are safe, and the sources of an
-    #: administrator's notices: a program's output, a URL.
+    #: Whether to look for notices that this machine goes.
     reclaim_notices: bool = True
-    reclaim_approve: bool = False
-    reclaim_command: str = ""
-    reclaim_url: str = ""
 
     @property
     def data(self) -> Path:
@@ -157,11 +153,6 @@ def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES", "") != "0"
 
 
-def default_reclaim_approve(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether Azure's events are approved: if `$JUPYTER_GPUCKPT_RECLAIM_APPROVE` is 1."""
-    return environ.get("JUPYTER_GPUCKPT_RECLAIM_APPROVE", "") == "1"
-
-
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of a client without a configuration of its own."""
     return Settings(
@@ -170,9 +161,6 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
         idle_exit_seconds=default_idle_exit(environ),
         reclaim_notices=default_reclaim_notices(environ),
-        reclaim_approve=default_reclaim_approve(environ),
-        reclaim_command=environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", ""),
-        reclaim_url=environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", ""),
     )
 
 
