@@ -253,9 +253,7 @@ class Verbs:
         decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
             return kernel.in_flight
-        operation = self._operations.add(
-            job.kind, kernel, is_automatic=job.is_automatic, cause=job.cause
-        )
+        operation = self._operations.add(job.kind, kernel, is_automatic=job.is_automatic)
         if decision is Answer.NOTHING:
             operation.succeed(Result(kernel.record.snapshot_id, 0.0))
         else:
