@@ -9,7 +9,7 @@ import { cleanUpCommandId } from './clean-up';
 import { CommandButton } from './command-button';
 import { formatBytes, formatMoment, formatShare, nameOfPath } from './format';
 import type { IStore, IStoreShare } from './protocol';
-import { givenBackText, savingTexts } from './snapshot-texts';
+import { savingTexts } from './snapshot-texts';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
 const COLORS = 5;
@@ -55,7 +55,6 @@ export function StorePicture(
         </p>
       ))}
       <Growth store={store} trans={trans} />
-      <GivenBack store={store} trans={trans} />
     </section>
   );
 }
@@ -99,13 +98,6 @@ function Damage({ store, trans }: IProps) {
         count
       )}
     </p>
-  ) : null;
-}
-
-function GivenBack({ store, trans }: IProps) {
-  const text = store.given_back ? givenBackText(store.given_back, trans) : '';
-  return text ? (
-    <p>{trans.__('Given back while kernels were suspended: %1', text)}</p>
   ) : null;
 }
 

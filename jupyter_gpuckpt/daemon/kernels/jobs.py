@@ -44,7 +44,6 @@ class Job(msgspec.Struct, frozen=True):
     retention: RetentionPolicy | None = None
     #: Whether no user requested it; then it is refused where it would disturb a user's work.
     is_automatic: bool = False
-    #: Why a snapshot is taken; empty for other operations.
 
 
 class Leases(Protocol):

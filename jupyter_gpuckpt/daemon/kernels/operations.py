@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
-import msgspec
-
 from ...errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ...wire.progress import Progress, ProgressRecord
 from ...wire.protocol import Operation, OperationKind, OperationState, Result, summary
@@ -42,7 +40,6 @@ class RunningOperation:
     """A running or ended operation. Its methods belong to the event loop's thread; the worker's thread advances `progress`.
 
     `is_automatic`: no user requested it, so it may be refused where it would cost something, and explicit requests do not join it.
-    `away_seconds`: how long the kernel had been suspended or parked.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class RunningOperation:
         self.state = OperationState.RUNNING
         self.result: Result | None = None
         self.error: ErrorRecord | None = None
-        self.ended_at = self.away_seconds = 0.0
+        self.ended_at = 0.0
         self.progress = Progress(self._listen)
 
     @property
@@ -91,7 +88,7 @@ class RunningOperation:
 
     def succeed(self, result: Result) -> None:
         """End the operation with its result."""
-        self.result = msgspec.structs.replace(result, away_seconds=self.away_seconds)
+        self.result = result
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:

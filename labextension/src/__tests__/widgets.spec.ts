@@ -344,7 +344,6 @@ describe('the panel', () => {
         { time: 1000, stored_bytes: 1e8 },
         { time: 2000, stored_bytes: 1e9 }
       ],
-      given_back: { memory_byte_seconds: 9e12, gpu_seconds: 7200 },
       damaged: ['s1', 's2'],
       retention: { max_bytes: 4e9 }
     });
@@ -360,9 +359,6 @@ describe('the panel', () => {
     const quota = widget.node.querySelector('meter');
     expect(quota?.getAttribute('aria-label')).toBe('1 GB of at most 4 GB');
     expect(quota?.getAttribute('value')).toBe('1000000000');
-    expect(widget.node.textContent).toContain(
-      'Given back while kernels were suspended: 2.5 GB-hours of memory · 2 GPU-hours'
-    );
   });
 
   it('says of a snapshot whether it is uploaded, and where', async () => {
