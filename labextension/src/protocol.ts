@@ -275,7 +275,6 @@ export interface IStore {
   unique_bytes: number;
   snapshots: number;
   by_name: IStoreShare[];
-  growth: { time: number; stored_bytes: number }[];
   /** The ids of the snapshots with damaged or missing content. Older servers do not send it. */
   damaged?: string[];
   /** For how many seconds the deletion of a snapshot can be undone; 0: it cannot. Older servers do not send it. */

@@ -340,10 +340,6 @@ describe('the panel', () => {
         share('big.ipynb', 9e8),
         ...['a', 'b', 'c', 'd'].map(name => share(name, 1e6))
       ],
-      growth: [
-        { time: 1000, stored_bytes: 1e8 },
-        { time: 2000, stored_bytes: 1e9 }
-      ],
       damaged: ['s1', 's2'],
       retention: { max_bytes: 4e9 }
     });
@@ -355,7 +351,6 @@ describe('the panel', () => {
     expect(widget.node.textContent).toContain('Deduplication: 8 GB → 4 GB');
     expect(widget.node.textContent).toContain('2 snapshots are damaged');
     expect(widget.node.textContent).toContain('Compression: 4 GB → 1 GB');
-    expect(widget.node.querySelector('polyline')).not.toBeNull();
     const quota = widget.node.querySelector('meter');
     expect(quota?.getAttribute('aria-label')).toBe('1 GB of at most 4 GB');
     expect(quota?.getAttribute('value')).toBe('1000000000');
