@@ -28,7 +28,7 @@ template_path = str(Path(__file__).parent / "templates")
 #: The ready spawner classes and their modules, each of which imports its engine. pyproject.toml declares the names for JupyterHub.
 _READY = {
     "GpuCkptDockerSpawner": "docker",
-    "GpuCkptKubeSpawner": "kubernetes",
+    "GpuCkptKubeSpawner": "pod_spawner",
     "GpuCkptLocalProcessSpawner": "local_process",
     "GpuCkptSlurmSpawner": "slurm",
     "GpuCkptSystemdSpawner": "systemd",
