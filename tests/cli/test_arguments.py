@@ -29,7 +29,6 @@ COMMANDS = [
     "move",
     "execute",
     "hub-report",
-    "kubernetes",
     "notice",
     "prune",
     "remote",
