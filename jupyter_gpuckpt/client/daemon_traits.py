@@ -58,13 +58,6 @@ class GpuCkptDaemon(Configurable):
         0: it cannot be undone.""",
     ).tag(config=True)
 
-    measure_every = Float(
-        daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
-        min=0.0,
-        help="""Seconds between two measurements of the memory of running kernels and their use of GPUs, whose results pages
-        show. Default: 10. 0: never.""",
-    ).tag(config=True)
-
     near_bytes = Int(
         0,
         min=0,
@@ -166,7 +159,6 @@ class GpuCkptDaemon(Configurable):
             memory_bytes=self.memory_bytes,
             idle_exit_seconds=self.idle_exit,
             undo_delete_seconds=self.undo_delete_for,
-            measure_every_seconds=self.measure_every,
             near_bytes=self.near_bytes,
             collect_far_every_seconds=self.collect_far_every,
             reclaim_notices=self.reclaim_notices,

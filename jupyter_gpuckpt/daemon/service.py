@@ -71,8 +71,7 @@ class Daemon:
         self.streams = Streams()
         self.operations = Operations(self.streams)
         self.kernels = Kernels(records, self.machine, self.streams)
-        every = settings.measure_every_seconds
-        self.measuring = Measuring(self.kernels, self.machine, every)
+        self.measuring = Measuring(self.kernels, self.machine)
         self.transfers = Transfers(self.machine)
         self.inventory = Inventory(self.kernels, records, self.machine)
         self.removal = Removal(

@@ -19,7 +19,6 @@ from . import decoding
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
-DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
 #: The variable with an administrator's retention rules for snapshots. The rules have the names of the traits.
 RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
@@ -48,8 +47,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
     undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
-    #: The interval at which running kernels are measured; 0: only on request.
-    measure_every_seconds: float = DEFAULT_MEASURE_EVERY_SECONDS
     #: The most bytes of local chunks of snapshots that remotes have, too; 0: no limit.
     near_bytes: int = 0
     #: The interval at which packs that no snapshot needs are removed from each remote; 0: never.
