@@ -45,12 +45,6 @@ class GpuCkptDaemon(Configurable):
         Default: 0, which means a quarter of the memory that is free when the operation begins.""",
     ).tag(config=True)
 
-    idle_exit = Float(
-        min=0.0,
-        help="""Seconds after which a daemon without running kernels and without clients exits. Suspended kernels
-        do not keep it running. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
-    ).tag(config=True)
-
     undo_delete_for = Float(
         daemon_settings.DEFAULT_UNDO_DELETE_SECONDS,
         min=0.0,
@@ -141,10 +135,6 @@ class GpuCkptDaemon(Configurable):
     def _default_max_bytes(self) -> int:
         return int(daemon_settings.default_retention().get("max_bytes", 0))
 
-    @default("idle_exit")
-    def _default_idle_exit(self) -> float:
-        return daemon_settings.default_idle_exit()
-
     @default("reclaim_notices")
     def _default_reclaim_notices(self) -> bool:
         return daemon_settings.default_reclaim_notices()
@@ -157,7 +147,7 @@ class GpuCkptDaemon(Configurable):
             criu=self.criu,
             threads=self.threads,
             memory_bytes=self.memory_bytes,
-            idle_exit_seconds=self.idle_exit,
+            idle_exit_seconds=daemon_settings.default_idle_exit(),
             undo_delete_seconds=self.undo_delete_for,
             near_bytes=self.near_bytes,
             collect_far_every_seconds=self.collect_far_every,

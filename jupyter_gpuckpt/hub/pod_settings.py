@@ -20,11 +20,11 @@ HOME = "/home/jovyan"
 _CAPABILITIES = ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]
 
 
-def security_context(privileges: Privileges, seccomp_file: str = SECCOMP_FILE) -> dict[str, Any]:
+def security_context(privileges: Privileges) -> dict[str, Any]:
     """Return the security context of a container."""
     filters = {
         # Some container runtimes refuse vmsplice, which CRIU needs, even to root with all capabilities.
-        "seccompProfile": {"type": "Localhost", "localhostProfile": seccomp_file},
+        "seccompProfile": {"type": "Localhost", "localhostProfile": SECCOMP_FILE},
         # The runtimes' default profile refuses mounts.
         "appArmorProfile": {"type": "Unconfined"},
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import V1EnvVar, V1Lifecycle
 from kubespawner import KubeSpawner
-from traitlets import Enum, Unicode, default, observe
+from traitlets import Enum, default, observe
 
 from . import pod_settings
 from .pod_volumes import keep_snapshots
@@ -56,11 +56,6 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         help="""How pods get what kernels need, besides the seccomp filter of deploy/kubernetes/node-filter.yaml.
         "user-namespace": hostUsers is false and procMount is Unmasked, without any capability, for Kubernetes 1.33 and newer.
         "capabilities": root with SYS_ADMIN and three more, for older versions; such a pod's user has power over the node.""",
-    ).tag(config=True)
-
-    seccomp_file = Unicode(
-        pod_settings.SECCOMP_FILE,
-        help="""The file of the seccomp filter, relative to the kubelet's folder of seccomp profiles on the nodes.""",
     ).tag(config=True)
 
     #: The times that this class has chosen, and not the configuration.
@@ -175,7 +170,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         explicit = set() if callable(configured) else set(configured)
         if self.uid is not None:
             explicit.add("runAsUser")
-        ours = pod_settings.security_context(self.privileges, self.seccomp_file)
+        ours = pod_settings.security_context(self.privileges)
         # KubeSpawner always sets allowPrivilegeEscalation, to false by default.
         kept = own if callable(configured) else {name: own[name] for name in own.keys() & explicit}
         return own | ours | kept
