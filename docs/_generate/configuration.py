@@ -53,9 +53,6 @@ VARIABLES = {
     ),
     "JUPYTER_GPUCKPT_GPU_COPY": "The default of `GpuCkptProvisioner.gpu_copy`: driver or own.",
     "JUPYTER_GPUCKPT_RECLAIM_NOTICES": "0: notices that this machine goes are not looked for.",
-    "JUPYTER_GPUCKPT_RECLAIM_APPROVE": "1: the default of `GpuCkptDaemon.reclaim_approve` is to be on.",
-    "JUPYTER_GPUCKPT_RECLAIM_COMMAND": "The default of `GpuCkptDaemon.reclaim_command`.",
-    "JUPYTER_GPUCKPT_RECLAIM_URL": "The default of `GpuCkptDaemon.reclaim_url`.",
     "JUPYTER_GPUCKPT_RECLAIM_PROVIDER": (
         "The provider of this machine: aws, gcp, azure or none. Without it, the machine's firmware says it."
     ),

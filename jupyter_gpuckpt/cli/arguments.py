@@ -9,7 +9,7 @@ from typing import NoReturn
 from ..errors import ConfigurationError
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, kubernetes_command, notice, prune, slurm_script, snapshots
+from . import executing, hub_report, notice, prune, slurm_script, snapshots
 from .remote import move_command, remote_command
 
 PROGRAM = "jupyter gpuckpt"
@@ -171,9 +171,6 @@ def parser() -> argparse.ArgumentParser:
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
     executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION), _seconds)
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
-    kubernetes_command.add_arguments(
-        command("kubernetes", kubernetes_command.SUMMARY, kubernetes_command.DESCRIPTION), _seconds
-    )
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remote_command.add_arguments(

@@ -20,13 +20,13 @@ from . import printing
 
 SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
 DESCRIPTION = (
-    "For administrators: the number and size of each user's suspended sessions, the disk use of the snapshots, and for how many hours"
-    " suspended kernels have not used their GPU. The hub records the numbers every few minutes and when it stops a server. The"
-    " environment variable JUPYTERHUB_API_TOKEN is a token with the scopes list:users, read:servers and admin:server_state."
+    "For administrators: the number and size of each user's suspended sessions, and the disk use of the snapshots. The hub records the"
+    " numbers every few minutes and when it stops a server. The environment variable JUPYTERHUB_API_TOKEN is a token with the scopes"
+    " list:users, read:servers and admin:server_state."
 )
 _HUB_URL = "http://127.0.0.1:8081/hub/api"
 _TIMEOUT_SECONDS, _PAGE = 30.0, 200
-_NUMBERS = frozenset({"SESSIONS", "MEMORY", "GPU", "DISK", "GPU HOURS FREED"})
+_NUMBERS = frozenset({"SESSIONS", "MEMORY", "GPU", "DISK"})
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -72,7 +72,6 @@ class Holding(NamedTuple):
     memory_bytes: int
     gpu_bytes: int
     disk_bytes: int
-    gpu_hours_freed: float
     at: float
     limit_bytes: int = 0
 
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     servers = [server for user in users for server in user.servers.values()]
     if servers and all(server.state is None for server in servers):
         printing.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
-    held = holdings(users, time.time())
+    held = holdings(users)
     if args.json:
         printing.say_json({"servers": [one._asdict() for one in held]})
     elif held:
@@ -109,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def holdings(users: list[_User], now: float) -> list[Holding]:
-    """Return what servers hold, the largest memory first. Time in which kernels wait without a server counts until `now`."""
+def holdings(users: list[_User]) -> list[Holding]:
+    """Return what servers hold, the largest memory first."""
     held = []
     for user in users:
         for server in user.servers.values():
@@ -118,8 +117,6 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
             waiting = state.waiting + state.set_aside
             if not (waiting.count or state.usage.at):
                 continue
-            since_stop = max(0.0, now - state.usage.at) if state.usage.at else 0.0
-            gpu_seconds = state.usage.gpu_seconds + waiting.with_gpu * since_stop
             held.append(
                 Holding(
                     user.name,
@@ -129,7 +126,6 @@ def holdings(users: list[_User], now: float) -> list[Holding]:
                     max(0, waiting.size_bytes - waiting.gpu_bytes),
                     waiting.gpu_bytes,
                     state.usage.disk_bytes,
-                    gpu_seconds / printing.SECONDS_PER_HOUR,
                     state.usage.at,
                     state.usage.limit_bytes,
                 )
@@ -179,10 +175,7 @@ def _users(hub_url: str, token: str) -> Iterator[_User]:
 
 
 def _table(held: list[Holding]) -> str:
-    heads = (
-        *("USER", "SERVER", "STATE", "SESSIONS", "MEMORY", "GPU", "DISK"),
-        *("GPU HOURS FREED", "AS OF"),
-    )
+    heads = ("USER", "SERVER", "STATE", "SESSIONS", "MEMORY", "GPU", "DISK", "AS OF")
     now = time.time()
     rows = [
         [
@@ -200,7 +193,6 @@ def _table(held: list[Holding]) -> str:
         memory_bytes=sum(one.memory_bytes for one in held),
         gpu_bytes=sum(one.gpu_bytes for one in held),
         disk_bytes=sum(one.disk_bytes for one in held),
-        gpu_hours_freed=sum(one.gpu_hours_freed for one in held),
         at=0.0,
     )
     return printing.table(heads, [*rows, [total.user, "", "", *_cells(total), ""]], right=_NUMBERS)
@@ -210,4 +202,4 @@ def _cells(one: Holding) -> list[str]:
     memory, gpu, disk = map(printing.size, (one.memory_bytes, one.gpu_bytes, one.disk_bytes))
     if one.limit_bytes:
         disk += f" of {printing.size(one.limit_bytes)}"
-    return [str(one.sessions), memory, gpu, disk, f"{one.gpu_hours_freed:.1f}"]
+    return [str(one.sessions), memory, gpu, disk]

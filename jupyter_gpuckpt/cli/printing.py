@@ -14,10 +14,10 @@ from typing import Self, TextIO
 import msgspec
 
 from ..errors import record_of
-from ..wire.plurals import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, age, size
+from ..wire.plurals import SECONDS_PER_MINUTE, age, size
 from ..wire.progress import ProgressRecord
 
-__all__ = ["SECONDS_PER_HOUR", "age", "size"]  # beside what is defined here
+__all__ = ["age", "size"]  # beside what is defined here
 
 BAR_WIDTH = 24
 #: The least number of characters of an id in lists; more are shown if they are needed to tell two ids apart.

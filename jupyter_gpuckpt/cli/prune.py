@@ -47,7 +47,7 @@ def add_arguments(to: ArgumentParser) -> None:
         help="keep those taken within TIME before the kernel's latest: 90m, 12h, 7d, 2w",
     )
     to.add_argument(
-        "--max-bytes",
+        "--max-size",
         metavar="SIZE",
         type=size_bytes,
         default=0,
@@ -65,12 +65,12 @@ def add_arguments(to: ArgumentParser) -> None:
 def run(args: Namespace, client: Client) -> int:
     """Prune snapshots, after a question on a terminal; print which were deleted and which are kept."""
     policy = RetentionPolicy(
-        args.keep_last, args.keep_within, args.max_bytes, manual_too=args.manual_too
+        args.keep_last, args.keep_within, args.max_size, manual_too=args.manual_too
     )
     if policy.removes_nothing:
         raise ConfigurationError(
             "No rule is given for the snapshots to keep.",
-            hint="Give --keep-last, --keep-within or --max-bytes; --dry-run shows what they would do.",
+            hint="Give --keep-last, --keep-within or --max-size; --dry-run shows what they would do.",
         )
     report = client.send(calls.prune(policy, dry_run=True))
     doomed = sum(verdict.removed for verdict in report.verdicts)

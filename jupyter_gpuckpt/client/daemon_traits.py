@@ -45,24 +45,11 @@ class GpuCkptDaemon(Configurable):
         Default: 0, which means a quarter of the memory that is free when the operation begins.""",
     ).tag(config=True)
 
-    idle_exit = Float(
-        min=0.0,
-        help="""Seconds after which a daemon without running kernels and without clients exits. Suspended kernels
-        do not keep it running. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
-    ).tag(config=True)
-
     undo_delete_for = Float(
         daemon_settings.DEFAULT_UNDO_DELETE_SECONDS,
         min=0.0,
         help="""Seconds for which the deletion of a snapshot can be undone; its bytes stay on the disk until then. Default: 60.
         0: it cannot be undone.""",
-    ).tag(config=True)
-
-    measure_every = Float(
-        daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
-        min=0.0,
-        help="""Seconds between two measurements of the memory of running kernels and their use of GPUs, whose results pages
-        show. Default: 10. 0: never.""",
     ).tag(config=True)
 
     near_bytes = Int(
@@ -85,25 +72,6 @@ class GpuCkptDaemon(Configurable):
         help="""Whether the daemon looks for notices that this machine will go (docs/reclaim.md), and suspends all kernels
         before. On a machine of an unknown provider it sends no requests. Default: yes, unless
         $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
-    ).tag(config=True)
-
-    reclaim_approve = Bool(
-        help="""Whether Azure is told to proceed without further waiting when all kernels are suspended and uploaded. Only for
-        machines with one user, because Azure then waits for no other user either. Default: no, unless
-        $JUPYTER_GPUCKPT_RECLAIM_APPROVE is 1."""
-    ).tag(config=True)
-
-    reclaim_command = Unicode(
-        help="""A program, with its arguments, that prints a line of JSON for each notice: `{"id": "maintenance-7",
-        "within_seconds": 120, "disk_survives": true}`, and later perhaps `{"id": "maintenance-7", "withdrawn": true}`. It is
-        started with the daemon, and again when it ends. Default: $JUPYTER_GPUCKPT_RECLAIM_COMMAND, else none."""
-    ).tag(config=True)
-
-    reclaim_url = Unicode(
-        help="""A URL that is requested every five seconds for the standing notices. It answers with 204 or 404 for none, else with
-        `{"notices": [{"id": "maintenance-7", "deadline": "Mon, 19 Sep 2016 18:29:47 GMT", "disk_survives": true}]}`; within_seconds
-        may replace deadline. The URL must not contain a secret, because it is among the daemon's arguments.
-        Default: $JUPYTER_GPUCKPT_RECLAIM_URL, else none."""
     ).tag(config=True)
 
     keep_last = Int(
@@ -167,25 +135,9 @@ class GpuCkptDaemon(Configurable):
     def _default_max_bytes(self) -> int:
         return int(daemon_settings.default_retention().get("max_bytes", 0))
 
-    @default("idle_exit")
-    def _default_idle_exit(self) -> float:
-        return daemon_settings.default_idle_exit()
-
     @default("reclaim_notices")
     def _default_reclaim_notices(self) -> bool:
         return daemon_settings.default_reclaim_notices()
-
-    @default("reclaim_approve")
-    def _default_reclaim_approve(self) -> bool:
-        return daemon_settings.default_reclaim_approve()
-
-    @default("reclaim_command")
-    def _default_reclaim_command(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", "")
-
-    @default("reclaim_url")
-    def _default_reclaim_url(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", "")
 
     def settings(self) -> Settings:
         """Return the settings as a plain record."""
@@ -195,15 +147,11 @@ class GpuCkptDaemon(Configurable):
             criu=self.criu,
             threads=self.threads,
             memory_bytes=self.memory_bytes,
-            idle_exit_seconds=self.idle_exit,
+            idle_exit_seconds=daemon_settings.default_idle_exit(),
             undo_delete_seconds=self.undo_delete_for,
-            measure_every_seconds=self.measure_every,
             near_bytes=self.near_bytes,
             collect_far_every_seconds=self.collect_far_every,
             reclaim_notices=self.reclaim_notices,
-            reclaim_approve=self.reclaim_approve,
-            reclaim_command=self.reclaim_command,
-            reclaim_url=self.reclaim_url,
         )
 
     def retention(self) -> RetentionPolicy:

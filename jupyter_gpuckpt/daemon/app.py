@@ -23,7 +23,7 @@ from ..linux import disk_reserve
 from ..wire import daemon_settings
 from ..wire.daemon_settings import Settings
 from ..wire.place import runtime_dir, socket_path, this_place
-from . import audit, lifetime
+from . import lifetime
 from .http.daemon_handler import UnknownRoute
 from .http.kernel_routes import ROUTES
 from .kernels.kernel_records import Records
@@ -115,7 +115,6 @@ def _serve(settings: Settings, ready: Callable[[], None]) -> int:
             _own(directory)
             disk_reserve.fill(directory)
         lifetime.log_to(settings.log_file)
-        audit.log_to(settings.log_file.parent, place.key)
         _log.info("the socket is %s", path)
         records = Records(settings.state, place)
         records.hold()

@@ -69,8 +69,7 @@ class Daemon:
         self.streams = Streams()
         self.operations = Operations(self.streams)
         self.kernels = Kernels(records, self.machine, self.streams)
-        every = settings.measure_every_seconds
-        self.measuring = Measuring(self.kernels, self.machine, every)
+        self.measuring = Measuring(self.kernels, self.machine)
         self.transfers = Transfers(self.machine)
         self.inventory = Inventory(self.kernels, records, self.machine)
         self.removal = Removal(
@@ -154,7 +153,7 @@ class Daemon:
         self.scrubbing = Scrubbing(
             settings.data, self.machine, self.uploads, lambda: self.needs_quiet
         )
-        self.watch = Watch(settings)
+        self.watch = Watch()
         self.reaction = Reaction(
             self.streams,
             self.kernels,
@@ -274,7 +273,8 @@ class Daemon:
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
         self.reaction.start()
-        self.watch.start(self.reaction.take)
+        if self.settings.reclaim_notices:
+            self.watch.start(self.reaction.take)
         ready()
         self._touched = time.monotonic()
         self.machine.warm_up()

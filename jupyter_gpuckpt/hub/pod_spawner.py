@@ -1,6 +1,6 @@
 """The spawner for servers in pods of Kubernetes.
 
-Covers: the time that the end of a pod may take, and the settings without which no kernel can be saved in it (pods.py).
+Covers: the time that the end of a pod may take, and the settings without which no kernel can be saved in it (pod_settings.py).
 Does not cover: the volume on which snapshots outlive the pod, and the seccomp filter's file on the nodes.
 """
 # kubespawner carries no types:
@@ -16,9 +16,9 @@ from typing import Any
 
 from kubernetes_asyncio.client import V1EnvVar, V1Lifecycle
 from kubespawner import KubeSpawner
-from traitlets import Enum, Unicode, default, observe
+from traitlets import Enum, default, observe
 
-from ..wire import pods
+from . import pod_settings
 from .pod_volumes import keep_snapshots
 from .spawner import GpuCkptSpawnerMixin
 
@@ -51,16 +51,11 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
     """
 
     privileges = Enum(
-        pods.PRIVILEGES,
+        pod_settings.PRIVILEGES,
         "user-namespace",
-        help="""How pods get what kernels need, besides the seccomp filter of `jupyter gpuckpt kubernetes node-filter`.
+        help="""How pods get what kernels need, besides the seccomp filter of deploy/kubernetes/node-filter.yaml.
         "user-namespace": hostUsers is false and procMount is Unmasked, without any capability, for Kubernetes 1.33 and newer.
         "capabilities": root with SYS_ADMIN and three more, for older versions; such a pod's user has power over the node.""",
-    ).tag(config=True)
-
-    seccomp_file = Unicode(
-        pods.SECCOMP_FILE,
-        help="""The file of the seccomp filter, relative to the kubelet's folder of seccomp profiles on the nodes.""",
     ).tag(config=True)
 
     #: The times that this class has chosen, and not the configuration.
@@ -107,7 +102,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
                 "c.KubeSpawner.volumes and volume_mounts have no lasting volume at the directory of the snapshots, which is in %s unless"
                 " c.KubeSpawner.environment has HOME or JUPYTER_GPUCKPT_DATA_DIR: the snapshots of a user are removed with the pod,"
                 " unless a remote has them.",
-                pods.HOME,
+                pod_settings.HOME,
             )
 
     async def get_pod_manifest(self) -> object:
@@ -115,7 +110,9 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         # A profile of the user's choice may have changed the settings since the hub's start.
         self.check_configuration()
         pod = await super().get_pod_manifest()
-        wanted = pods.pod_settings(self.privileges, self.suspend_timeout)
+        wanted: dict[str, Any] = {"terminationGracePeriodSeconds": self.stop_seconds}
+        if self.privileges == "user-namespace":
+            wanted["hostUsers"] = False
         names = {name: attribute for attribute, name in pod.spec.attribute_map.items()}
         for name, value in wanted.items():
             if getattr(pod.spec, names[name]) is None:
@@ -130,9 +127,9 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         # Kubernetes gives root the home /root, and the image's user has another.
         moves_home = self.privileges == "capabilities" and user == _ROOT and "HOME" not in environ
         if moves_home and not keep_snapshots(volumes, mounts, environ, _HOME_OF_ROOT):
-            notebook.env = [*(notebook.env or ()), V1EnvVar(name="HOME", value=pods.HOME)]
+            notebook.env = [*(notebook.env or ()), V1EnvVar(name="HOME", value=pod_settings.HOME)]
         survives = self._keeps_snapshots(volumes, mounts, environ, user)
-        stop = pods.pre_stop(self.suspend_timeout, disk_survives=survives)
+        stop = pod_settings.pre_stop(self.suspend_timeout, disk_survives=survives)
         hooks = notebook.lifecycle = notebook.lifecycle or V1Lifecycle()
         if isinstance(hooks, dict):  # from c.KubeSpawner.extra_container_config
             notebook.lifecycle = hooks if "pre_stop" in hooks else {"preStop": stop} | hooks
@@ -173,7 +170,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         explicit = set() if callable(configured) else set(configured)
         if self.uid is not None:
             explicit.add("runAsUser")
-        ours = pods.security_context(self.privileges, self.seccomp_file)
+        ours = pod_settings.security_context(self.privileges)
         # KubeSpawner always sets allowPrivilegeEscalation, to false by default.
         kept = own if callable(configured) else {name: own[name] for name in own.keys() & explicit}
         return own | ours | kept
@@ -186,9 +183,9 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         user: object,
     ) -> bool:
         """Return whether the snapshots outlive a pod with these volumes, mounts and variables, whose servers are run by `user`."""
-        homes = [_HOME_OF_ROOT] if user == _ROOT else [pods.HOME]
+        homes = [_HOME_OF_ROOT] if user == _ROOT else [pod_settings.HOME]
         if self.privileges == "capabilities":
-            homes.append(pods.HOME)
+            homes.append(pod_settings.HOME)
         return any(keep_snapshots(volumes, mounts, environ, home) for home in homes)
 
     def _choose(self, name: str, seconds: int) -> int:

@@ -31,8 +31,8 @@ _REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MAX_ANSWER_BYTES = 1 << 20
 #: The longest text of an answer that reaches the hub's log, pages and database, in characters.
 _MAX_TEXT = 200
-#: The largest numbers that are shown.
-_MAX_BYTES, _MAX_SECONDS = 1 << 50, 1e10
+#: The largest number of bytes that is shown.
+_MAX_BYTES = 1 << 50
 
 
 # These records have only the fields that the hub reads: servers may have another version of this package.
@@ -56,17 +56,10 @@ class Outcome(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-class GivenBack(msgspec.Struct, frozen=True):
-    """What suspended and parked kernels have given back."""
-
-    gpu_seconds: float = 0.0
-
-
 class Store(msgspec.Struct, frozen=True):
     """The disk use of a server's snapshots."""
 
     disk_bytes: int = 0
-    given_back: GivenBack = GivenBack()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -108,11 +101,7 @@ async def usage(
     # It is no activity of the user.
     request = _Request("GET", "store?no_track_activity=1", _USAGE_SECONDS)
     store = await _answer(request, server_url, tokens, ssl_context, Store)
-    return Usage(
-        time.time(),
-        min(max(0, store.disk_bytes), _MAX_BYTES),
-        min(max(0.0, store.given_back.gpu_seconds), _MAX_SECONDS),
-    )
+    return Usage(time.time(), min(max(0, store.disk_bytes), _MAX_BYTES))
 
 
 async def _answer(

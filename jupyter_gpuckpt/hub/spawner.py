@@ -59,6 +59,9 @@ _LOGGED = 20
 #: The part of `suspend_timeout` after which the suspend of a server begins even if others have not ended.
 _LONGEST_WAIT = 0.5
 
+#: The time after which the hub requests the numbers of a running server anew for `jupyter gpuckpt hub-report`.
+_REPORT_SECONDS = 600.0
+
 #: The turns of the servers on the hub's machine.
 _turns = Turns()
 
@@ -92,13 +95,6 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         False,
         help="""Whether the page before a server's start lists the suspended sessions, with their sizes and ages, and offers a clean
         start: the sessions then stay suspended until a later start. Off: the server starts at once and lists its sessions.""",
-    ).tag(config=True)
-
-    report_interval = Float(
-        600.0,
-        min=0.0,
-        help="""Seconds after which the hub requests the numbers of a running server anew for `jupyter gpuckpt hub-report`: the disk use
-        of its snapshots and the GPU time that its kernels have given back. 0: only when it stops the server.""",
     ).tag(config=True)
 
     retention = Dict(
@@ -240,7 +236,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def poll_and_notify(self) -> object:
         """Do what the hub does periodically; if the server runs, request its numbers when that is due."""
         status: object = await super().poll_and_notify()
-        is_due = time.monotonic() - self._usage_asked_at >= self.report_interval > 0
+        is_due = time.monotonic() - self._usage_asked_at >= _REPORT_SECONDS
         # Without the server's own token, after a restart of the hub, each request would need a new one.
         if status is None and is_due and self.server is not None and self.api_token:
             # Not awaited: the hub also polls a server that it is about to stop.

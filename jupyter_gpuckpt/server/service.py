@@ -79,7 +79,6 @@ class Service:
             kernels,
             sessions,
             peer_access,
-            timeout_seconds=traits.reconnect_timeout,
             renewed_variables=traits.renewed_variables,
             log=log,
         )
@@ -106,7 +105,6 @@ class Service:
             listener=listeners,
             retention=config.retention(),
             trims=traits.trim,
-            reconnect_timeout=traits.reconnect_timeout,
             log=log,
         )
         cells_resume = _install_gate(serverapp, log)
@@ -172,7 +170,6 @@ class Service:
                     operations,
                     self.kernels,
                     interval_seconds=traits.autosave_interval,
-                    pause_factor=traits.autosave_rest,
                     log=log,
                 )
             )

@@ -32,13 +32,6 @@ class ServerTraits(Configurable):
         help="""Names of kernelspecs whose kernels cannot be saved although allowed_kernelspecs names them, with * and ?.""",
     ).tag(config=True)
 
-    reconnect_timeout = Float(
-        20.0,
-        min=0.0,
-        help="""The most seconds that a resume waits for the kernel to answer and for the server to receive its output again. After
-        that it counts as done, and output of the first moments may be missing in a page.""",
-    ).tag(config=True)
-
     resume_busy = Bool(
         True,
         help="""Whether a kernel that was running a cell when its server stopped is resumed by the next server at its start, before
@@ -69,13 +62,6 @@ class ServerTraits(Configurable):
         help="""Seconds between a change in a running kernel and its next periodic save, while it runs on: the most work that is
         lost if the machine fails. GpuCkptDaemon.keep_last and similar settings limit how many of these snapshots are kept.
         0: never.""",
-    ).tag(config=True)
-
-    autosave_rest = Float(
-        10.0,
-        min=0.0,
-        help="""The pause between two periodic saves of a kernel, as a multiple of the time that the last one took, if that is longer
-        than autosave_interval: long saves are rarer.""",
     ).tag(config=True)
 
     trim = Bool(

@@ -1,4 +1,4 @@
-"""The disk space of a store's snapshots: how much they share, the share of each name, and the growth.
+"""The disk space of a store's snapshots: how much they share, and the share of each name.
 
 The records (`snapshot_rows.py`) show which name needs which chunk; the result is cached until the snapshots change.
 """
@@ -14,14 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..wire.manifest_records import SnapshotInfo
-from ..wire.snapshot_records import Growth, NameUsage, StoreUsage
+from ..wire.snapshot_records import NameUsage, StoreUsage
 from . import faults
 from .index.catalog import Catalog
 from .index.needs import Needs, add, chosen_of
 from .snapshot_rows import Records
-
-#: The most points of the growth curve.
-MAX_POINTS = 60
 
 
 class Space:
@@ -67,7 +64,6 @@ class Space:
             far_snapshots=len(infos) - len(here),
             far_bytes=sum(i.sizes.stored_bytes for i in infos if i.snapshot_id in far),
             by_name=sorted(names, key=lambda one: (-one.stored_bytes, one.name)),
-            growth=growth(here),
         )
 
     def _shares(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
@@ -112,18 +108,6 @@ class _Shares:
         for name, mine in chosen.items():
             self.stored[name] += int(stored[mine].sum())
             self.exclusive[name] += int(stored[mine & (times == 1)].sum())
-
-
-def growth(infos: list[SnapshotInfo]) -> list[Growth]:
-    """Return the growth by `infos`, oldest first; the last point is always that of the last snapshot."""
-    total, points = 0, []
-    for info in infos:
-        total += info.sizes.new_bytes
-        points.append(Growth(info.created, total))
-    if len(points) <= MAX_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(place * last / (MAX_POINTS - 1))] for place in range(MAX_POINTS)]
 
 
 def _length_of_files(directory: Path) -> int:

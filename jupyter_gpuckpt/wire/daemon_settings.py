@@ -19,7 +19,6 @@ from . import decoding
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
-DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
 #: The variable with an administrator's retention rules for snapshots. The rules have the names of the traits.
 RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
@@ -48,18 +47,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
     undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
-    #: The interval at which running kernels are measured; 0: only on request.
-    measure_every_seconds: float = DEFAULT_MEASURE_EVERY_SECONDS
     #: The most bytes of local chunks of snapshots that remotes have, too; 0: no limit.
     near_bytes: int = 0
     #: The interval at which packs that no snapshot needs are removed from each remote; 0: never.
     collect_far_every_seconds: float = DEFAULT_COLLECT_FAR_EVERY_SECONDS
-    #: Whether to look for notices that this machine goes, whether to tell Azure when all kernels are safe, and the sources of an
-    #: administrator's notices: a program's output, a URL.
+    #: Whether to look for notices that this machine goes.
     reclaim_notices: bool = True
-    reclaim_approve: bool = False
-    reclaim_command: str = ""
-    reclaim_url: str = ""
 
     @property
     def data(self) -> Path:
@@ -157,11 +150,6 @@ def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES", "") != "0"
 
 
-def default_reclaim_approve(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether Azure's events are approved: if `$JUPYTER_GPUCKPT_RECLAIM_APPROVE` is 1."""
-    return environ.get("JUPYTER_GPUCKPT_RECLAIM_APPROVE", "") == "1"
-
-
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of a client without a configuration of its own."""
     return Settings(
@@ -170,9 +158,6 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
         idle_exit_seconds=default_idle_exit(environ),
         reclaim_notices=default_reclaim_notices(environ),
-        reclaim_approve=default_reclaim_approve(environ),
-        reclaim_command=environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", ""),
-        reclaim_url=environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", ""),
     )
 
 

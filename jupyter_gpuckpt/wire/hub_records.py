@@ -29,15 +29,11 @@ class WaitingKernel(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """The suspended kernels that wait for a user's next server: sums over all of them, and the first of them.
-
-    `with_gpu`: the number of those that used a GPU.
-    """
+    """The suspended kernels that wait for a user's next server: sums over all of them, and the first of them."""
 
     count: int = 0
     size_bytes: int = 0
     gpu_bytes: int = 0
-    with_gpu: int = 0
     kernels: list[WaitingKernel] = []
 
     def __add__(self, others: Waiting) -> Waiting:
@@ -46,7 +42,6 @@ class Waiting(msgspec.Struct, frozen=True):
             self.count + others.count,
             self.size_bytes + others.size_bytes,
             self.gpu_bytes + others.gpu_bytes,
-            self.with_gpu + others.with_gpu,
             [*self.kernels, *others.kernels][:NAMED],
         )
 
@@ -56,7 +51,6 @@ class Waiting(msgspec.Struct, frozen=True):
             len(more),
             sum(kernel.size_bytes for kernel in more),
             sum(kernel.gpu_bytes for kernel in more),
-            sum(kernel.gpu_bytes > 0 for kernel in more),
             more,
         )
 
@@ -64,13 +58,11 @@ class Waiting(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """The numbers of a user's snapshots at a moment, at the latest the server's last stop. `at`: seconds since the epoch.
 
-    `gpu_seconds`: during which kernels that had used a GPU were suspended or parked, until then. `limit_bytes`: the administrator's limit
-    of the disk use; 0: none.
+    `limit_bytes`: the administrator's limit of the disk use; 0: none.
     """
 
     at: float = 0.0
     disk_bytes: int = 0
-    gpu_seconds: float = 0.0
     limit_bytes: int = 0
 
 

@@ -112,8 +112,6 @@ class Result(msgspec.Struct, frozen=True):
     moved_ports: dict[int, int] = {}
     #: When the notebook's file that is in the new snapshot was last written, in seconds since the epoch; 0: it contains none.
     notebook_modified: float = 0.0
-    #: For how many seconds the kernel was suspended or parked when the operation began.
-    away_seconds: float = 0.0
 
 
 class OperationKind(StrEnum):

@@ -1,4 +1,4 @@
-"""The records of notices that a machine will go, shared by the daemon, its clients and the file that daemons share."""
+"""The records of notices that a machine will go, shared by the daemon and its clients."""
 
 from __future__ import annotations
 

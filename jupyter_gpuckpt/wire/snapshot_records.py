@@ -195,28 +195,6 @@ class NameUsage(msgspec.Struct, frozen=True):
     exclusive_bytes: int
 
 
-class Growth(msgspec.Struct, frozen=True):
-    """A point of the growth: the bytes that the existing snapshots had added by a time (seconds since the epoch)."""
-
-    time: float
-    stored_bytes: int
-
-
-_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class GivenBack(msgspec.Struct, frozen=True):
-    """What suspended and parked kernels have given back on this machine so far.
-
-    Memory without that of GPUs; `gpu_byte_seconds`: of suspended kernels; `gpu_seconds`: during which a kernel that had used a GPU
-    was suspended or parked.
-    """
-
-    memory_byte_seconds: _NotNegative = 0.0
-    gpu_byte_seconds: _NotNegative = 0.0
-    gpu_seconds: _NotNegative = 0.0
-
-
 class StoreUsage(msgspec.Struct, frozen=True):
     """GET /store: the sizes of the store in bytes.
 
@@ -237,9 +215,6 @@ class StoreUsage(msgspec.Struct, frozen=True):
     far_bytes: int = 0
     #: The disk use by name, largest first.
     by_name: list[NameUsage] = []
-    #: The growth, oldest first, at most sixty points.
-    growth: list[Growth] = []
-    given_back: GivenBack = GivenBack()
     #: The ids of the snapshots that are known to lack chunks, or to have damaged ones.
     damaged: list[str] = []
     #: For how long the deletion of a snapshot can be undone; 0: it cannot.

@@ -275,23 +275,12 @@ export interface IStore {
   unique_bytes: number;
   snapshots: number;
   by_name: IStoreShare[];
-  growth: { time: number; stored_bytes: number }[];
-  /** Older servers do not send it. */
-  given_back?: IGivenBack;
   /** The ids of the snapshots with damaged or missing content. Older servers do not send it. */
   damaged?: string[];
   /** For how many seconds the deletion of a snapshot can be undone; 0: it cannot. Older servers do not send it. */
   undo_delete_seconds?: number;
   /** Older servers do not send it. */
   retention?: IExpiry;
-}
-
-/** What suspended and parked kernels have given back so far. */
-export interface IGivenBack {
-  /** Bytes times seconds, without GPU memory. */
-  memory_byte_seconds: number;
-  gpu_byte_seconds: number;
-  gpu_seconds: number;
 }
 
 /** The server's rules by which snapshots expire; 0: no such rule. */

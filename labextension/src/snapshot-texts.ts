@@ -12,7 +12,6 @@ import type {
   Cause,
   IChangedFile,
   IExpiry,
-  IGivenBack,
   ISnapshot,
   IStore,
   IVariable,
@@ -206,24 +205,4 @@ export function expiryTexts(
     );
   }
   return texts;
-}
-
-/** Return a text about what suspended and parked kernels have given back: "1.2 GB-hours of memory · 3.5 GPU-hours"; '' if nothing. */
-export function givenBackText(
-  { memory_byte_seconds, gpu_byte_seconds, gpu_seconds }: IGivenBack,
-  trans: TranslationBundle
-): string {
-  const hours = (byteSeconds: number) => formatBytes(byteSeconds / 3600);
-  const texts = [];
-  if (memory_byte_seconds > 0) {
-    texts.push(trans.__('%1-hours of memory', hours(memory_byte_seconds)));
-  }
-  if (gpu_seconds > 0) {
-    const count = Math.max(gpu_seconds / 3600, 0.01);
-    texts.push(trans.__('%1 GPU-hours', Number(count.toPrecision(2))));
-  }
-  if (gpu_byte_seconds > 0) {
-    texts.push(trans.__('%1-hours of GPU memory', hours(gpu_byte_seconds)));
-  }
-  return texts.join(' · ');
 }

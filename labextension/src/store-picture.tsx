@@ -1,4 +1,4 @@
-// A picture of the store: bytes by notebook, the effect of deduplication and compression, free disk space, growth.
+// A picture of the store: bytes by notebook, the effect of deduplication and compression, free disk space.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
@@ -7,16 +7,12 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import { cleanUpCommandId } from './clean-up';
 import { CommandButton } from './command-button';
-import { formatBytes, formatMoment, formatShare, nameOfPath } from './format';
+import { formatBytes, formatShare, nameOfPath } from './format';
 import type { IStore, IStoreShare } from './protocol';
-import { givenBackText, savingTexts } from './snapshot-texts';
+import { savingTexts } from './snapshot-texts';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
 const COLORS = 5;
-
-/** The size of the curve's drawing, in its own units. */
-const WIDTH = 240;
-const HEIGHT = 48;
 
 interface IProps {
   store: IStore;
@@ -54,8 +50,6 @@ export function StorePicture(
           {text}
         </p>
       ))}
-      <Growth store={store} trans={trans} />
-      <GivenBack store={store} trans={trans} />
     </section>
   );
 }
@@ -102,13 +96,6 @@ function Damage({ store, trans }: IProps) {
   ) : null;
 }
 
-function GivenBack({ store, trans }: IProps) {
-  const text = store.given_back ? givenBackText(store.given_back, trans) : '';
-  return text ? (
-    <p>{trans.__('Given back while kernels were suspended: %1', text)}</p>
-  ) : null;
-}
-
 function Shares({ store, trans }: IProps) {
   const sorted = [...store.by_name].sort(
     (one, other) => other.stored_bytes - one.stored_bytes
@@ -146,42 +133,6 @@ function Shares({ store, trans }: IProps) {
         ))}
       </ul>
     </>
-  );
-}
-
-function Growth({ store, trans }: IProps) {
-  const points = store.growth;
-  if (points.length < 2) {
-    return null;
-  }
-  const [first, last] = [points[0], points[points.length - 1]];
-  const most = Math.max(...points.map(({ stored_bytes }) => stored_bytes), 1);
-  const span = Math.max(last.time - first.time, 1);
-  const line = points.map(({ time, stored_bytes }) => {
-    const x = ((time - first.time) / span) * WIDTH;
-    const y = HEIGHT - (stored_bytes / most) * (HEIGHT - 2);
-    return `${x.toFixed(1)},${y.toFixed(1)}`;
-  });
-  const text = trans.__(
-    'From %1 at %2 to %3 at %4',
-    formatBytes(first.stored_bytes),
-    formatMoment(first.time),
-    formatBytes(last.stored_bytes),
-    formatMoment(last.time)
-  );
-  return (
-    <figure className="jp-GpuCkptStore-growth">
-      <svg
-        role="img"
-        aria-label={trans.__('Disk use over time. %1', text)}
-        viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
-        preserveAspectRatio="none"
-      >
-        <polygon points={`0,${HEIGHT} ${line.join(' ')} ${WIDTH},${HEIGHT}`} />
-        <polyline points={line.join(' ')} />
-      </svg>
-      <figcaption>{text}</figcaption>
-    </figure>
   );
 }
 

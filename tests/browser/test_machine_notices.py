@@ -1,32 +1,32 @@
 """The machine of a page will go: the page counts down, kernels are saved and run on, and are suspended before the end."""
 
-import json
 import re
 
 import pytest
 
 from tests.browser.lab_server import running_lab
 from tests.browser.notebook_page import NotebookPage
+from tests.reclaim import doubles
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch):
-    """Return a file in which an administrator's program finds notices."""
-    path = tmp_path / "told"
-    path.touch()
-    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_COMMAND", f"tail -n +1 -f {path}")
-    return path
+def azure(monkeypatch):
+    """Serve a double of Azure's metadata service, which the daemon polls."""
+    with doubles.serving(doubles.Azure()) as double:
+        monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_PROVIDER", "azure")
+        monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_ENDPOINT", double.url)
+        yield double
 
 
 @pytest.fixture
-def lab(tmp_path, told):
+def lab(tmp_path, azure):
     with running_lab(tmp_path) as [server]:
         yield server
 
 
-def test_a_page_counts_down_and_runs_on_until_shortly_before(lab, told, context, expect):
+def test_a_page_counts_down_and_runs_on_until_shortly_before(lab, azure, context, expect):
     lab.write_notebook("a.ipynb", "x = 41; print(x)", "print(x + 1)")
     page = context.new_page()
     notebook = NotebookPage(page, expect, lab, "a.ipynb").open().require_engine()
@@ -34,15 +34,11 @@ def test_a_page_counts_down_and_runs_on_until_shortly_before(lab, told, context,
     notice = page.locator(".jp-GpuCkptNotice")
     expect(notice).to_be_hidden()
 
-    def tell(**fields):
-        with told.open("a") as file:
-            print(json.dumps({"id": "m"} | fields), file=file)
-
     def left():
         minutes, seconds = re.search(r"in (\d+):(\d\d)\.", notice.inner_text()).groups()
         return 60 * int(minutes) + int(seconds)
 
-    tell(within_seconds=200)
+    azure.announce("told", "Terminate", 200)
     expect(notice).to_contain_text(
         "Sessions are being saved, and will be suspended shortly before that."
     )
@@ -51,9 +47,10 @@ def test_a_page_counts_down_and_runs_on_until_shortly_before(lab, told, context,
     expect(notice).to_contain_text(re.compile(f"in {(before - 3) // 60}:{(before - 3) % 60:02}"))
     notebook.run_cell(1, "42")
     expect(notebook.chip).to_have_text("Running")
-    tell(within_seconds=25)
+    azure.events.clear()
+    azure.announce("told", "Terminate", 25)
     expect(notice).to_contain_text("Sessions are being suspended.")
     expect(notebook.chip).to_have_text("Suspended")
-    tell(withdrawn=True)
+    azure.events.clear()
     expect(notice).to_be_hidden()
     notebook.run_cell(1, "42")

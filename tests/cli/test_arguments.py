@@ -29,7 +29,6 @@ COMMANDS = [
     "move",
     "execute",
     "hub-report",
-    "kubernetes",
     "notice",
     "prune",
     "remote",
@@ -146,8 +145,8 @@ def test_sizes_are_understood(text, found):
         ["--keep-within", "7"],
         ["--keep-within", "7d3"],
         ["--keep-within", "soon"],
-        ["--max-bytes", "20 X"],
-        ["--max-bytes", "20i"],
+        ["--max-size", "20 X"],
+        ["--max-size", "20i"],
     ],
 )
 def test_rules_that_make_no_sense_are_refused(words, capsys):

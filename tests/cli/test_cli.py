@@ -153,7 +153,7 @@ def test_pruning_says_what_goes_and_why_and_does_it(kernel, gpuckpt, gpuckpt_jso
     assert pruned["freed_bytes"] >= 0
     assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third, second]
     # The kernel's own stays, whatever is asked.
-    gpuckpt("prune", "--max-bytes", "1", "--manual-too", "--yes")
+    gpuckpt("prune", "--max-size", "1", "--manual-too", "--yes")
     assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third]
 
 

@@ -45,7 +45,7 @@ podman:
 {doctor_remedies.CONTAINER["podman"]}
 ```
 
-Kubernetes, with the file in the kubelet's folder of seccomp profiles; `jupyter gpuckpt kubernetes` prints whole pods
+Kubernetes, with the file in the kubelet's folder of seccomp profiles; `deploy/kubernetes` has whole pods
 ([JupyterHub](jupyterhub.md#kubernetes)). This was not tried on a cluster. Newer versions allow
 `procMount: Unmasked` only together with `hostUsers: false`.
 

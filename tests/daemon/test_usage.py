@@ -34,8 +34,8 @@ while True:
 
 @pytest.fixture
 def settings(settings):
-    """As every test's, but what kernels use is measured often, and large ones have worker processes."""
-    return msgspec.structs.replace(settings, measure_every_seconds=0.2, threads=2)
+    """As every test's, but large ones have worker processes."""
+    return msgspec.structs.replace(settings, threads=2)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
-"""A real hub whose users' servers are pods, configured by the values that `jupyter gpuckpt kubernetes` prints for the chart."""
+"""A real hub whose users' servers are pods, configured by the values of deploy/kubernetes for the chart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jupyter_gpuckpt.wire import pods
 from tests.engines.podman_api import IMAGE
 from tests.engines.podman_cluster import GATEWAY, Cluster
-from tests.hub.chart import settings_of
+from tests.hub.chart import document, settings_of
 from tests.hub.conftest import Hub
 
 #: What differs from a hub in a cluster: its address, how soon it sees that a pod has ended, and no listing of events.
@@ -28,7 +27,8 @@ class KubeHub(Hub):
     """The hub; `cluster` has its pods."""
 
     def __init__(self, folder: Path, env: dict[str, str], cluster: Cluster) -> None:
-        settings = settings_of(pods.hub_values(image=IMAGE))
+        settings = settings_of(document("hub-values.yaml"))
+        settings["KubeSpawner"]["image"] = IMAGE
         del settings["KubeSpawner"]["environment"]
         filled = CONFIG % {"settings": settings, "gateway": GATEWAY}
         super().__init__(folder, env | {"KUBECONFIG": str(cluster.kubeconfig)}, filled)

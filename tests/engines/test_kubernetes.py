@@ -4,20 +4,19 @@
 """
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from jupyter_gpuckpt.wire import pods
+from jupyter_gpuckpt.hub import pod_settings
 from tests.as_user import ROOT
 from tests.conftest import environment, missing, wait_for
 from tests.documented import block
 from tests.engines.kube_hub import KubeHub
 from tests.engines.podman_api import IMAGE
 from tests.engines.podman_cluster import Cluster
+from tests.hub.chart import document, documents
 from tests.hub.test_stops import Two
 from tests.ports import free_port
 from tests.programs import NOISE
@@ -74,26 +73,20 @@ class PodServer(Server):
         return self.cluster.logs(self.name)
 
 
-def printed(*words):
-    """Return the document that the command prints."""
-    (document,) = all_printed(*words)
-    return document
+def pod_of(name):
+    """Return the pod of a file, with the image that was built for the tests."""
+    pod = document(name)
+    pod["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="Never")
+    return pod
 
 
-def all_printed(*words):
-    """Return all documents that the command prints."""
-    command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "kubernetes", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return json.loads(done.stdout)
-
-
-def test_the_pods_of_the_printed_filter_for_nodes_write_it(image, short_dir):
-    config_map, daemon_set = all_printed("node-filter", f"--image={IMAGE}")
+def test_the_pods_of_the_filter_for_nodes_write_it(image, short_dir):
+    config_map, daemon_set = documents("node-filter.yaml")
     spec = daemon_set["spec"]["template"]["spec"]
     (folder,) = [one["hostPath"] for one in spec["volumes"] if "hostPath" in one]
     folder["path"] = str(short_dir / "kubelet")
     for container in spec["initContainers"] + spec["containers"]:
-        container["imagePullPolicy"] = "Never"
+        container["image"], container["imagePullPolicy"] = IMAGE, "Never"
         container["securityContext"] = {"runAsUser": 0}  # as in the image that is named by default
     # By default podman 4.3 removes a container of this kind when it has ended, and sometimes fails to.
     annotations = {"io.podman.annotations.init.container.type": "always"}
@@ -104,7 +97,7 @@ def test_the_pods_of_the_printed_filter_for_nodes_write_it(image, short_dir):
     try:
         image("kube", "play", "--network=none", str(path))
         (written,) = (short_dir / "kubelet").iterdir()
-        assert written.name == pods.SECCOMP_FILE
+        assert written.name == pod_settings.SECCOMP_FILE
         ours = ROOT / "jupyter_gpuckpt/profiles/seccomp.json"
         assert json.loads(written.read_text()) == json.loads(ours.read_text())
         state = "{{.State.Status}}"
@@ -132,11 +125,10 @@ def as_documented(pod):
     ],
     ids=["user-namespace", "capabilities", "documented-hook"],
 )
-def test_a_printed_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_has_them(
+def test_a_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_has_them(
     cluster, privileges, change
 ):
-    pod = printed("pod", f"--image={IMAGE}", "--claim=home", f"--privileges={privileges}")
-    pod["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    pod = pod_of("pod-capabilities.yaml" if privileges == "capabilities" else "pod.yaml")
     change(pod)
     server = PodServer(cluster, pod)
     server.start()
@@ -158,9 +150,8 @@ def test_a_printed_pod_suspends_its_kernels_when_it_is_evicted_and_the_next_one_
 
 
 def test_a_grace_period_that_is_too_short_is_noticed(cluster):
-    """Without this, the test above would prove nothing of the printed period: a small kernel is suspended in any time."""
-    pod = printed("pod", f"--image={IMAGE}", "--claim=home")
-    pod["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    """Without this, the test above would prove nothing of the pod's period: a small kernel is suspended in any time."""
+    pod = pod_of("pod.yaml")
     server = PodServer(cluster, pod)
     server.start()
     page = server.open("work.ipynb")

@@ -107,7 +107,7 @@ def test_what_a_framework_keeps_does_not_reach_a_periodic_snapshot(
     eventually: Callable[..., Any],
     framework: str,
 ) -> None:
-    options = {"autosave_interval": INTERVAL, "autosave_rest": 0}
+    options = {"autosave_interval": INTERVAL}
     words = [f"--GpuCkptServer.{name}={value}" for name, value in options.items()]
     server = make_server(*words).start()
     page = filled(server, framework)

@@ -31,7 +31,7 @@ def test_a_kernel_on_a_gpu_tells_what_it_uses_and_what_lies_there(make_server, e
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")
-    server = make_server("--GpuCkptDaemon.measure_every=0.5").start()
+    server = make_server().start()
     page = server.open()
     page.run(SETUP)
     eventually(lambda: server.kernel(page.kernel_id)["gpu_bytes"] > GB)

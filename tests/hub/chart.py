@@ -1,8 +1,30 @@
-"""How the chart zero-to-jupyterhub hands its values to the hub, for the values that we print."""
+"""The files of deploy/kubernetes, and how the chart zero-to-jupyterhub hands its values to the hub."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+_FOLDER = Path(__file__).parent.parent.parent / "deploy/kubernetes"
+
+
+def documents(name: str) -> list[Any]:
+    """Return the documents of a file."""
+    return list(yaml.safe_load_all((_FOLDER / name).read_text()))
+
+
+def document(name: str) -> Any:
+    """Return the only document of a file."""
+    (only,) = documents(name)
+    return only
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return values changed by those of a later file, as helm does it."""
+    both = [name for name in values.keys() & more.keys() if isinstance(more[name], dict)]
+    return values | more | {name: merged(values[name], more[name]) for name in both}
 
 
 def settings_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,16 +1,16 @@
-"""The spawner for Kubernetes: the pod that it makes, what it refuses, and the files that `jupyter gpuckpt kubernetes` prints.
+"""The spawner for Kubernetes: the pod that it makes, what it refuses, and the files of deploy/kubernetes.
 
 tests/engines starts such pods.
 """
 
 import asyncio
+import hashlib
 import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from jupyterhub.app import JupyterHub
 from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.client.exceptions import ApiException
@@ -18,12 +18,11 @@ from kubespawner import KubeSpawner
 from kubespawner import spawner as kubespawner_module
 from traitlets.config import Config
 
-from jupyter_gpuckpt.cli.app import main
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import doctor_remedies
-from jupyter_gpuckpt.wire import pods
+from jupyter_gpuckpt.hub import pod_settings
 from jupyter_gpuckpt.wire.hub_records import Waiting, WaitingKernel
-from tests.hub.chart import settings_of
+from tests.hub.chart import document, documents, merged, settings_of
 from tests.hub.refused_hubs import refusal_at_start
 
 ROOT = Path(__file__).parent.parent.parent
@@ -357,16 +356,12 @@ def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, mon
     assert "With c.KubeSpawner.delete_grace_period = 1 s a server would be killed" in said
 
 
-def printed(capsys, *words):
-    """Return the documents that the command prints as YAML."""
-    assert main(["kubernetes", *words]) == 0
-    return list(yaml.safe_load_all(capsys.readouterr().out))
-
-
 @pytest.mark.parametrize(("privileges", "user"), [("user-namespace", 1000), ("capabilities", 0)])
-def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys, caplog, privileges, user):
-    common = ("--suspend-timeout=2m", "--gpus=1", "--image=r/i:7", f"--privileges={privileges}")
-    (values,) = printed(capsys, "hub-values", *common)
+def test_values_for_the_chart_lead_to_the_pod_of_the_folder(caplog, privileges, user):
+    values, alone = document("hub-values.yaml"), document("pod.yaml")
+    if privileges == "capabilities":
+        values = merged(values, document("hub-values-capabilities.yaml"))
+        alone = document("pod-capabilities.yaml")
     config = Config(settings_of(values))
     hub = JupyterHub(config=config)
     assert hub.spawner_class.__name__ == "GpuCkptKubeSpawner"
@@ -374,88 +369,43 @@ def test_values_for_the_chart_lead_to_the_pod_that_is_printed(capsys, caplog, pr
     spawner.check_configuration()
     assert not caplog.text
     spawned = pod_of(spawner)["spec"]
-    (alone,) = printed(capsys, "pod", *common, "--claim=home")
     for name in ("terminationGracePeriodSeconds", "hostUsers", "securityContext"):
         assert spawned.get(name) == alone["spec"].get(name), name
     (theirs,), (ours,) = spawned["containers"], alone["spec"]["containers"]
-    for name in ("image", "lifecycle", "securityContext"):
+    for name in ("lifecycle", "securityContext"):
         assert theirs[name] == ours[name], name
+    assert theirs["image"] == f"{ours['image']}:latest"
     assert theirs["securityContext"]["runAsUser"] == user
     assert all(variable in theirs["env"] for variable in ours.get("env", []))
-    assert theirs["resources"]["limits"] == ours["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    assert spawned["terminationGracePeriodSeconds"] == 135
+    assert spawned["terminationGracePeriodSeconds"] == NEEDED
 
 
-def test_the_filter_for_nodes_is_the_one_that_pods_name(capsys):
-    config_map, daemon_set = printed(capsys, "node-filter")
-    (name,) = config_map["data"]
-    assert name == pods.SECCOMP_FILE == doctor_remedies.SECCOMP_FILE
+def test_the_filter_for_nodes_is_the_one_that_pods_name():
+    config_map, daemon_set = documents("node-filter.yaml")
+    ((name, text),) = config_map["data"].items()
+    assert name == pod_settings.SECCOMP_FILE == doctor_remedies.SECCOMP_FILE
     ours = json.loads((ROOT / "jupyter_gpuckpt/profiles/seccomp.json").read_text())
-    assert json.loads(config_map["data"][name]) == ours
-    spec = daemon_set["spec"]["template"]["spec"]
-    (copy,) = spec["initContainers"]
+    assert json.loads(text) == ours
+    template = daemon_set["spec"]["template"]
+    (copy,) = template["spec"]["initContainers"]
     assert name in copy["command"][-1]
-
-
-def test_another_filter_makes_new_pods_that_write_it():
-    """A DaemonSet whose template is unchanged keeps its pods, and they have written the former filter."""
-    templates = [
-        pods.node_filter(json.dumps({"defaultAction": action}))[1]["spec"]["template"]
-        for action in ("SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO", "SCMP_ACT_KILL")
-    ]
-    assert templates[0] == templates[1] != templates[2]
-
-
-def test_the_image_on_nodes_can_be_chosen(capsys):
-    _, daemon_set = printed(capsys, "node-filter", "--image=r/busybox@sha256:7")
-    spec = daemon_set["spec"]["template"]["spec"]
-    images = {one["image"] for one in spec["initContainers"] + spec["containers"]}
-    assert images == {"r/busybox@sha256:7"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("pod", "--gpus=-2"),
-        ("pod", "--gpus=1.5"),
-        ("node-filter", "--gpus=1"),
-        ("hub-values", "--claim=home"),
-        ("node-filter", "--claim=home"),
-    ],
-)
-def test_arguments_that_would_have_no_effect_or_a_wrong_one_are_refused(capsys, words):
-    try:
-        status = main(["kubernetes", *words])
-    except SystemExit as error:
-        status = error.code
-    said = capsys.readouterr()
-    assert status != 0
-    assert not said.out
-    assert words[1].partition("=")[0] in said.err
+    # A DaemonSet whose template is unchanged keeps its pods, and they have written the former filter.
+    digest = hashlib.sha256(text.strip().encode()).hexdigest()
+    assert template["metadata"]["annotations"] == {"jupyter-gpuckpt/filter": digest}
 
 
 def test_the_command_of_the_filter_for_nodes_copies_it(tmp_path):
     """Run it with other folders in place of the container's."""
-    _, daemon_set = pods.node_filter('{"defaultAction": "SCMP_ACT_ERRNO"}')
+    _, daemon_set = documents("node-filter.yaml")
     (copy,) = daemon_set["spec"]["template"]["spec"]["initContainers"]
     script = copy["command"][-1]
     for mount in copy["volumeMounts"]:
         folder = tmp_path / mount["name"]
         folder.mkdir()
         script = script.replace(mount["mountPath"] + "/", f"{folder}/")
-    (tmp_path / "filter" / pods.SECCOMP_FILE).write_text("{}")
+    (tmp_path / "filter" / pod_settings.SECCOMP_FILE).write_text("{}")
     subprocess.run(["sh", "-c", script], check=True, timeout=60)
-    assert [path.name for path in (tmp_path / "kubelet").iterdir()] == [pods.SECCOMP_FILE]
-
-
-def test_documents_are_also_printed_as_json(capsys):
-    assert main(["kubernetes", "pod", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [pods.pod()]
-
-
-def test_an_image_with_a_port_in_its_registry_has_no_tag():
-    image = pods.hub_values(image="localhost:5000/lab")["singleuser"]["image"]
-    assert image == {"name": "localhost:5000/lab", "tag": "latest"}
+    assert [path.name for path in (tmp_path / "kubelet").iterdir()] == [pod_settings.SECCOMP_FILE]
 
 
 def test_user_of_the_check_at_start_is_enough_for_the_class():

@@ -8,7 +8,9 @@ from tests.hub.test_stops import REPORTER, report_of
 pytestmark = pytest.mark.slow
 
 CONFIG = """
-c.GpuCkptSpawnerMixin.report_interval = c.Spawner.poll_interval = 1
+from jupyter_gpuckpt.hub import spawner
+
+spawner._REPORT_SECONDS = c.Spawner.poll_interval = 1
 c.GpuCkptSpawnerMixin.disk_limit = 1_000_000
 """
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import ExitStack
 
-import msgspec
 import pytest
 
 from jupyter_gpuckpt.cli import app
-from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.protocol import OwnerKind, SaveRequest
 from jupyter_gpuckpt.wire.reclaim_records import NoticeKind, NoticeRequest
@@ -30,15 +27,14 @@ def aws_machine(aws, monkeypatch):
 
 
 @pytest.fixture
-def tell(tmp_path, monkeypatch):
-    """Return a function by which the administrator's program says that this machine goes."""
-    told = tmp_path / "told"
-    told.touch()
-    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_COMMAND", f"tail -n +1 -f {told}")
+def tell(azure, monkeypatch):
+    """Return a function by which Azure says that this machine goes."""
+    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_PROVIDER", "azure")
+    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_ENDPOINT", azure.url)
 
     def say(within_seconds):
-        with told.open("a") as file:
-            print(json.dumps({"id": "told", "within_seconds": within_seconds}), file=file)
+        azure.events.clear()
+        azure.announce("told", "Preempt", within_seconds)
 
     return say
 
@@ -214,48 +210,6 @@ def test_a_server_that_connects_later_is_told(client, owner_of, eventually):
     later = []
     with owner_of(client, on_event=later.append):
         eventually(lambda: [one.id for one in of(later)] == ["requested:test"])
-
-
-@pytest.mark.parametrize("others", [1, pytest.param(19, marks=pytest.mark.slow)])
-def test_of_the_daemons_of_one_user_one_asks(
-    aws_machine, settings, client, short_dir, eventually, others
-):
-    aws_machine.announce(3600)
-    with ExitStack() as stack:
-        clients = [client]
-        for number in range(others):
-            elsewhere = msgspec.structs.replace(settings, data_dir=str(short_dir / f"{number}"))
-            clients.append(stack.enter_context(Client.connect(elsewhere)))
-        for one in clients:
-            eventually(lambda one=one: client_notices(one) == ["reclaim"])
-        if others > 1:
-            # One reader asks every five seconds.
-            began, before = time.monotonic(), aws_machine.count(aws_machine.SPOT)
-            eventually(lambda: aws_machine.count(aws_machine.SPOT) >= before + 3)
-            assert time.monotonic() > began + 8
-    assert aws_machine.count(aws_machine.TOKEN) == 1
-
-
-@pytest.mark.parametrize("has_remote", [False, True])
-def test_azure_is_told_when_all_is_uploaded_and_not_where_nothing_is(
-    azure, monkeypatch, request, has_remote
-):
-    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_PROVIDER", "azure")
-    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_ENDPOINT", azure.url)
-    monkeypatch.setenv("JUPYTER_GPUCKPT_RECLAIM_APPROVE", "1")
-    eventually, launch, script, state = map(
-        request.getfixturevalue, ("eventually", "launch", "script", "state")
-    )
-    if has_remote:
-        request.getfixturevalue("add")()
-    kernel = launch(script)
-    azure.announce("one", "Preempt", 60)
-    eventually(lambda: state(kernel) is KernelState.SUSPENDED)
-    before = azure.count(azure.EVENTS)
-    eventually(lambda: azure.count(azure.EVENTS) >= before + 2)
-    if has_remote:
-        eventually(lambda: azure.approved)
-    assert azure.approved == (["one"] if has_remote else [])
 
 
 @pytest.mark.parametrize("off", [False, True])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from email.utils import formatdate
 
 import pytest
@@ -13,7 +13,7 @@ from jupyter_gpuckpt.daemon.reclaim import azure as azure_source
 from jupyter_gpuckpt.daemon.reclaim import endpoints, polling, providers
 from jupyter_gpuckpt.daemon.reclaim import gcp as gcp_source
 from jupyter_gpuckpt.daemon.reclaim.providers import Provider
-from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind
+from jupyter_gpuckpt.wire.reclaim_records import NoticeKind
 from tests.reclaim import doubles
 from tests.reclaim.conftest import eventually
 from tests.reclaim.doubles import SILENCE
@@ -163,7 +163,8 @@ def test_pauses_grow_and_a_service_may_ask_for_a_longer_one(monkeypatch):
     for failures, some in enumerate(pauses):
         longest = min(60.0, 2.0**failures)
         assert longest / 2 <= min(some) < max(some) <= longest
-    assert polling._pause(0, 30.0) == 30.0
+    asked = [polling._pause(0, 30.0) for _ in range(100)]
+    assert 30.5 <= min(asked) < max(asked) <= 31.0, "at different moments"
     assert endpoints._wait_seconds({"Retry-After": "20"}) == 20.0
     assert endpoints._wait_seconds({"Retry-After": "86400"}) == 60.0
     assert endpoints._wait_seconds({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0.0
@@ -354,23 +355,49 @@ def test_without_the_machines_name_nothing_is_believed(azure, read):
     found.until(1)
 
 
-@pytest.mark.parametrize("approves", [False, True])
-def test_azure_is_told_only_where_that_is_wished(azure, approves):
-    async def acknowledge():
-        (source,) = azure_source.sources(endpoints.Endpoint(azure.url), approves=approves)
-        await source.acknowledge(Notice("azure:one", NoticeKind.RECLAIM))
-        await source.acknowledge(Notice("requested:two", NoticeKind.REQUESTED))
-
-    asyncio.run(acknowledge())
-    assert azure.approved == (["one"] if approves else [])
-
-
 def test_hundreds_of_events_are_too_many_to_believe(azure, read):
     for number in range(300):
         azure.announce(f"event-{number}", "Preempt", 3000)
     found = read(azure_source, azure)
     rounds(azure, azure.EVENTS)
     found.until(50)
+
+
+# ---- many daemons ----------------------------------------------------------------------------------------------------
+
+
+class Throttled(doubles.Azure):
+    """A service that answers at most so many requests per second, and throttles the others."""
+
+    def __init__(self, per_second):
+        super().__init__()
+        self.per_second = per_second
+        self.answered = self.throttled = 0
+        self._tokens, self._filled_at = 1.0, time.monotonic()
+
+    def prepare(self, handler):
+        grown = (time.monotonic() - self._filled_at) * self.per_second
+        self._tokens, self._filled_at = min(self._tokens + grown, 5.0), time.monotonic()
+        if self._tokens < 1.0:
+            self.throttled += 1
+            return 429 if self.throttled % 2 else 503
+        self._tokens -= 1.0
+        self.answered += 1
+        return super().prepare(handler)
+
+
+def test_twenty_daemons_share_what_a_service_allows_and_all_of_them_are_told(read):
+    """Without slower polls each would ask 20 times a second: 400 requests, of which 100 may be answered."""
+    with doubles.serving(Throttled(per_second=100)) as double:
+        found = [read(azure_source, double, pace=0.05) for _ in range(20)]
+        eventually(lambda: double.answered >= 300)
+        answered, throttled = double.answered, double.throttled
+        eventually(lambda: double.answered >= answered + 300)
+        refused = double.throttled - throttled
+        assert refused < 150, f"{refused} of {refused + 300} requests were throttled"
+        double.announce("one", "Preempt", 30)
+        for one in found:
+            one.until(1)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------

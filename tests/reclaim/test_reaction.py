@@ -354,7 +354,7 @@ def test_a_due_notice_stays_due_when_kernels_are_suspended_until_it_is_put_off()
         reaction = Reaction(
             streams_of(told), [kernel], [], None, None, None, uploads, acknowledge=None
         )
-        notice = Notice("url:1", NoticeKind.REQUESTED, now() + 700)
+        notice = Notice("azure:1", NoticeKind.REQUESTED, now() + 700)
         reaction.take(notice)
         reaction._look()
         assert told[-1].is_due
@@ -388,7 +388,7 @@ def test_when_the_due_one_of_two_notices_is_withdrawn_scripts_run_on_and_the_nex
         kernels = type("Kernels", (list,), {"find": lambda self, kernel_id: kernel})([kernel])
         verbs = SimpleNamespace(resume=lambda kernel_id, request: resumed.set())
         reaction = Reaction(streams_of([]), kernels, [], verbs, None, None, uploads, None)
-        sooner = Notice("url:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
+        sooner = Notice("azure:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
         later = Notice("url:2", NoticeKind.REQUESTED, now() + 200, disk_survives=True)
         for notice in (sooner, later):
             reaction.take(notice)
@@ -428,7 +428,7 @@ def test_a_notice_that_becomes_due_while_scripts_are_resumed_leaves_the_others_s
         verbs = SimpleNamespace(resume=lambda kernel_id, request: resumed.set())
         reaction = Reaction(streams_of([]), kernels, [], verbs, None, None, Nowhere(), None)
         reaction._of_scripts.add("k")
-        notice = Notice("url:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
+        notice = Notice("azure:1", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
         again = Notice("url:2", NoticeKind.REQUESTED, now() + 25, disk_survives=True)
 
         def change(notice, **changes):

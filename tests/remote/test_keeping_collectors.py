@@ -7,7 +7,6 @@ import logging
 
 import pytest
 
-from jupyter_gpuckpt.daemon import audit
 from jupyter_gpuckpt.daemon.remotes import collector_process, remote_keys
 from jupyter_gpuckpt.errors import StoreUnavailable
 from jupyter_gpuckpt.remote import collector, epochs, rules
@@ -108,18 +107,6 @@ def test_the_log_names_what_a_rule_removed_even_if_the_collection_fails(
     assert any(line.startswith("nothing was collected in remote share") for line in lines)
     assert not any("Mine" in line for line in lines)
     assert one.listed() == ["s3"]
-
-
-def test_the_audit_log_has_what_a_rule_removed(one, share, tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "_log", logging.getLogger("an audit log of this collector's own"))
-    audit.log_to(tmp_path / "log", "here")
-    one.rule(RULE)
-    one.collects(share)
-    for handler in audit._log.handlers:
-        handler.close()
-    found = map(json.loads, (tmp_path / "log" / "audit-here.jsonl").read_text().splitlines())
-    lines = {(line["what"], line["snapshot_id"], line["cause"]) for line in found}
-    assert lines == {("remove", name, "rule 1 of remote share") for name in ("s1", "s2")}
 
 
 def test_what_is_listed_is_checked_only_after_the_rule_has_removed_something(one, share):

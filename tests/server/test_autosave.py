@@ -29,8 +29,7 @@ def start(server_with):
 
 def every(interval):
     """Return the options of a server that saves every `interval` seconds."""
-    settings = {"autosave_interval": interval, "autosave_rest": 0}
-    return [f"--GpuCkptServer.{name}={value}" for name, value in settings.items()]
+    return [f"--GpuCkptServer.autosave_interval={interval}"]
 
 
 def snapshots(server, kernel_id, cause="autosave", after=0.0):

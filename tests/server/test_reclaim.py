@@ -1,6 +1,5 @@
 """The machine of a server goes: its kernels are suspended as it would do it, pages are told, and it may all be a false alarm."""
 
-import json
 import subprocess
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from jupyter_gpuckpt.server.events.notice_events import SCHEMA_ID
 from tests.conftest import wait_for
 from tests.programs import python_module
+from tests.reclaim import doubles
 
 
 @pytest.fixture
@@ -69,16 +69,20 @@ def test_kernels_are_suspended_by_their_server_and_what_ran_goes_on_if_the_machi
 
 
 @pytest.fixture
-def tell(daemon_env, tmp_path):
-    """Return a function by which the administrator's program says that this machine goes."""
-    told = tmp_path / "told"
-    told.touch()
-    daemon_env["JUPYTER_GPUCKPT_RECLAIM_COMMAND"] = f"tail -n +1 -f {told}"
+def azure():
+    with doubles.serving(doubles.Azure()) as double:
+        yield double
+
+
+@pytest.fixture
+def tell(azure, daemon_env):
+    """Return a function by which Azure says that this machine goes."""
+    daemon_env["JUPYTER_GPUCKPT_RECLAIM_PROVIDER"] = "azure"
+    daemon_env["JUPYTER_GPUCKPT_RECLAIM_ENDPOINT"] = azure.url
 
     def say(within_seconds):
-        with told.open("a") as file:
-            line = {"id": "m", "within_seconds": within_seconds, "disk_survives": True}
-            print(json.dumps(line), file=file)
+        azure.events.clear()
+        azure.announce("told", "Reboot", within_seconds)
 
     return say
 

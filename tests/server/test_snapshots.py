@@ -192,7 +192,7 @@ def test_the_store_is_shown_by_notebook(shared_server):
     for named in store["by_name"]:
         assert 0 < named["exclusive_bytes"] < named["stored_bytes"] < named["raw_bytes"]
     assert store["raw_bytes"] > store["unique_bytes"] > store["stored_bytes"]
-    assert len(store["growth"]) == store["snapshots"] >= 2
+    assert store["snapshots"] >= 2
     # The defaults of `c.GpuCkptDaemon`.
     assert store["undo_delete_seconds"] == 60
     assert (store["retention"]["keep_last"], store["retention"]["keep_suspends"]) == (3, 10)

@@ -11,7 +11,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def server(make_server):
-    return make_server("--GpuCkptDaemon.measure_every=0.3").start()
+    return make_server().start()
 
 
 def test_pages_hear_what_a_kernel_uses_without_asking(server, make_listener, eventually):

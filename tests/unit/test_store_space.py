@@ -7,8 +7,7 @@ import pytest
 
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.space import MAX_POINTS, growth
-from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.manifest_records import Sizes
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files, put
 
@@ -47,14 +46,10 @@ def test_shared_chunks_count_once_and_belong_to_nobody_alone(store):
         len(B + D),
         len(D),
     )
-    grown = [len(A + B), len(A + B + C), len(A + B + C + D)]
-    assert [(point.time, point.stored_bytes) for point in usage.growth] == list(
-        zip([1, 2, 3], grown, strict=True)
-    )
 
 
 def test_it_follows_the_snapshots(store):
-    assert (store.space().snapshots, store.space().by_name, store.space().growth) == (0, [], [])
+    assert (store.space().snapshots, store.space().by_name) == (0, [])
     publish(store, "s1", "a.ipynb", A, created=1)
     publish(store, "s2", "b.ipynb", A, B, created=2)
     assert [one.exclusive_bytes for one in store.space().by_name] == [len(B), 0]
@@ -72,15 +67,3 @@ def test_manifests_are_read_once(store, monkeypatch):
     first = store.space()
     monkeypatch.setattr(manifests, "read", lambda *_: pytest.fail("read again"))
     assert store.space().by_name == first.by_name
-
-
-def test_growth_is_thinned_out_but_ends_where_it_ends():
-    infos = [
-        SnapshotInfo(f"s{number}", "k", number, "save", sizes=Sizes(new_bytes=10))
-        for number in range(1000)
-    ]
-    points = growth(infos)
-    assert len(points) == MAX_POINTS
-    assert (points[0].stored_bytes, points[-1].stored_bytes) == (10, 10_000)
-    assert points == sorted(points, key=lambda point: point.time)
-    assert [point.stored_bytes for point in growth(infos[:2])] == [10, 20]

@@ -15,7 +15,6 @@ from tornado.web import HTTPError, RequestHandler
 from ...errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
 from ...wire import decoding, ids
 from ...wire.statuses import http_status
-from .. import audit
 
 if TYPE_CHECKING:
     from ..service import Daemon
@@ -41,9 +40,8 @@ class BaseHandler(RequestHandler):
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """Register the request as answered, and write its method, path and status to the audit log."""
+        """Register the request as answered."""
         self.daemon.finish(self)
-        audit.request(self.request.method or "", self.request.path, self.get_status())
 
     def on_connection_close(self) -> None:
         """Register the request as ended, because its client has disconnected."""

@@ -221,14 +221,11 @@ class StoreHandler(BaseHandler):
     """Handler for the store."""
 
     async def get(self) -> None:
-        """Return the store's disk use, its share by notebook, and what suspended kernels have given back."""
-        machine, kernels = self.daemon.machine, self.daemon.kernels
+        """Return the store's disk use, and its share by notebook."""
+        machine = self.daemon.machine
         usage = await asyncio.to_thread(lambda: machine.store.space())  # noqa: PLW0108 - opening the store blocks
-        total = machine.given_back.total(kernel.record for kernel in kernels)
         undo_seconds = self.daemon.settings.undo_delete_seconds
-        self.reply(
-            msgspec.structs.replace(usage, given_back=total, undo_delete_seconds=undo_seconds)
-        )
+        self.reply(msgspec.structs.replace(usage, undo_delete_seconds=undo_seconds))
 
 
 class UploadsHandler(BaseHandler):

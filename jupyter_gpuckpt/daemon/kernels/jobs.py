@@ -44,8 +44,6 @@ class Job(msgspec.Struct, frozen=True):
     retention: RetentionPolicy | None = None
     #: Whether no user requested it; then it is refused where it would disturb a user's work.
     is_automatic: bool = False
-    #: Why a snapshot is taken; empty for other operations.
-    cause: str = ""
 
 
 class Leases(Protocol):
@@ -116,7 +114,7 @@ def freeze(
     entering: dict[str, Any] = {} if request.jupyter is None else {"jupyter": request.jupyter}
     # If this daemon dies, the next one looks for exactly this snapshot.
     entering["making"] = snapshot_id
-    return Job(*what, work, entering, request.retention, is_automatic, request.cause)
+    return Job(*what, work, entering, request.retention, is_automatic)
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:

@@ -179,7 +179,6 @@ class Kernels:
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
-        self.end_period(kernel)
         record.previous, record.state, record.since = record.state, state, time.time()
         kernel.entered_at = since_boot()
         if state is KernelState.SUSPENDED:
@@ -198,14 +197,12 @@ class Kernels:
 
     def forget(self, kernel: ManagedKernel) -> None:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
-        self.end_period(kernel)
         if self._drop(kernel):
             self._writer.submit(self._records.forget, kernel.kernel_id)
 
     def set_aside(self, kernel: ManagedKernel, tree: Tree) -> Awaitable[None]:
         """Remove a kernel and its record, and publish that it is gone; its process stays, and is no longer watched."""
         self._watch.remove(tree)
-        self.end_period(kernel)
         self._drop(kernel)
         written = self._writer.submit(self._records.forget, kernel.kernel_id)
         return asyncio.wrap_future(written)
@@ -229,15 +226,8 @@ class Kernels:
         self._streams.publish(event, kernel.owner_id)
         return True
 
-    def end_period(self, kernel: ManagedKernel) -> float:
-        """Count what a suspended or parked kernel has given back, because it leaves that state or ends; return the seconds."""
-        seconds = self._machine.given_back.end_period(kernel.record)
-        if seconds:
-            self._writer.submit(self._machine.given_back.write)
-        return seconds
-
     async def drop_moved(self) -> None:
-        """Remove from the table the suspended kernels that another daemon has taken over, which counts their whole periods."""
+        """Remove from the table the suspended kernels that another daemon has taken over."""
         for kernel_id in await asyncio.to_thread(self._records.moved):
             if (kernel := self._kernels.get(kernel_id)) is not None and kernel.state in ABSENT:
                 _log.info("kernel %s went to another machine", kernel_id)

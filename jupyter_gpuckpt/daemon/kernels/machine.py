@@ -43,7 +43,6 @@ from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
 from .. import host_report
-from .given_back import GivenBackSums
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -92,7 +91,6 @@ class Machine:
         self._criu: Path | None = None
         self._store: LocalStore | None = None
         self.resume_times = ResumeTimes(settings.data)
-        self.given_back = GivenBackSums(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
         #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.

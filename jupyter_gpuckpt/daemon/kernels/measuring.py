@@ -17,6 +17,8 @@ from .usage import Usage
 
 #: The interval of checks whether a measurement is due, and the delay of the first one after a start or resume.
 _LOOK_SECONDS = 1.0
+#: The interval at which a running kernel is measured.
+_EVERY_SECONDS = 10.0
 #: States in which no operation on the kernel runs.
 _MEASURED = frozenset({KernelState.RUNNING, KernelState.PARKED})
 
@@ -24,17 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """A timer that measures running kernels every `every_seconds` (0: only on request)."""
+    """A timer that measures running kernels."""
 
-    def __init__(self, kernels: Kernels, machine: Machine, every_seconds: float) -> None:
+    def __init__(self, kernels: Kernels, machine: Machine) -> None:
         self._kernels, self._machine = kernels, machine
-        self._every_seconds = every_seconds
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start measuring."""
-        if self._every_seconds:
-            self._task = asyncio.ensure_future(self._run())
+        self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
         """Stop measuring."""
@@ -67,17 +67,16 @@ class Measuring:
                     self._kernels.announce(kernel)
 
     async def _run(self) -> None:
-        pause = min(_LOOK_SECONDS, self._every_seconds)
         while True:
-            await asyncio.sleep(pause)
-            due = [kernel for kernel in self._kernels if self._is_due(kernel, pause)]
+            await asyncio.sleep(_LOOK_SECONDS)
+            due = [kernel for kernel in self._kernels if self._is_due(kernel)]
             try:
                 await self.measure(due, exactly=False)
             except Exception:  # the next round tries again
                 _log.exception("kernels could not be measured")
 
-    def _is_due(self, kernel: ManagedKernel, pause: float) -> bool:
+    def _is_due(self, kernel: ManagedKernel) -> bool:
         if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends:
             return False
         entered, measured, now = kernel.entered_at, kernel.measured_at, since_boot()
-        return measured < entered + pause <= now or now - measured >= self._every_seconds
+        return measured < entered + _LOOK_SECONDS <= now or now - measured >= _EVERY_SECONDS

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
-import msgspec
-
 from ...errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ...wire.progress import Progress, ProgressRecord
 from ...wire.protocol import Operation, OperationKind, OperationState, Result, summary
-from .. import audit
 from .streams import Streams
 
 #: How long an ended operation can be looked up.
@@ -43,7 +40,6 @@ class RunningOperation:
     """A running or ended operation. Its methods belong to the event loop's thread; the worker's thread advances `progress`.
 
     `is_automatic`: no user requested it, so it may be refused where it would cost something, and explicit requests do not join it.
-    `cause`: why a snapshot is taken; empty for other operations. `away_seconds`: how long the kernel had been suspended or parked.
     """
 
     def __init__(
@@ -53,11 +49,9 @@ class RunningOperation:
         streams: Streams,
         *,
         is_automatic: bool,
-        cause: str,
     ) -> None:
         self.operation_id = uuid.uuid4().hex
         self.kind, self.kernel, self.is_automatic = kind, kernel, is_automatic
-        self.cause = cause
         self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
@@ -65,7 +59,7 @@ class RunningOperation:
         self.state = OperationState.RUNNING
         self.result: Result | None = None
         self.error: ErrorRecord | None = None
-        self.ended_at = self.away_seconds = 0.0
+        self.ended_at = 0.0
         self.progress = Progress(self._listen)
 
     @property
@@ -94,7 +88,7 @@ class RunningOperation:
 
     def succeed(self, result: Result) -> None:
         """End the operation with its result."""
-        self.result = msgspec.structs.replace(result, away_seconds=self.away_seconds)
+        self.result = result
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:
@@ -114,9 +108,7 @@ class RunningOperation:
     def _end(self, state: OperationState) -> None:
         self.state, self.ended_at = state, time.monotonic()
         self._last = self.progress.record()
-        record = self.public()
-        _log.info("%s", summary(record, self.progress.seconds_by_stage))
-        audit.operation(record, cause=self.cause)
+        _log.info("%s", summary(self.public(), self.progress.seconds_by_stage))
         self._over.set()
         self.kernel.on_operation(self)
 
@@ -145,13 +137,10 @@ class Operations:
         kernel: Subject,
         *,
         is_automatic: bool = False,
-        cause: str = "",
     ) -> RunningOperation:
         """Begin an operation."""
         self._drop_old()
-        operation = RunningOperation(
-            kind, kernel, self._streams, is_automatic=is_automatic, cause=cause
-        )
+        operation = RunningOperation(kind, kernel, self._streams, is_automatic=is_automatic)
         self._operations[operation.operation_id] = operation
         kernel.on_operation(operation)
         return operation

@@ -221,7 +221,6 @@ class Verbs:
     async def close(self) -> None:
         """Shut down the thread pool; no operation runs when the daemon exits."""
         await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(self._machine.given_back.write)
 
     def _freeze(self, kernel: ManagedKernel, request: SaveRequest, *, stop: bool) -> Job:
         return jobs.freeze(self._machine, kernel.record, request, self._leases, stop=stop)
@@ -253,9 +252,7 @@ class Verbs:
         decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
             return kernel.in_flight
-        operation = self._operations.add(
-            job.kind, kernel, is_automatic=job.is_automatic, cause=job.cause
-        )
+        operation = self._operations.add(job.kind, kernel, is_automatic=job.is_automatic)
         if decision is Answer.NOTHING:
             operation.succeed(Result(kernel.record.snapshot_id, 0.0))
         else:
@@ -268,7 +265,6 @@ class Verbs:
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation
     ) -> Awaitable[None]:
         kernel.operation = operation
-        operation.away_seconds = self._kernels.end_period(kernel)
         return self._kernels.move(kernel, job.state, **job.entering)
 
     async def _carry_out(

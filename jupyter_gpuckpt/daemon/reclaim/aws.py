@@ -109,9 +109,6 @@ class _AwsSource:
             is_quiet=self.name != AwsSpot.name,
         )
 
-    async def acknowledge(self, notice: Notice) -> None:
-        """Do nothing: the service accepts no answer."""
-
     async def _look(self) -> list[Notice]:
         raise NotImplementedError
 

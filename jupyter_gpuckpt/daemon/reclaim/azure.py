@@ -6,7 +6,6 @@ pauses the machine for some seconds and keeps its memory: kernels are left alone
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
 
@@ -33,8 +32,6 @@ _KINDS = {
     "Redeploy": (NoticeKind.MAINTENANCE, True),
 }
 
-_log = logging.getLogger(__name__)
-
 
 class _Event(msgspec.Struct, frozen=True, rename="pascal"):
     event_id: str
@@ -48,12 +45,12 @@ class _Events(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class AzureEvents:
-    """The source of scheduled events. `approves`: tell Azure that it need not wait any longer once all kernels are safe."""
+    """The source of scheduled events."""
 
     name = "azure"
 
-    def __init__(self, endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> None:
-        self._endpoint, self._approves, self._pace = endpoint, approves, pace
+    def __init__(self, endpoint: Endpoint, pace: float = 1.0) -> None:
+        self._endpoint, self._pace = endpoint, pace
         self._own_name = ""
         self._is_on = False
         #: The deadlines of events that have begun, for which the service no longer gives the time.
@@ -70,19 +67,6 @@ class AzureEvents:
             every_seconds=_EVERY_SECONDS * self._pace,
             known=known,
         )
-
-    async def acknowledge(self, notice: Notice) -> None:
-        """Approve an event if `approves` is set; the machine goes sooner then."""
-        if not self._approves or not notice.id.startswith(f"{self.name}:"):
-            return
-        event_id = notice.id.removeprefix(f"{self.name}:")
-        body = msgspec.json.encode({"StartRequests": [{"EventId": event_id}]})
-        try:
-            answer = await self._endpoint.ask(_EVENTS, _HEADERS, method="POST", body=body)
-        except NoAnswerError as error:
-            _log.warning("%s was not told that all kernels are safe: %s", _SERVICE, error)
-        else:
-            _log.info("told Azure that all kernels are safe: status %s", answer.status)
 
     async def _look(self) -> list[Notice]:
         own_name = await self._name()
@@ -119,9 +103,9 @@ class AzureEvents:
         deadline = self._deadlines.get(notice_id, now() + SHORTEST_SECONDS)
         if event.not_before:
             deadline = answer.http_deadline(event.not_before)
-        return Notice(notice_id, kind, deadline, survives, ends_early=self._approves)
+        return Notice(notice_id, kind, deadline, survives)
 
 
-def sources(endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> list[Source]:
+def sources(endpoint: Endpoint, pace: float = 1.0) -> list[Source]:
     """Return the source; `pace` multiplies its pauses."""
-    return [AzureEvents(endpoint, approves=approves, pace=pace)]
+    return [AzureEvents(endpoint, pace)]

@@ -1,4 +1,4 @@
-"""Client for a provider's metadata service or an administrator's URL. Size and time are bounded, and no proxy is used."""
+"""Client for a provider's metadata service. Size and time are bounded, and no proxy is used."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 2.0, 5.0
 _MAX_WAIT_SECONDS = 60.0
 #: Statuses after which a request is repeated with growing pauses.
 _BUSY = frozenset({429, 500, 502, 503, 504})
+#: The statuses among them that ask for fewer requests.
+_THROTTLED = frozenset({429, 503})
 
 _Record = TypeVar("_Record")
 
@@ -33,10 +35,18 @@ _Record = TypeVar("_Record")
 class NoAnswerError(Exception):
     """A request got no usable answer, so the standing notices remain."""
 
-    def __init__(self, text: str, *, timed_out: bool = False, wait_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        timed_out: bool = False,
+        throttled: bool = False,
+        wait_seconds: float = 0.0,
+    ) -> None:
         super().__init__(text)
-        #: `wait_seconds`: how long the service asks to wait before the next request.
-        self.timed_out, self.wait_seconds = timed_out, wait_seconds
+        self.timed_out = timed_out
+        #: `throttled`: the service gets too many requests; `wait_seconds`: how long it asks to wait before the next one.
+        self.throttled, self.wait_seconds = throttled, wait_seconds
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -114,8 +124,11 @@ class Endpoint:
         except (HTTPClientError, HTTPInputError, OSError, ValueError) as error:
             raise NoAnswerError(f"it cannot be reached: {error}") from error
         if found.code in _BUSY:
-            wait = _wait_seconds(found.headers)
-            raise NoAnswerError(f"it answers with the status {found.code}", wait_seconds=wait)
+            raise NoAnswerError(
+                f"it answers with the status {found.code}",
+                throttled=found.code in _THROTTLED,
+                wait_seconds=_wait_seconds(found.headers),
+            )
         return Answer(found.code, found.body, _ahead_seconds(found.headers), found.headers)
 
     def close(self) -> None:

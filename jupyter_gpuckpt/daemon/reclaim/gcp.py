@@ -49,9 +49,6 @@ class _GcpValue:
             is_quiet=self.name != GcpPreempted.name,
         )
 
-    async def acknowledge(self, notice: Notice) -> None:
-        """Do nothing: the server accepts no answer."""
-
     async def _look(self) -> list[Notice]:
         value = await self._value()
         found = self._notice_of(value)

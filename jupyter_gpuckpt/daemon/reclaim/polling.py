@@ -18,6 +18,9 @@ from .endpoints import NoAnswerError
 _SAME_SECONDS = 2.5
 #: The pauses after a failure, which double from the first to the longest.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
+#: Each throttled request doubles the interval of a poll, at most to this many times; each answer shortens it by a part.
+#: The daemons of a machine do not know of each other, and share in this way what its service allows.
+_MAX_SLOWER, _SLOWER, _FASTER = 16.0, 2.0, 0.95
 #: The pause before a source that failed by a defect is used again.
 _AFTER_DEFECT_SECONDS = 30.0
 
@@ -33,11 +36,8 @@ class Source(Protocol):
     def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
         """Yield each notice, its changes and its withdrawal, for ever.
 
-        `known`: the notices that stood when another process last read the source; of these only changes are yielded.
+        `known`: the notices that stood when the source failed; of these only changes are yielded.
         """
-
-    async def acknowledge(self, notice: Notice) -> None:
-        """Acknowledge a notice, because every kernel is safe from it. Never raises."""
 
 
 class Standing:
@@ -85,11 +85,12 @@ async def polled(
     """Poll `look` for the notices that stand, at most every `every_seconds`; yield those that are new or changed.
 
     `service`: its name in the log; `hint`: what may cause a time-out. A failure leaves all notices standing. It is logged once until
-    the next answer comes, and a pause follows. `is_quiet`: another source of the same service logs failures.
+    the next answer comes, and a pause follows. A service that throttles requests gets fewer of them. `is_quiet`: another source of
+    the same service logs failures.
     """
     standing = Standing(notice for notice in known if notice.id.startswith(f"{name}:"))
     level = logging.DEBUG if is_quiet else logging.WARNING
-    loop, failures = asyncio.get_running_loop(), 0
+    loop, failures, slower = asyncio.get_running_loop(), 0, 1.0
     while True:
         began = loop.time()
         try:
@@ -106,29 +107,32 @@ async def polled(
                 )
             pause = _pause(failures, error.wait_seconds)
             failures += 1
+            if error.throttled:
+                slower = min(slower * _SLOWER, _MAX_SLOWER)
         else:
             if failures:
                 _log.log(level, "%s answers again", service)
-            failures = 0
+            failures, slower = 0, max(slower * _FASTER, 1.0)
             for notice in standing.changes(found):
                 yield notice
-            # A random part keeps the daemons of many machines from polling at the same moment.
-            pause = began + every_seconds * random.uniform(0.9, 1.1) - loop.time()  # noqa: S311
+            # A random part keeps the daemons of a machine, and of many machines, from polling at the same moment.
+            interval = every_seconds * slower * random.uniform(0.9, 1.1)  # noqa: S311
+            pause = began + interval - loop.time()
         await asyncio.sleep(max(0.0, pause))
 
 
 def _pause(failures: int, wait_seconds: float) -> float:
     longest: float = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MAX_PAUSE_SECONDS)
-    return max(wait_seconds, longest * random.uniform(0.5, 1.0))  # noqa: S311
+    # Added to the wait that the service asks for, so that those whom it asks at one moment do not return at one.
+    return wait_seconds + longest * random.uniform(0.5, 1.0)  # noqa: S311
 
 
-async def merged(sources: Iterable[Source], known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
+async def merged(sources: Iterable[Source]) -> AsyncGenerator[Notice]:
     """Yield the notices of several sources, for ever. A source that raises is logged and used again after a while."""
     found: asyncio.Queue[Notice] = asyncio.Queue()
-    known = list(known)
 
     async def forward(source: Source) -> None:
-        stands = {notice.id: notice for notice in known}
+        stands: dict[str, Notice] = {}
         while True:
             try:
                 async with aclosing(source.notices(list(stands.values()))) as notices:

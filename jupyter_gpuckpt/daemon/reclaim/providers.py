@@ -53,13 +53,13 @@ def endpoint_url(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("JUPYTER_GPUCKPT_RECLAIM_ENDPOINT", "") or _METADATA
 
 
-def sources(of: Provider, endpoint: Endpoint, *, approves: bool = False) -> list[Source]:
-    """Return the sources of a provider. `approves`: see `azure.AzureEvents`."""
+def sources(of: Provider, endpoint: Endpoint) -> list[Source]:
+    """Return the sources of a provider."""
     if of is Provider.AWS:
         return aws.sources(endpoint)
     if of is Provider.GCP:
         return gcp.sources(endpoint)
-    return azure.sources(endpoint, approves=approves) if of is Provider.AZURE else []
+    return azure.sources(endpoint) if of is Provider.AZURE else []
 
 
 def _read(path: Path) -> str:

@@ -21,7 +21,6 @@ from ...wire import decoding
 from ...wire.plurals import counted
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import FarCollection, RemoteUploads
-from .. import audit
 from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
@@ -110,7 +109,6 @@ class FarCollecting:
                 "rule %d of remote %s removed from session %s: %s",
                 *(answer.rule, remote.name, session_id, ", ".join(dropped)),
             )
-            audit.removed(dropped, f"rule {answer.rule} of remote {remote.name}")
         if done.error is not None:
             _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
         if done.at:

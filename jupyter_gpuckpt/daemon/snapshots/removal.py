@@ -23,7 +23,6 @@ from ...wire.deadlines import Deadline
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import OperationState
 from ...wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
-from .. import audit
 from ..kernels.jobs import Job
 from ..kernels.kernel_records import KernelRecord
 from ..kernels.machine import Machine
@@ -157,17 +156,11 @@ class Removal:
             if policy.removes_nothing:
                 continue
             try:
-                report = await self.prune(policy)
+                await self.prune(policy)
             except GpuCkptError as error:
                 _log.warning("no snapshots were removed: %s", error)
             except Exception:
                 _log.exception("no snapshots were removed")
-            else:
-                gone = [verdict for verdict in report.verdicts if verdict.removed]
-                if gone:
-                    names = ", ".join(verdict.snapshot.snapshot_id for verdict in gone)
-                    freed = report.freed_bytes / 1e6
-                    _log.info("retention removed %s; %.1f MB became free", names, freed)
 
     async def _look_for_deleted(self) -> None:
         try:
@@ -188,7 +181,6 @@ class Removal:
             self._on_deleted()
             if gone:
                 _log.info("deleted for good: %s", ", ".join(gone))
-                audit.removed(gone, "deletion")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -220,5 +212,5 @@ class Removal:
         # A deletion that was undone, or whose snapshot has come back, must not count as the reason of this removal.
         user_deletions.forget_in_all(self._data_dir, gone)
         freed = store.delete(*gone)
-        audit.removed(gone, "retention")
+        _log.info("retention removed %s; %.1f MB became free", ", ".join(gone), freed / 1e6)
         return PruneReport(verdicts, freed)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jupyter_events import EventLogger
 
     from ...wire.manifest_records import Sizes
-    from ...wire.protocol import Result
     from ..messages.served_kernel import ServedKernel
 
 SCHEMA = Path(__file__).parent / "operation.yaml"
@@ -34,7 +33,6 @@ class _Metrics(NamedTuple):
     suspends: Counter
     stages: Summary
     sizes: Counter
-    given_back: Counter
     kernels: Gauge
 
 
@@ -49,12 +47,6 @@ def _metrics() -> _Metrics:
             "gpuckpt_bytes",
             "Bytes of snapshots that were taken. raw: memory and images; stored: of these, compressed; new: of these, not in the"
             " store before; deduplicated: the others.",
-            ["what"],
-        ),
-        Counter(
-            "gpuckpt_given_back",
-            "What suspended and parked kernels had given back until they were resumed. memory: bytes times seconds, without GPUs;"
-            " gpu_memory: bytes times seconds, of suspended kernels; gpu: seconds.",
             ["what"],
         ),
         Gauge("gpuckpt_kernels", "Kernels of this server.", ["state"]),
@@ -94,8 +86,6 @@ class EndedOperations(KernelListener):
                 metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
             if kind != "resume":
                 _count_bytes(result.sizes)
-            if result.away_seconds:
-                _count_given_back(operation.kind, result)
         if operation.kind is OperationKind.SUSPEND and not failed:
             self._count_suspend(operation.kernel_id)
         data: dict[str, Any] = {**as_event(operation_view(operation)), "name": name}
@@ -116,17 +106,6 @@ def _count_bytes(sizes: Sizes) -> None:
     counter.labels(what="stored").inc(sizes.stored_bytes)
     counter.labels(what="new").inc(sizes.new_bytes)
     counter.labels(what="deduplicated").inc(max(0, sizes.stored_bytes - sizes.new_bytes))
-
-
-def _count_given_back(kind: OperationKind, result: Result) -> None:
-    counter, sizes, seconds = _metrics().given_back, result.sizes, result.away_seconds
-    # Before any other operation the kernel had been parked: its memory was in use.
-    was_suspended = kind in {OperationKind.RESUME, OperationKind.BRANCH}
-    if was_suspended:
-        counter.labels(what="memory").inc(max(0, sizes.raw_bytes - sizes.gpu_bytes) * seconds)
-        counter.labels(what="gpu_memory").inc(sizes.gpu_bytes * seconds)
-    if sizes.gpu_bytes or not was_suspended:
-        counter.labels(what="gpu").inc(seconds)
 
 
 def _count(served: dict[str, ServedKernel], state: KernelState) -> int:

@@ -29,6 +29,7 @@ from . import agent_calls
 from .kernel_listener import KernelListener
 from .notebook_sessions import manager_of
 from .peer_access_hold import PeerAccessSwitch
+from .reconnector import RECONNECT_SECONDS
 from .tracked_operations import TrackedOperations
 from .variables import variables_of
 
@@ -80,13 +81,12 @@ class ServerOperations(KernelListener):
         listener: KernelListener,
         retention: RetentionPolicy,
         trims: bool,
-        reconnect_timeout: float,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._descriptions = link, kernels, descriptions
         self._peer_access, self._listener = peer_access, listener
         self.retention, self._trims = retention, trims
-        self._reconnect_timeout, self._log = reconnect_timeout, log
+        self._log = log
         self.tracked = TrackedOperations(listener.kernel_changed, self._send_cancel)
         self._background: set[asyncio.Task[None]] = set()
         #: True once the server stops: kernels that it suspends then stay suspended.
@@ -398,4 +398,4 @@ class ServerOperations(KernelListener):
         if operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:
             served.note_saved(changes)
         if operation.kind in {OperationKind.RESUME, OperationKind.BRANCH, OperationKind.UNPARK}:
-            await served.reaches(_PRESENT, self._reconnect_timeout)
+            await served.reaches(_PRESENT, RECONNECT_SECONDS)

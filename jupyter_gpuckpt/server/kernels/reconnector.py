@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel
     from .peer_access_hold import PeerAccessSwitch
 
+#: The most seconds that a resume waits for the kernel to answer and for the server to receive its output again; then it counts as done.
+RECONNECT_SECONDS = 20.0
 #: The time after which a new kernel that has not answered gets no agent.
 _BEGIN_SECONDS = 60.0
 
@@ -38,14 +40,13 @@ class Reconnector:
         sessions: SessionManager,
         peer_access: PeerAccessSwitch,
         *,
-        timeout_seconds: float,
         renewed_variables: Sequence[str],
         log: logging.Logger,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
         self._peer_access = peer_access
         self._renewed_variables = renewed_variables
-        self._timeout_seconds, self._log = timeout_seconds, log
+        self._log = log
 
     def begin(self, served: ServedKernel) -> None:
         """Install the agent in a new kernel before its first cell; requests are held meanwhile."""
@@ -59,7 +60,7 @@ class Reconnector:
                         await asyncio.sleep(0.01)
                     manager = manager_of(self._kernels, served.kernel_id)
                     served.has_agent = await agent_calls.install(manager)
-                    await wait_until_connected(manager, served, self._timeout_seconds)
+                    await wait_until_connected(manager, served, RECONNECT_SECONDS)
             except TimeoutError:
                 self._log.debug("kernel %s was never listed", served.kernel_id)
             finally:
@@ -91,11 +92,11 @@ class Reconnector:
             if left := buffered(self._kernels, served.kernel_id):
                 client_session = left["session_key"].partition(":")[2]
                 routing_ids.renew(left["channels"], served.routing_id(client_session))
-        if not await wait_until_connected(manager, served, self._timeout_seconds):
+        if not await wait_until_connected(manager, served, RECONNECT_SECONDS):
             self._log.warning(
                 "kernel %s: not connected again within %s s; output may be missing",
                 served.kernel_id,
-                self._timeout_seconds,
+                RECONNECT_SECONDS,
             )
         if not served.has_agent:
             return

@@ -8,7 +8,7 @@ A kernel counts as changed when
    thread that uses less is missed until the next cell, and a completion that takes long is mistaken for a change.
 
 A kernel is saved `autosave_interval` after the change was seen, so that is the most that can be lost. Then it is left alone for
-`autosave_rest` times as long as the save took. One kernel is saved at a time, with pauses in between. A kernel in another
+ten times as long as the save took. One kernel is saved at a time, with pauses in between. A kernel in another
 operation is left alone, and explicit requests come first (`before_freeze`).
 """
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _WORKING, _WORKING_SECONDS = 0.01, 0.5
 #: The checks of the kernels per interval, and the shortest and longest pause between two checks, in seconds.
 _LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
+#: How long a kernel is left alone after a save, as a multiple of the time that the save took: long saves are rarer.
+_REST = 10.0
 #: Errors that are not logged as warnings: another operation came first, or the save was canceled.
 _QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
 
@@ -69,11 +71,10 @@ class Autosave(KernelListener):
         kernels: KernelList,
         *,
         interval_seconds: float,
-        pause_factor: float,
         log: logging.Logger,
     ) -> None:
         self._operations, self._kernels = operations, kernels
-        self._interval_seconds, self._pause_factor, self._log = interval_seconds, pause_factor, log
+        self._interval_seconds, self._log = interval_seconds, log
         self._watched: dict[str, _Watched] = {}
         self._rest_until: dict[str, float] = {}
         #: The reason of a kernel's last failure, by kernel id; it is logged again only when it changes.
@@ -184,7 +185,7 @@ class Autosave(KernelListener):
             self._saving, self._operation = "", None
             self._over.set()
         now = self._now()
-        self._rest_until[kernel_id] = now + max(rest_seconds, self._pause_factor * (now - began))
+        self._rest_until[kernel_id] = now + max(rest_seconds, _REST * (now - began))
 
     async def _save_and_wait(self, kernel_id: str, watched: _Watched) -> None:
         served = watched.served

@@ -10,7 +10,7 @@ import type {
   KernelState,
   OperationKind
 } from '../protocol';
-import { expiryTexts, givenBackText, snapshotTitle } from '../snapshot-texts';
+import { expiryTexts, snapshotTitle } from '../snapshot-texts';
 import {
   doneText,
   explain,
@@ -77,21 +77,6 @@ it.each<[Partial<IExpiry>, string[]]>([
   ]
 ])('%p is explained', (rules, texts) => {
   expect(expiryTexts({ ...noRule, ...rules }, trans)).toEqual(texts);
-});
-
-it('what suspended kernels gave back is shown in bytes and GPUs times hours', () => {
-  const nothing = {
-    memory_byte_seconds: 0,
-    gpu_byte_seconds: 0,
-    gpu_seconds: 0
-  };
-  expect(givenBackText(nothing, trans)).toBe('');
-  const some = { ...nothing, memory_byte_seconds: 1.25e9 * 3600 };
-  expect(givenBackText(some, trans)).toBe('1.25 GB-hours of memory');
-  const gpus = { ...some, gpu_byte_seconds: 8.4e10 * 3600, gpu_seconds: 12600 };
-  expect(givenBackText(gpus, trans)).toBe(
-    '1.25 GB-hours of memory · 3.5 GPU-hours · 84 GB-hours of GPU memory'
-  );
 });
 
 /** What an operation did, with some of its numbers changed. */
