@@ -1,6 +1,6 @@
 """The facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 
-Each machine sends only what has changed on it since it last sent changes, so that it does not undo another machine's pin.
+Each machine sends only what has changed on it since it last sent changes. If several change the same, the last change stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a snapshot on one machine, as it was or will be sent to a remote.
 
     `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
-    identity of the local store that has the rest of the snapshot then. `pinned_there`: another machine's pin, which came by the remote.
+    identity of the local store that has the rest of the snapshot then.
     """
 
     pinned: bool = False
@@ -41,14 +41,13 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     relied_on_in: str = ""
     store: str = ""
-    pinned_there: bool = False
 
 
 class Deletion(msgspec.Struct, frozen=True):
     """The deletion of a snapshot by a user of this machine.
 
     `terms`: the term of this machine's last lease of each far session. `unpinned`: whether the user ended the pin that this machine had
-    sent. Other pins prevent the deletion, because an entry does not record which machines have pinned the snapshot.
+    sent. Another pin prevents the deletion.
     `was_relied_on`: whether the store in which it was deleted relied on it.
     """
 

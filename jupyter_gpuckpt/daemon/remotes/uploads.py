@@ -212,17 +212,14 @@ class Uploads:
         uploader.ask(request.snapshot_ids)
         uploader.wake()
 
-    async def note_there(self, name: str, snapshot_id: str, pinned_there: bool = False) -> None:
-        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError.
-
-        `pinned_there`: another machine has pinned it.
-        """
+    async def note_there(self, name: str, snapshot_id: str) -> None:
+        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError."""
         await self.look()
         self._snapshots.is_stale = True
         if self._uploaders:
             await self._snapshots.refresh()
         if uploader := self._uploaders.get(name):
-            uploader.note_there(snapshot_id, pinned_there=pinned_there)
+            uploader.note_there(snapshot_id)
 
     async def note_gone(self, name: str, snapshot_ids: Collection[str]) -> None:
         """Record that a remote no longer lists snapshots that it had, so that they are uploaded again only on request."""
