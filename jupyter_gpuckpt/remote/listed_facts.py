@@ -18,10 +18,10 @@ _Word = Annotated[str, msgspec.Meta(max_length=40)]
 class About(msgspec.Struct, frozen=True):
     """The cause and kind of a snapshot (as in `SnapshotInfo`), whether it is pinned, and whether a user gave it a title or note."""
 
-    cause: _Word
-    reason: _Word
-    pinned: bool
-    named: bool
+    cause: _Word = ""
+    reason: _Word = ""
+    pinned: bool = False
+    named: bool = False
 
     @property
     def known_cause(self) -> Cause | None:
@@ -85,8 +85,8 @@ class Entry(Protocol):
         """The title by which it is listed."""
 
     @property
-    def about(self) -> About | None:
-        """The facts that retention needs; None if they are not known."""
+    def about(self) -> About:
+        """The facts that retention needs."""
 
     @property
     def relied_on_by(self) -> dict[str, str]:
@@ -119,14 +119,10 @@ def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str
     }
 
 
-def amended_facts(known: About | None, change: Amendment) -> About | None:
-    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself.
-
-    If an older version uploaded the snapshot without these facts (`known` is None), none are added: no other machine can know whether
-    that one has pinned it, so retention keeps it.
-    """
+def amended_facts(known: About, change: Amendment) -> About:
+    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself."""
     before, now = change.before, change.now
-    if change.about is None or known is None:
+    if change.about is None:
         return known
     if before is None:
         # What was sent before is not known, so only changes that protect the snapshot are sent.

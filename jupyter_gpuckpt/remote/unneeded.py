@@ -1,7 +1,7 @@
 """The retention of a remote: which snapshots of all machines rules of retention remove, and their removal from the far sessions.
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
-session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
+session or of a kernel in it, a pinned one, one with a title or note by a user, one of an unknown cause, or one whose content a
 machine has nowhere else. The snapshot that was listed last also counts as the newest.
 
 A removal marks the snapshots as deleted, unless a judged entry of their session has changed since. The collector removes their
@@ -23,7 +23,6 @@ NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
 NEWEST_OF_KERNEL = "the newest of a kernel of its session"
 NAMED = "it has a title or note"
-UNKNOWN = "an older version uploaded it, and did not say whether it is pinned"
 NEWER = "a newer version uploaded it, for a reason that is not known here"
 #: The packs that a manifest needs, by its name, with their lengths; none for a manifest that is lost.
 PacksOf = Callable[[str], Mapping[str, int]]
@@ -151,8 +150,6 @@ def newest_of(session: FarSession) -> dict[str, str]:
 def _why_kept(one: FarSnapshot) -> str:
     if one.relied_on_by:
         return f"machine {', '.join(sorted(one.relied_on_by.values()))} relies on it"
-    if one.about is None:
-        return UNKNOWN
     if one.about.known_cause is None:
         return NEWER
     return NAMED if one.about.named and not one.about.pinned else ""
@@ -164,14 +161,14 @@ def _info(session: FarSession, one: FarSnapshot, place: int) -> SnapshotInfo:
     `place`: its place in the session's order, which is that of retention.
     """
     about = one.about
-    is_exempt = about is None or about.known_cause is None or about.pinned or about.named
+    is_exempt = about.known_cause is None or about.pinned or about.named
     return SnapshotInfo(
         one.manifest,
         session.facts.session_id,
         one.created,
-        about.reason if about else "",
+        about.reason,
         sizes=Sizes(one.raw_bytes, one.stored_bytes, one.stored_bytes),
-        cause=(about.known_cause if about else None) or Cause.MANUAL,
+        cause=about.known_cause or Cause.MANUAL,
         pinned=is_exempt,
         number=place,
     )

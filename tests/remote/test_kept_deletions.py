@@ -47,19 +47,6 @@ def test_a_session_that_was_moved_there_keeps_its_only_snapshot_until_it_is_take
     assert (user.listed(), user.waiting()) == ([], {})
 
 
-def test_what_an_older_version_uploaded_waits_until_it_is_known_who_did(user):
-    _change(user, each_machine_id="")
-    user.deletes("s1")
-    user.tell()
-    assert user.listed() == ["s1"]
-    assert user.waiting() == {"s1": "a machine with an older version uploaded to its session"}
-    # Its next upload to the session says who it is.
-    user.add(3, "k1")
-    user.after_a_day()
-    user.tell()
-    assert (user.listed(), user.waiting()) == (["s3"], {})
-
-
 def test_a_remote_that_only_another_machine_may_write_to_is_not_told_and_the_log_says_so(
     user, caplog
 ):

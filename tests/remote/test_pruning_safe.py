@@ -14,7 +14,7 @@ from jupyter_gpuckpt.remote import unneeded
 from jupyter_gpuckpt.remote.capabilities import time_there
 from jupyter_gpuckpt.remote.collector import collect
 from jupyter_gpuckpt.remote.fetch import fetch
-from jupyter_gpuckpt.remote.listed_facts import Told, told
+from jupyter_gpuckpt.remote.listed_facts import Told
 from jupyter_gpuckpt.remote.remote_sessions import Facts, Sessions
 from jupyter_gpuckpt.wire import decoding
 from jupyter_gpuckpt.wire.manifest_records import Cause
@@ -60,19 +60,6 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
             a.tell("s1", None, Told(pinned=True))
     assert reads == ["sessions/one"]
     assert a.bucket.list("sessions") == []
-
-
-def test_what_an_older_version_uploaded_stays_whatever_other_machines_tell(keeper):
-    a = keeper()
-    _taken(a, 2)
-    _change(a, "s0", about=None)
-    for before in (None, Told()):
-        a.tell("s0", before, told(a.store.manifest("s0").info), machine="b")
-        assert a.judged(keep_last=1)["s0"] == (False, unneeded.UNKNOWN)
-    # It still says who relies on it.
-    a.tell("s0", None, Told(relied_on_in="one"), machine="b")
-    assert a.entry("s0").relied_on_by == {"b": "host of b"}
-    assert a.entry("s0").about is None
 
 
 def test_the_last_listed_stays_even_if_the_clock_of_another_machine_was_ahead(keeper):
