@@ -137,8 +137,8 @@ def measured_upload_rate(remotes: Iterable[RemoteUploads]) -> float:
     """Return the rate of all uploads so far to the fastest remote; `UPLOAD_BYTES_PER_SECOND` if too little was uploaded."""
     sent = [one.traffic for one in remotes if one.automatic and not one.paused]
     rates = [
-        one.timed_bytes / one.seconds
+        one.sent_bytes / one.seconds
         for one in sent
-        if one.timed_bytes >= _TELLING_UPLOADED and one.seconds > 0
+        if one.sent_bytes >= _TELLING_UPLOADED and one.seconds > 0
     ]
     return max(rates, default=UPLOAD_BYTES_PER_SECOND)

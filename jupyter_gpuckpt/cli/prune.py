@@ -36,15 +36,20 @@ _Number = TypeVar("_Number", int, float)
 
 def add_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `prune`."""
+    add_rules(to, "kernel")
+
+
+def add_rules(to: ArgumentParser, of: str) -> None:
+    """Add the rules of retention, which apply to each kernel or session (`of`), and what the command does with them."""
     to.add_argument(
-        "--keep-last", metavar="N", type=count, default=0, help="keep the last N of every kernel"
+        "--keep-last", metavar="N", type=count, default=0, help=f"keep the last N of every {of}"
     )
     to.add_argument(
         "--keep-within",
         metavar="TIME",
         type=seconds,
         default=0.0,
-        help="keep those taken within TIME before the kernel's latest: 90m, 12h, 7d, 2w",
+        help=f"keep those taken within TIME before the {of}'s latest: 90m, 12h, 7d, 2w",
     )
     to.add_argument(
         "--max-size",
@@ -54,7 +59,7 @@ def add_arguments(to: ArgumentParser) -> None:
         help="then delete the oldest until all take no more than SIZE: 500M, 20G, 1.5T",
     )
     to.add_argument(
-        "--manual-too", action="store_true", help="also remove snapshots that you took yourself"
+        "--manual-too", action="store_true", help="also remove snapshots that users took themselves"
     )
     to.add_argument(
         "-n", "--dry-run", action="store_true", help="only list the snapshots that would be deleted"
@@ -62,8 +67,8 @@ def add_arguments(to: ArgumentParser) -> None:
     to.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
-def run(args: Namespace, client: Client) -> int:
-    """Prune snapshots, after a question on a terminal; print which were deleted and which are kept."""
+def policy_of(args: Namespace) -> RetentionPolicy:
+    """Return the rules that the arguments give. Raises ConfigurationError if they remove nothing."""
     policy = RetentionPolicy(
         args.keep_last, args.keep_within, args.max_size, manual_too=args.manual_too
     )
@@ -72,15 +77,18 @@ def run(args: Namespace, client: Client) -> int:
             "No rule is given for the snapshots to keep.",
             hint="Give --keep-last, --keep-within or --max-size; --dry-run shows what they would do.",
         )
+    return policy
+
+
+def run(args: Namespace, client: Client) -> int:
+    """Prune snapshots, after a question on a terminal; print which were deleted and which are kept."""
+    policy = policy_of(args)
     report = client.send(calls.prune(policy, dry_run=True))
     doomed = sum(verdict.removed for verdict in report.verdicts)
     if not args.json:
         printing.say(_table(report) if report.verdicts else "No snapshots.")
     if doomed and not args.dry_run:
-        if not args.yes and sys.stdin.isatty():
-            those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
-            if not printing.ask(f"Delete {those} for ever?"):
-                raise OperationCancelled("Nothing was deleted.")
+        confirm(args, doomed)
         report = client.send(calls.prune(policy))
         doomed = sum(verdict.removed for verdict in report.verdicts)
     if args.json:
@@ -88,6 +96,13 @@ def run(args: Namespace, client: Client) -> int:
     elif report.verdicts:
         printing.say(_summary(report, doomed, dry_run=args.dry_run))
     return 0
+
+
+def confirm(args: Namespace, doomed: int) -> None:
+    """Ask on a terminal whether snapshots are to be deleted, unless --yes is given. Raises OperationCancelled."""
+    those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
+    if not args.yes and sys.stdin.isatty() and not printing.ask(f"Delete {those} for ever?"):
+        raise OperationCancelled("Nothing was deleted.")
 
 
 def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:

@@ -140,7 +140,6 @@ class Daemon:
         )
         self.listed_checks = ListedChecks(
             settings.data,
-            self.machine,
             self.uploads,
             lambda: self.needs_quiet or self.uploads.any_pending,
         )
@@ -148,7 +147,6 @@ class Daemon:
             settings.data,
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
-            self.listed_checks.check,
         )
         self.scrubbing = Scrubbing(
             settings.data, self.machine, self.uploads, lambda: self.needs_quiet

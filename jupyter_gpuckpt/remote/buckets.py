@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -31,7 +32,6 @@ from ..store.packs import sync_directory
 from ..wire.plurals import counted
 from ..wire.remote_records import Remote
 from . import request_errors
-from .counting import Counter
 from .credentials import AwsFile
 from .objects import ListedObject, Stored, Version
 from .retries import Retries
@@ -106,8 +106,8 @@ class Bucket:
         root: Path | None = None,
     ) -> None:
         self._store, self.name, self.retries = store, name, retries
-        #: Counts all requests and bytes.
-        self.counter = Counter()
+        #: The bytes of all written objects, also of attempts that failed.
+        self.sent_bytes, self._counting = 0, threading.Lock()
         #: Whether deletions succeeded when the endpoint was tested.
         self.deletes = deletes
         self._patient = patient or store
@@ -117,7 +117,6 @@ class Bucket:
         """Return an object. Raises FarObjectMissing."""
 
         def get() -> Stored:
-            self.counter.note_read()
             result = self._store.get(name)
             meta = result.meta
             if meta["size"] > max_bytes:
@@ -125,7 +124,6 @@ class Bucket:
                     f"{name} in remote {self.name} is longer than {max_bytes:,} bytes."
                 )
             data = bytes(result.bytes())
-            self.counter.note_received(len(data))
             if len(data) != meta["size"]:
                 raise StoreUnavailable(
                     f"The response for {name} from remote {self.name} was truncated."
@@ -138,10 +136,8 @@ class Bucket:
         """Return the bytes from `start` up to `end` of an object, fewer if the object is shorter. Raises FarObjectMissing."""
 
         def get() -> memoryview:
-            self.counter.note_read()
             # A copy would hold the GIL.
             data = memoryview(self._store.get_range(name, start=start, end=end))
-            self.counter.note_received(len(data))
             if len(data) > end - start:
                 raise FarObjectInvalid(
                     f"Remote {self.name} returned more bytes than the requested range."
@@ -246,10 +242,7 @@ class Bucket:
 
         def every() -> list[ListedObject]:
             found: list[ListedObject] = []
-            self.counter.note_write()
-            for number, page in enumerate(self._store.list(folder)):
-                if number:
-                    self.counter.note_write()
+            for page in self._store.list(folder):
                 found += [
                     ListedObject(one["path"], one["size"], one["last_modified"]) for one in page
                 ]
@@ -263,7 +256,8 @@ class Bucket:
 
     def _put(self, name: str, data: bytes | bytearray | memoryview, mode: Any) -> Any:  # noqa: ANN401 - obstore's own
         # obstore ignores conditions in multipart uploads.
-        self.counter.note_write(len(data))
+        with self._counting:
+            self.sent_bytes += len(data)
         store = self._patient if len(data) > _LONG_BYTES else self._store
         done = store.put(name, data, mode=mode, use_multipart=False)
         if self._root is not None:
@@ -271,7 +265,6 @@ class Bucket:
         return done
 
     def _head(self, name: str) -> ObjectMeta:
-        self.counter.note_read()
         try:
             return self._once(lambda: self._store.head(name), name)
         except FarObjectInvalid as error:
@@ -286,7 +279,6 @@ class Bucket:
         """Return whether the object has the header and the length of `data`."""
         try:
             size = self._head(name)["size"]
-            self.counter.note_read()
             header = self._once(
                 lambda: bytes(self._store.get_range(name, start=0, end=HEADER_BYTES)), name
             )

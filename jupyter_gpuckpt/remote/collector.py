@@ -14,8 +14,8 @@ pack is removed that a listed snapshot needs:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -27,8 +27,6 @@ from . import (
     pack_refs,
     remote_manifests,
     roots,
-    rules,
-    unneeded,
 )
 from .buckets import Bucket
 from .epochs import Epoch
@@ -37,30 +35,17 @@ from .remote_manifests import FarManifest
 from .remote_sessions import Sessions
 from .sealing import Seal
 from .seen import Seen
-from .unneeded import Plan
 
 #: Packs younger than this, by the remote's clock, are not condemned: otherwise a slow upload would have to send them repeatedly.
 MIN_AGE = timedelta(days=1)
 
 
 class Collected(NamedTuple):
-    """The result of a collector: removed packs, their bytes, newly condemned packs, and snapshots that the remote's rule removed."""
+    """The result of a collector: removed packs, their bytes, and newly condemned packs."""
 
     removed: int = 0
     freed_bytes: int = 0
     condemned: int = 0
-    dropped: int = 0
-
-
-@dataclass
-class ByRule:
-    """What a remote's rule has removed, which is known even if the collection fails later.
-
-    `generation`: that of the rule; 0 without one. `dropped`: the ids of the removed snapshots, by session.
-    """
-
-    generation: int = 0
-    dropped: dict[str, list[str]] = field(default_factory=dict)
 
 
 def collect(
@@ -69,21 +54,17 @@ def collect(
     seen: Seen,
     *,
     min_age: timedelta = MIN_AGE,
-    by_rule: ByRule | None = None,
+    read_before: Mapping[str, dict[str, int]] | None = None,
 ) -> Collected:
     """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn unneeded ones.
 
-    `by_rule`: if given, the remote's rule is applied, and its removals are recorded there. Nothing is removed if another collector
-    begins the epoch, and no pack if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable,
-    OperationCancelled.
+    `read_before`: the packs of manifests that were read before. Nothing is removed if another collector begins the epoch, or if a
+    manifest cannot be read. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
     """
     now = epochs.read(bucket, seal, seen)
     last = now.epoch.number
     complete = last > 0 and bucket.head(epochs.list_name(last)) is not None
     epoch = Epoch(last + 1, last if complete else now.epoch.condemned)
-    packs = Packs(bucket, seal)
-    # This comes first: a rule that cannot be read must not use up an epoch with every attempt.
-    plan = unneeded.plan(bucket, seal, seen, packs.of) if by_rule else None
     if not epochs.advance(bucket, seal, now, epoch):
         return Collected()
     written = bucket.get(epochs.NAME).modified
@@ -91,19 +72,11 @@ def collect(
         condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
     except FarObjectMissing:
         return Collected()  # other collectors have completed later epochs meanwhile
-    # A machine may be fetching what the rule removes, so those manifests stay until the next epoch.
-    just_now = (
-        _removed_by_rule(bucket, seal, seen, epoch, plan, by_rule, written)
-        if plan and by_rule
-        else set()
-    )
-    found = roots.read(bucket, seal, seen, packs_of, packs.read)
+    found = roots.read(bucket, seal, seen, packs_of, read_before)
     needed = set().union(*found.all)
-    # A machine may be fetching what a user has just deleted elsewhere. The clocks of machines differ.
+    # A machine may be fetching what was just deleted elsewhere. The clocks of machines differ.
     limit = min_age.total_seconds()
-    kept = just_now | {
-        name for name, at in found.deleted_at.items() if abs(written.timestamp() - at) < limit
-    }
+    kept = {name for name, at in found.deleted_at.items() if abs(written.timestamp() - at) < limit}
     gone = {session_id: names - kept for session_id, names in found.gone.items()}
     _forget_deleted(bucket, seal, seen, {name: some for name, some in gone.items() if some})
     there = {one.name: one for one in bucket.list(pack_refs.FOLDER)}
@@ -123,35 +96,7 @@ def collect(
     ]
     bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
-    return Collected(len(removed), freed, len(fresh), len(just_now))
-
-
-def _removed_by_rule(
-    bucket: Bucket,
-    seal: Seal,
-    seen: Seen,
-    epoch: Epoch,
-    plan: Plan,
-    by_rule: ByRule,
-    now: datetime,
-) -> set[str]:
-    """Remove what a rule asks for; return the names of the manifests, and record in `by_rule` what was removed.
-
-    `now`: by the remote's clock, with which the next collection compares it.
-    """
-    by_rule.generation = plan.rule.generation if plan.rule else 0
-    removals = unneeded.remove(
-        plan,
-        Sessions(bucket, seal, seen),
-        lambda: rules.read(bucket, seal, seen),
-        lambda: epochs.number(bucket, seal, seen) == epoch.number,
-        now.timestamp(),
-    )
-    names = set()
-    for session_id, snapshots in removals:
-        by_rule.dropped[session_id] = [one.snapshot_id for one in snapshots]
-        names |= {one.manifest for one in snapshots}
-    return names
+    return Collected(len(removed), freed, len(fresh))
 
 
 class Packs:

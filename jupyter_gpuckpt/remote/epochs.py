@@ -55,11 +55,6 @@ def read(bucket: Bucket, seal: Seal, seen: Seen) -> CurrentEpoch:
     raise invalid(list_name(epoch.condemned), "the epoch names it, but it is missing")
 
 
-def number(bucket: Bucket, seal: Seal, seen: Seen) -> int:
-    """Return the number of the current epoch; its list of condemned packs is not read."""
-    return _read(bucket, seal, seen)[0].number
-
-
 def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None]:
     newest = seen.newest(NAME)
     try:

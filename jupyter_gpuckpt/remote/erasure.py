@@ -88,7 +88,7 @@ def erase(
         )
     eraser = _Eraser(bucket, seal, seen, pack_bytes)
     before = eraser.stored_bytes()
-    snapshots, kept = eraser.empty(session_id)
+    snapshots = eraser.mark(session_id)
     rewritten = removed = 0
     left: set[str] = set()
     for number in range(_ROUNDS):
@@ -106,12 +106,12 @@ def erase(
             collect(bucket, seal, seen, min_age=timedelta(0)).removed for _ in range(_EPOCHS)
         )
         removed += gone
-        left = eraser.still_there(going)
+        left = eraser.still_there(going) | eraser.erased_still_there(session_id)
         if not left or not (moved or gone):
             break
     eraser.forget_gone_packs()
     freed = max(0, before - eraser.stored_bytes())
-    return Erased(snapshots, removed, rewritten, freed, len(left) + kept)
+    return Erased(snapshots, removed, rewritten, freed, len(left))
 
 
 class _Eraser:
@@ -136,19 +136,20 @@ class _Eraser:
         if gone := index.packs.keys() - self.still_there(set(index.packs)):
             index_objects.consolidate(self._bucket, self._seal, without=gone)
 
-    def empty(self, session_id: str) -> tuple[int, int]:
-        """Empty the far session and remove its manifests; return how many snapshots it listed and how many manifests still exist."""
+    def erased_still_there(self, session_id: str) -> set[str]:
+        """Return the erased manifests of a far session whose objects exist."""
+        there = {one.name for one in self._bucket.list(remote_manifests.FOLDER)}
+        return there.intersection(self._sessions.get(session_id).erased)
+
+    def mark(self, session_id: str) -> int:
+        """Empty the far session, so that the collector removes its manifests; return how many snapshots it listed."""
         found = roots.read(self._bucket, self._seal, self._seen, _needs_of)
         unlisted = {
             name for name, needs in found.unlisted.items() if needs.session_id == session_id
         }
         if not unlisted:
             self._sessions.get(session_id)  # or there is nothing to erase
-        before = self._sessions.empty(session_id, unlisted)
-        there = {one.name for one in self._bucket.list(remote_manifests.FOLDER)}
-        erased = set(self._sessions.get(session_id).erased)
-        kept = self._bucket.delete(sorted(there & erased))
-        return len(before.listed), len(kept)
+        return len(self._sessions.empty(session_id, unlisted).listed)
 
     def rewrite(self) -> tuple[int, set[str]]:
         """Move needed chunks out of every pack that also holds chunks that nothing needs.
@@ -201,7 +202,7 @@ class _Eraser:
             if _uses(one, going) or (one.session_id, one.snapshot_id) in listed:
                 by_session.setdefault(one.session_id, set()).add(name)
         for session_id, names in by_session.items():
-            self._bucket.delete(sorted(self._sessions.erase(session_id, names)))
+            self._sessions.erase(session_id, names)
 
     def _move(
         self,
@@ -238,14 +239,14 @@ class _Eraser:
         else:
             for session_id, some in others.items():
                 names = {other for other, _ in some.values()}
-                self._bucket.delete(sorted(self._sessions.erase(session_id, names)))
+                self._sessions.erase(session_id, names)
 
     def _list(self, session_id: str, others: dict[str, tuple[str, bytes]]) -> None:
         """Replace listed manifests by others, and erase those of both kinds that are not listed afterwards."""
         after = self._sessions.replace(session_id, others)
         listed = {one.manifest for one in after.snapshots}
         names = {*others, *(name for name, _ in others.values())} - listed
-        self._bucket.delete(sorted(self._sessions.erase(session_id, names)))
+        self._sessions.erase(session_id, names)
 
     def _write_anew(self, packs: list[OpenPack], needed: set[bytes]) -> Iterable[PackRows]:
         """Write the needed chunks of packs to new packs, each chunk once; yield the new packs."""
@@ -310,8 +311,7 @@ class _Eraser:
 
 
 def _needs_of(manifest: FarManifest) -> _Needs:
-    session_id = manifest.session_id or manifest.manifest().info.kernel_id
-    return _Needs(session_id, manifest.snapshot_id, manifest.packs)
+    return _Needs(manifest.session_id, manifest.snapshot_id, manifest.packs)
 
 
 def _uses(needs: _Needs, packs: set[str]) -> bool:

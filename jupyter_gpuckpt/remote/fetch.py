@@ -125,7 +125,7 @@ def far_manifest(bucket: Bucket, seal: Seal, snapshot: FarSnapshot) -> FarManife
     except FarObjectMissing as error:
         raise FarObjectMissing(
             str(error),
-            hint="Somebody has deleted the snapshot from the remote, or the remote's rule has removed it. List its snapshots again.",
+            hint="The snapshot was deleted from the remote, by a user or by `remote prune`. List its snapshots again.",
         ) from error
     if far.snapshot_id != snapshot.snapshot_id:
         raise invalid(snapshot.manifest, "it belongs to another snapshot")

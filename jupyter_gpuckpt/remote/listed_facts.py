@@ -1,6 +1,6 @@
 """The facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 
-Each machine sends only what has changed on it since it last sent changes, so that it does not undo another machine's pin.
+Each machine sends only what has changed on it since it last sent changes. If several change the same, the last change stays.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _Word = Annotated[str, msgspec.Meta(max_length=40)]
 class About(msgspec.Struct, frozen=True):
     """The cause and kind of a snapshot (as in `SnapshotInfo`), whether it is pinned, and whether a user gave it a title or note."""
 
-    cause: _Word
-    reason: _Word
-    pinned: bool
-    named: bool
+    cause: _Word = ""
+    reason: _Word = ""
+    pinned: bool = False
+    named: bool = False
 
     @property
     def known_cause(self) -> Cause | None:
@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a snapshot on one machine, as it was or will be sent to a remote.
 
     `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
-    identity of the local store that has the rest of the snapshot then. `pinned_there`: another machine's pin, which came by the remote.
+    identity of the local store that has the rest of the snapshot then.
     """
 
     pinned: bool = False
@@ -41,14 +41,13 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     relied_on_in: str = ""
     store: str = ""
-    pinned_there: bool = False
 
 
 class Deletion(msgspec.Struct, frozen=True):
     """The deletion of a snapshot by a user of this machine.
 
     `terms`: the term of this machine's last lease of each far session. `unpinned`: whether the user ended the pin that this machine had
-    sent. Other pins prevent the deletion, because an entry does not record which machines have pinned the snapshot.
+    sent. Another pin prevents the deletion.
     `was_relied_on`: whether the store in which it was deleted relied on it.
     """
 
@@ -86,8 +85,8 @@ class Entry(Protocol):
         """The title by which it is listed."""
 
     @property
-    def about(self) -> About | None:
-        """The facts that retention needs; None if they are not known."""
+    def about(self) -> About:
+        """The facts that retention needs."""
 
     @property
     def relied_on_by(self) -> dict[str, str]:
@@ -120,14 +119,10 @@ def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str
     }
 
 
-def amended_facts(known: About | None, change: Amendment) -> About | None:
-    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself.
-
-    If an older version uploaded the snapshot without these facts (`known` is None), none are added: no other machine can know whether
-    that one has pinned it, so retention keeps it.
-    """
+def amended_facts(known: About, change: Amendment) -> About:
+    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself."""
     before, now = change.before, change.now
-    if change.about is None or known is None:
+    if change.about is None:
         return known
     if before is None:
         # What was sent before is not known, so only changes that protect the snapshot are sent.

@@ -81,24 +81,15 @@ def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapsh
 def _why_kept(
     session: FarSession, one: FarSnapshot, deletion: Deletion, machine_id: str, *, is_newest: bool
 ) -> Kept | None:
-    if why := _why_not_ours(session, machine_id):
-        return why
+    if all(other.machine_id != machine_id for other in session.snapshots):
+        return Kept("this machine has uploaded nothing to its session", waits=False)
     if session.moved_at:
         return Kept("its session was moved there for another machine", waits=True)
     if hosts := sorted({*_without(one, deletion, machine_id).relied_on_by.values()}):
         return Kept(f"machine {', '.join(hosts)} relies on it", waits=True)
-    if one.about is not None and one.about.pinned and not deletion.unpinned:
+    if one.about.pinned and not deletion.unpinned:
         return Kept("it is pinned there", waits=True)
     # A machine that continues from the newest may have no other copy, and does not send that it needs it (`LocalState.is_relied_on`).
     if is_newest and session.term > deletion.terms.get(session.facts.session_id, 0):
         return Kept("another machine has continued from it", waits=True)
     return None
-
-
-def _why_not_ours(session: FarSession, machine_id: str) -> Kept | None:
-    uploaders = {other.machine_id for other in session.snapshots}
-    if machine_id in uploaders:
-        return None
-    if "" in uploaders:
-        return Kept("a machine with an older version uploaded to its session", waits=True)
-    return Kept("this machine has uploaded nothing to its session", waits=False)

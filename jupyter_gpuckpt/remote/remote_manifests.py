@@ -31,7 +31,7 @@ class FarManifest(msgspec.Struct, frozen=True):
     snapshot_id: Annotated[str, msgspec.Meta(max_length=128)]
     content: bytes
     packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MAX_PACKS)]
-    #: The far session that lists it; empty if an older version wrote it, then the id is that of the snapshot's kernel.
+    #: The far session that lists it.
     session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     def manifest(self) -> Manifest:

@@ -48,11 +48,10 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     stored_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     #: When it was deleted, in seconds since 1970; 0 if it was not. This tombstone stays until the collector has removed its manifest.
     deleted_at: float = 0.0
-    #: None if an older version uploaded it. Then retention keeps it.
-    about: About | None = None
+    about: About = About()
     #: The machines that have its content nowhere else, by their ids, with their host names. Retention keeps it.
     relied_on_by: dict[Text, Text] = {}
-    #: The id of the machine that uploaded it; empty if an older version did.
+    #: The id of the machine that uploaded it.
     machine_id: Text = ""
     #: The term of the session in which it was made (0: before any lease), and its number (`snapshot_order.py`).
     term: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -101,7 +100,7 @@ class FarSession(msgspec.Struct, frozen=True):
     snapshots: list[FarSnapshot] = []
     #: Manifests that must not be listed again because an erasure removes them. An upload that still runs may not know this yet.
     erased: list[Text] = []
-    #: None if no machine runs the session. Older versions wrote neither this field nor the term.
+    #: None if no machine runs the session.
     lease: Lease | None = None
     #: A fencing token: the number of leases granted so far. It does not change when a lease ends.
     term: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -378,9 +377,8 @@ def _as_known(snapshot: FarSnapshot, session: FarSession) -> FarSnapshot:
     """Return a new upload of a snapshot, with what is listed of it already."""
     for one in session.listed:
         if one.snapshot_id == snapshot.snapshot_id:
-            known = one.about or snapshot.about
             return msgspec.structs.replace(
-                snapshot, about=known, relied_on_by=one.relied_on_by | snapshot.relied_on_by
+                snapshot, about=one.about, relied_on_by=one.relied_on_by | snapshot.relied_on_by
             )
     return snapshot
 

@@ -1,38 +1,28 @@
-"""The retention of a remote: which snapshots of all machines its rule removes, and their removal from the far sessions.
+"""The retention of a remote: which snapshots of all machines rules of retention remove, and their removal from the far sessions.
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
-session or of a kernel in it, a pinned one, one with a title or note by a user, one of which nothing is known, or one whose content a
+session or of a kernel in it, a pinned one, one with a title or note by a user, one of an unknown cause, or one whose content a
 machine has nowhere else. The snapshot that was listed last also counts as the newest.
 
-A removal takes two epochs of the collector: one marks the snapshots as deleted, the next removes their manifests. So a fetch that has
-begun can finish. Nothing is marked in a session of which a judged entry has changed since.
+A removal marks the snapshots as deleted, unless a judged entry of their session has changed since. The collector removes their
+manifests at least a day later (`collector.py`), so a fetch that has begun can finish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
-from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
+from ..errors import FarObjectMissing
 from ..store import retention
 from ..wire.manifest_records import Cause, Sizes, SnapshotInfo
 from ..wire.retention_policy import RetentionPolicy
-from . import rules
-from .objects import Objects, Remembering, Sealing
 from .remote_sessions import FarSession, FarSnapshot, Sessions, with_deleted
-from .rules import Rule
-
-_WRITERS = 8
 
 NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
 NEWEST_OF_KERNEL = "the newest of a kernel of its session"
 NAMED = "it has a title or note"
-UNKNOWN = "an older version uploaded it, and did not say whether it is pinned"
 NEWER = "a newer version uploaded it, for a reason that is not known here"
 #: The packs that a manifest needs, by its name, with their lengths; none for a manifest that is lost.
 PacksOf = Callable[[str], Mapping[str, int]]
@@ -100,70 +90,19 @@ def would_free(verdicts: Iterable[Judged], packs_of: PacksOf) -> int:
     return sum(length for name, length in going.items() if name not in kept)
 
 
-class Plan(NamedTuple):
-    """The removals by a rule. `going`: by session id, the session as it was judged, and the manifests of the snapshots to remove."""
+def remove(sessions: Sessions, verdicts: Iterable[Judged], now: float) -> set[str]:
+    """Mark the snapshots that the verdicts remove as deleted; return the manifests of those that were marked.
 
-    rule: Rule | None
-    going: dict[str, tuple[FarSession, set[str]]]
-
-
-def plan(bucket: Objects, seal: Sealing, seen: Remembering, packs_of: PacksOf) -> Plan:
-    """Return what the rule of a remote removes; change nothing. Raises FarObjectInvalid if the rule or a session is damaged."""
-    rule = rules.read(bucket, seal, seen)
+    `now`: by the remote's clock, with which the collector compares it.
+    """
     going: dict[str, tuple[FarSession, set[str]]] = {}
-    if rule is not None and not rule.policy.removes_nothing:
-        for one in judge(all_of(Sessions(bucket, seal, seen)), rule.policy, packs_of):
-            if one.removed:
-                _, names = going.setdefault(one.session.facts.session_id, (one.session, set()))
-                names.add(one.snapshot.manifest)
-    return Plan(rule, going)
-
-
-def remove(
-    wanted: Plan,
-    sessions: Sessions,
-    rule_now: Callable[[], Rule | None],
-    is_ours: Callable[[], bool],
-    now: float,
-) -> Iterator[tuple[str, list[FarSnapshot]]]:
-    """Mark the snapshots of a plan as deleted; yield each session's id with the snapshots that were marked.
-
-    `rule_now`: reads the rule. `is_ours`: returns whether the current epoch is still this collector's. If it is not, or if the rule has
-    changed, this collector may have been stopped for days, and marks nothing more.
-    """
-
-    def is_wanted() -> bool:
-        return is_ours() and rule_now() == wanted.rule
-
-    for session_id, (judged, names) in wanted.going.items():
-        if not is_wanted():
-            break
-        found = _mark(sessions, judged, names, now, is_wanted)
-        # The rule may have changed just before the swap. The snapshots can be listed again, because no manifest has been removed yet.
-        if (
-            found
-            and rule_now() != wanted.rule
-            and _took_back(sessions, session_id, found, is_ours, now)
-        ):
-            break
-        if found:
-            yield session_id, list(found.values())
-
-
-def end_rule(sessions: Sessions) -> None:
-    """Write all far sessions anew after the rule has changed.
-
-    A collector may have been stopped while it sent a compare-and-swap by the former rule. Whenever that request arrives, it now fails.
-    Raises AccessDenied, StoreUnavailable.
-    """
-
-    def rewrite(session_id: str) -> None:
-        # No collector changes a session that was erased just now, or that cannot be read.
-        with suppress(FarObjectMissing, FarObjectInvalid, FormatTooNew):
-            sessions.rewrite(session_id, lambda session: session)
-
-    with ThreadPoolExecutor(_WRITERS, "sessions") as pool:
-        list(pool.map(rewrite, sessions.ids()))
+    for one in verdicts:
+        if one.removed:
+            _, names = going.setdefault(one.session.facts.session_id, (one.session, set()))
+            names.add(one.snapshot.manifest)
+    return {
+        name for judged, names in going.values() for name in _mark(sessions, judged, names, now)
+    }
 
 
 def all_of(sessions: Sessions) -> list[FarSession]:
@@ -177,69 +116,22 @@ def all_of(sessions: Sessions) -> list[FarSession]:
     return found
 
 
-def _mark(
-    sessions: Sessions,
-    judged: FarSession,
-    going: Collection[str],
-    now: float,
-    is_wanted: Callable[[], bool],
-) -> dict[str, FarSnapshot]:
-    """Mark snapshots of a session as deleted, unless a judged entry has changed; return those marked, by manifest.
-
-    `going`: their manifests. `is_wanted`: returns whether the rule is the same. It is called after each read of the session: if the rule
-    changes later, `end_rule` writes the session anew after that read, so the swap fails.
-    """
-    marked: dict[str, FarSnapshot] = {}
+def _mark(sessions: Sessions, judged: FarSession, going: Collection[str], now: float) -> set[str]:
+    """Mark snapshots of a session, given by manifest, as deleted, unless a judged entry has changed; return those that were marked."""
+    marked: set[str] = set()
 
     def mark(session: FarSession) -> FarSession:
         nonlocal marked
-        if not is_wanted():
-            marked = {}
-            return session
         there = {one.manifest: one for one in session.listed}
         is_same = all(there.get(one.manifest) == one for one in judged.listed)
-        newest = newest_of(session)
-        marked = {name: there[name] for name in going if is_same and name not in newest}
-        return _with_deleted(session, marked, now)
+        marked = set(going).difference(newest_of(session)) if is_same else set()
+        return with_deleted(session, lambda one: one.manifest in marked, now)
 
     try:
         sessions.change(judged.facts.session_id, mark)
     except FarObjectMissing:
-        return {}  # everything in the remote was erased meanwhile
+        return set()  # everything in the remote was erased meanwhile
     return marked
-
-
-def _took_back(
-    sessions: Sessions,
-    session_id: str,
-    marked: Collection[str],
-    is_ours: Callable[[], bool],
-    now: float,
-) -> bool:
-    """List snapshots again that were marked as deleted; return False if another collector may already remove their manifests."""
-
-    def back(session: FarSession) -> FarSession:
-        listed = [
-            msgspec.structs.replace(one, deleted_at=0.0)
-            if one.manifest in marked and one.deleted_at == now
-            else one
-            for one in session.snapshots
-        ]
-        return msgspec.structs.replace(session, snapshots=listed)
-
-    if not is_ours():
-        return False
-    with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
-        sessions.change(session_id, back)
-        if not is_ours():
-            # A listed snapshot without a manifest would be worse than a deleted one.
-            sessions.change(session_id, lambda session: _with_deleted(session, marked, now))
-            return False
-    return True
-
-
-def _with_deleted(session: FarSession, names: Collection[str], now: float) -> FarSession:
-    return with_deleted(session, lambda one: one.manifest in names, now)
 
 
 def newest_of(session: FarSession) -> dict[str, str]:
@@ -258,8 +150,6 @@ def newest_of(session: FarSession) -> dict[str, str]:
 def _why_kept(one: FarSnapshot) -> str:
     if one.relied_on_by:
         return f"machine {', '.join(sorted(one.relied_on_by.values()))} relies on it"
-    if one.about is None:
-        return UNKNOWN
     if one.about.known_cause is None:
         return NEWER
     return NAMED if one.about.named and not one.about.pinned else ""
@@ -271,14 +161,14 @@ def _info(session: FarSession, one: FarSnapshot, place: int) -> SnapshotInfo:
     `place`: its place in the session's order, which is that of retention.
     """
     about = one.about
-    is_exempt = about is None or about.known_cause is None or about.pinned or about.named
+    is_exempt = about.known_cause is None or about.pinned or about.named
     return SnapshotInfo(
         one.manifest,
         session.facts.session_id,
         one.created,
-        about.reason if about else "",
+        about.reason,
         sizes=Sizes(one.raw_bytes, one.stored_bytes, one.stored_bytes),
-        cause=(about.known_cause if about else None) or Cause.MANUAL,
+        cause=about.known_cause or Cause.MANUAL,
         pinned=is_exempt,
         number=place,
     )

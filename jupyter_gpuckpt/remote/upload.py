@@ -79,7 +79,7 @@ class Sent(NamedTuple):
 
     count_bytes: int = 0
     packs: int = 0
-    #: All requests; filled in by the caller that counts them.
+    #: Of all requests; filled in by the caller that measures it.
     traffic: Traffic = Traffic()
 
 

@@ -108,16 +108,6 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The location: remotes with the same place have the same objects."""
         return self.url, self.settings.get("endpoint", ""), self.settings.get("account_name", "")
 
-    @property
-    def provider(self) -> str:
-        """The provider whose list prices are known, by name; empty for others."""
-        host = urlsplit(self.settings.get("endpoint", "")).hostname or ""
-        if self.scheme == "s3" and (not host or host.endswith(".amazonaws.com")):
-            return "Amazon S3"
-        if self.scheme == "az" and (not host or host.endswith(".core.windows.net")):
-            return "Azure Blob Storage"
-        return "Google Cloud Storage" if self.scheme == "gs" else ""
-
     def check(self) -> None:
         """Raise ConfigurationError for a URL or settings that cannot work, or that hold a secret."""
         if not ids.is_id(self.name):
@@ -219,7 +209,7 @@ class RemoteVerb(StrEnum):
     PLAN_ERASE = "plan_erase"
     ERASE = "erase"
     VERIFY = "verify"
-    KEEP = "keep"
+    PRUNE = "prune"
 
 
 class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,13 +224,13 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"GivenSecret({self.kind})"
 
 
-class KeepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request about the rule of a remote. `policy`: the new rule; None: show the present one. `dry_run`: set nothing.
+class FarPruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request to remove the snapshots that `policy` does not keep from a remote. `dry_run`: only judge them.
 
     `lost_machine`: the host name or id of a machine that needs nothing in the remote any more, because it never comes back.
     """
 
-    policy: RetentionPolicy | None = None
+    policy: RetentionPolicy = RetentionPolicy()
     dry_run: bool = False
     lost_machine: str = ""
 
@@ -262,7 +252,7 @@ class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new: GivenSecret | None = None
     session: str = ""
     sample: int = 0
-    keep: KeepRequest = KeepRequest()
+    prune: FarPruneRequest = FarPruneRequest()
 
 
 class RemoteView(msgspec.Struct, frozen=True):
@@ -324,22 +314,17 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """The result of fetching a sample. `listed`: the number of all snapshots of the remote; `writes`: the number of list requests."""
+    """The result of fetching a sample. `listed`: the number of all snapshots of the remote."""
 
     listed: int = 0
     snapshots: int = 0
     chunks: int = 0
     chunk_bytes: int = 0
     damaged: list[Damage] = []
-    reads: int = 0
-    writes: int = 0
-    received_bytes: int = 0
-    #: The provider, if its list prices are known; empty if not.
-    provider: str = ""
 
 
 class FarVerdict(msgspec.Struct, frozen=True):
-    """The verdict of a remote's rule on a snapshot: whether it is removed, and the reason."""
+    """The verdict of `remote prune` on a snapshot: whether it is removed, and the reason."""
 
     session_id: str
     path: str
@@ -352,19 +337,15 @@ class FarVerdict(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Keeping(msgspec.Struct, frozen=True):
-    """A remote's rule, when and on which machine it was set (0: never), and its verdicts on all snapshots, newest first.
+class FarPruning(msgspec.Struct, frozen=True):
+    """The verdicts on all snapshots of a remote, newest first; none without a rule.
 
-    `freed_bytes`: of the packs that only removed snapshots need. `released`: how many snapshots a lost machine needs no longer,
-    or, in a dry run, would need no longer; `lost`: their ids.
+    `freed_bytes`: of the packs that only removed snapshots need. `lost`: the ids of the snapshots that a lost machine needs no longer,
+    or, in a dry run, would need no longer.
     """
 
-    policy: RetentionPolicy
-    changed_at: float = 0.0
-    changed_on: str = ""
     verdicts: list[FarVerdict] = []
     freed_bytes: int = 0
-    released: int = 0
     lost: list[str] = []
 
 
@@ -377,5 +358,5 @@ class RemoteAnswer(msgspec.Struct, frozen=True):
     plan: ErasePlan | None = None
     erasure: Erasure | None = None
     drill: Drill | None = None
-    keeping: Keeping | None = None
+    pruning: FarPruning | None = None
     error: ErrorRecord | None = None

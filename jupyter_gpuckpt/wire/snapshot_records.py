@@ -40,31 +40,14 @@ class FailedUpload(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The traffic of all uploads from this machine so far. `kernels`: the ids of the kernels whose snapshots were uploaded."""
+    """The traffic of all uploads from this machine so far. `seconds`: how long they took, pauses included."""
 
-    uploads: int = 0
-    kernels: list[str] = []
-    #: Requests that are billed as writes (lists are among them) and as reads, with failed attempts.
-    writes: int = 0
-    reads: int = 0
     sent_bytes: int = 0
-    received_bytes: int = 0
-    #: How long the uploads took, pauses included.
     seconds: float = 0.0
-    timed_bytes: int = 0
 
     def and_then(self, more: Traffic) -> Traffic:
         """Return the sum of both."""
-        return Traffic(
-            self.uploads + more.uploads,
-            sorted({*self.kernels, *more.kernels}),
-            self.writes + more.writes,
-            self.reads + more.reads,
-            self.sent_bytes + more.sent_bytes,
-            self.received_bytes + more.received_bytes,
-            self.seconds + more.seconds,
-            self.timed_bytes + more.timed_bytes,
-        )
+        return Traffic(self.sent_bytes + more.sent_bytes, self.seconds + more.seconds)
 
 
 class FarCollection(msgspec.Struct, frozen=True):
@@ -78,12 +61,7 @@ class FarCollection(msgspec.Struct, frozen=True):
     removed: int = 0
     freed_bytes: int = 0
     condemned: int = 0
-    reads: int = 0
-    writes: int = 0
-    received_bytes: int = 0
     error: ErrorRecord | None = None
-    #: How many snapshots the remote's rule removed (`jupyter gpuckpt remote keep`).
-    dropped: int = 0
 
 
 class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +81,6 @@ class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
     last_uploaded_at: float | None = None
     trouble: ErrorRecord | None = None
     retry_at: float | None = None
-    #: The provider, if its list prices are known; empty if not.
-    provider: str = ""
     traffic: Traffic = Traffic()
     collected: FarCollection = FarCollection()
 

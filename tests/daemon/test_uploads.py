@@ -57,7 +57,8 @@ def test_a_save_is_uploaded_and_another_store_gets_it_back(
     [remote] = client.send(calls.uploads())
     assert (remote.uploaded, remote.waiting, remote.failed) == (1, 0, [])
     assert remote.last_uploaded_at
-    assert remote.traffic.timed_bytes == remote.traffic.sent_bytes > 0
+    assert remote.traffic.sent_bytes > 0
+    assert remote.traffic.seconds > 0
 
 
 def test_nothing_is_uploaded_twice_and_other_remotes_are_taken_without_a_restart(
@@ -198,11 +199,7 @@ def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
     assert (far["automatic"], far["uploaded"], far["waiting"]) == (False, 1, 0)
     assert (other["paused"], other["waiting"]) == (True, 1)
     assert other["waiting_bytes"] == 0  # these records know no sizes
-    assert (far["traffic"]["uploads"], far["traffic"]["kernels"]) == (1, ["of-first"])
     assert 1 << 20 < far["traffic"]["sent_bytes"] < 2 << 20
-    # A pack, an index, a manifest, a session, and the lists before them.
-    assert 5 <= far["traffic"]["writes"] < 30
-    assert far["traffic"]["reads"] > 2
     assert app.main(["remote", "upload", "none", "first"]) == 2
     assert app.main(["remote", "upload", "far", "none"]) == 5
     assert app.main(["remote", "resume", "other"]) == 0

@@ -27,7 +27,6 @@ KEPT = (
     "remote.keyring:_Body",
     "remote.keyring:_Public",
     "remote.remote_list:_File",
-    "remote.rules:Rule",
     "remote.seen:_File",
     "remote.remote_sessions:FarSession",
 )

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import msgspec
 
-from jupyter_gpuckpt.daemon.remotes.change_sender import correct_record
 from jupyter_gpuckpt.daemon.snapshots import user_deletions
 from jupyter_gpuckpt.daemon.snapshots.user_deletions import UserDeletions
 from jupyter_gpuckpt.remote.collector import collect
@@ -94,16 +93,6 @@ class User(Told):
         self.sessions.change(
             session,
             lambda one: msgspec.structs.replace(one, snapshots=list(map(rely, one.snapshots))),
-        )
-
-    def follows(self, session="k1"):
-        """Follow the pins of other machines, as the daily check does."""
-        correct_record(
-            self.data_dir,
-            "share",
-            [self.sessions.get(session)],
-            self.infos().values(),
-            lambda name, pinned: self.store.annotate(name, {"pinned": pinned}),
         )
 
     def is_taken_by(self, daemon_id, session="k1"):

@@ -10,7 +10,6 @@ import pytest
 from jupyter_gpuckpt.daemon.remotes import amending
 from jupyter_gpuckpt.daemon.remotes.change_sender import ChangeSender
 from jupyter_gpuckpt.daemon.remotes.leases import KernelLease, LeaseFile
-from jupyter_gpuckpt.remote import unneeded
 from tests.remote.deleting import User
 from tests.remote.installations import store_of
 from tests.remote.stores import chunks
@@ -48,19 +47,6 @@ def test_a_session_that_was_moved_there_keeps_its_only_snapshot_until_it_is_take
     assert (user.listed(), user.waiting()) == ([], {})
 
 
-def test_what_an_older_version_uploaded_waits_until_it_is_known_who_did(user):
-    _change(user, each_machine_id="")
-    user.deletes("s1")
-    user.tell()
-    assert user.listed() == ["s1"]
-    assert user.waiting() == {"s1": "a machine with an older version uploaded to its session"}
-    # Its next upload to the session says who it is.
-    user.add(3, "k1")
-    user.after_a_day()
-    user.tell()
-    assert (user.listed(), user.waiting()) == (["s3"], {})
-
-
 def test_a_remote_that_only_another_machine_may_write_to_is_not_told_and_the_log_says_so(
     user, caplog
 ):
@@ -91,23 +77,6 @@ def test_one_session_that_may_keep_it_no_longer_is_asked_again_whatever_others_s
             user.data_dir, user.opened, [msgspec.structs.replace(change, sessions=order)]
         )
         assert done.kept["s1"].waits
-
-
-def test_what_a_collector_has_marked_by_a_rule_that_ends_stays_deleted(user):
-    """The user deletes it before the collector knows that the rule has ended and lists it again."""
-    user.add(3, "k1")
-    user.add(4, "k1")
-    user.sessions.mark_deleted("k1", "s1", 9.0)
-    user.sessions.mark_deleted("k1", "s3", 9.0)
-    marked = {one.manifest for one in user.sessions.get("k1").snapshots if one.deleted_at}
-    # What the user deletes, but the remote has to keep, is listed again.
-    _change(user, each_about=None)
-    user.is_relied_on_there("s3")
-    user.deletes("s1", "s3")
-    user.tell()
-    assert list(user.waiting()) == ["s3"]
-    assert unneeded._took_back(user.sessions, "k1", marked, lambda: True, 9.0)
-    assert user.listed() == ["s3", "s4"]
 
 
 def test_only_what_is_deleted_there_is_said_to_be(user, caplog):

@@ -9,10 +9,9 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.daemon.remotes import change_sender, remote_keys
+from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.remotes.listed_checks import ListedChecks
 from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
-from jupyter_gpuckpt.remote.listed_facts import Told
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import Remote
@@ -25,7 +24,7 @@ class Checked(Near):
 
     def __init__(self, data_dir, share):
         super().__init__(data_dir, share)
-        self.checks = ListedChecks(data_dir, self.machine, self.uploads, lambda: False)
+        self.checks = ListedChecks(data_dir, self.uploads, lambda: False)
         for number in (1, 2):
             self.save(number)
 
@@ -122,81 +121,5 @@ def test_a_paused_remote_is_not_asked(checked):
         m.configure(paused=False)
         await m.look(due=True)
         assert m.states() == [False, True]
-
-    checked(test)
-
-
-@pytest.mark.slow
-def test_a_pin_by_another_machine_is_followed_until_it_ends_there(checked):
-    """Two snapshots came from another machine; the first was pinned here, too."""
-
-    async def test(m):
-        opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-        store = m.machine.store
-
-        def pin_there(number, *, pinned):
-            def change(session):
-                return msgspec.structs.replace(
-                    session,
-                    snapshots=[
-                        msgspec.structs.replace(
-                            one, about=msgspec.structs.replace(one.about, pinned=pinned)
-                        )
-                        for one in session.snapshots
-                    ],
-                )
-
-            sessions.rewrite(f"k{number}", change)
-
-        def pins():
-            found = {one.snapshot_id: one.pinned for one in store.snapshots()}
-            there = [sessions.get(f"k{n}").listed[0].about.pinned for n in (1, 2)]
-            return [found["s1"], found["s2"]], there
-
-        async def settled():
-            async with asyncio.timeout(60):
-                while m.uploads.any_pending:  # noqa: ASYNC110 - of another process
-                    await asyncio.sleep(0.05)
-
-        await m.uploads.start()
-        store.annotate("s1", {"pinned": True})
-        m.uploads.wake()
-        async with asyncio.timeout(60):
-            while not pins()[1][0]:  # noqa: ASYNC110 - of another process
-                await asyncio.sleep(0.05)
-        await settled()  # nothing is corrected while something is told
-        pin_there(2, pinned=True)
-        await m.look(due=True)
-        await settled()
-        assert pins() == ([True, True], [True, True])
-        # What ends there ends here; this machine's own pin does not.
-        for number in (1, 2):
-            pin_there(number, pinned=False)
-        await m.look(due=True)
-        async with asyncio.timeout(60):
-            while pins() != ([True, False], [True, False]):  # noqa: ASYNC110 - of another process
-                await asyncio.sleep(0.05)
-        await settled()
-
-    checked(test)
-
-
-def test_a_change_here_that_is_not_told_yet_is_not_overwritten(checked):
-    async def test(m):
-        opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-        about = sessions.get("k1").listed[0].about
-        known = Told(pinned=True, title="", pinned_there=True)
-        info = next(one for one in m.machine.store.snapshots() if one.snapshot_id == "s1")
-        entry = msgspec.structs.replace(sessions.get("k1").listed[0], about=about)
-        # It was unpinned here: as long as that is not on record, it is not pinned again.
-        pinned = msgspec.structs.replace(entry, about=msgspec.structs.replace(about, pinned=True))
-        assert change_sender._followed(known, info, [pinned]) is None
-        # An entry that says nothing of pins, of an older version, ends none.
-        silent = msgspec.structs.replace(entry, about=None)
-        is_pinned = msgspec.structs.replace(info, pinned=True)
-        assert change_sender._followed(known, is_pinned, [silent]) is None
-        assert change_sender._followed(known, is_pinned, [entry]) is False
 
     checked(test)

@@ -25,11 +25,9 @@ from jupyter_gpuckpt.remote import (
     pack_refs,
     remote_manifests,
     remote_packs,
-    rules,
 )
 from jupyter_gpuckpt.remote.sealing import HEADER_BYTES, NONCE_BYTES, Seal
 from jupyter_gpuckpt.store.codecs import CodecError, decompress
-from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
 from tests.fuzz.inputs import tries
 from tests.remote.conftest import memory_bucket
 from tests.remote.mutations import mutations
@@ -67,8 +65,6 @@ def world() -> World:
     [pack] = [one.name for one in bucket.list("packs")]
     epochs.write_list(bucket, seal, 1, {pack})
     epochs.advance(bucket, seal, now, epochs.Epoch(2, 1))
-    keep_two = RetentionPolicy(keep_last=2)
-    rules.replace(bucket, seal, machine.seen, keep_two, host_name="here", now=1.0)
     [index] = [one.name for one in bucket.list("indexes")]
     sessions = machine.sessions
     readers = {
@@ -81,7 +77,6 @@ def world() -> World:
         ),
         epochs.NAME: lambda: epochs.read(bucket, seal, machine.seen),
         epochs.list_name(1): lambda: epochs.read_list(bucket, seal, 1),
-        rules.NAME: lambda: rules.read(bucket, seal, machine.seen),
     }
     machine.close()
     kinds = {
@@ -91,7 +86,7 @@ def world() -> World:
     return World(machine, seal, kinds)
 
 
-KINDS = ["sessions", "manifests", "indexes", "epoch", "condemned", "retention"]
+KINDS = ["sessions", "manifests", "indexes", "epoch", "condemned"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -166,22 +166,6 @@ def test_settings_that_are_secret_or_unsafe_are_refused(url, settings):
         Remote("one", url, settings).check()
 
 
-@pytest.mark.parametrize(
-    ("url", "settings", "provider"),
-    [
-        ("s3://bucket", {}, "Amazon S3"),
-        ("s3://bucket", {"endpoint": "https://s3.eu-central-1.amazonaws.com"}, "Amazon S3"),
-        ("s3://bucket", {"endpoint": "https://amazonaws.com.example.org"}, ""),
-        ("gs://bucket", {}, "Google Cloud Storage"),
-        ("az://container", {"account_name": "a"}, "Azure Blob Storage"),
-        ("az://container", {"endpoint": "http://127.0.0.1:10000"}, ""),
-        ("file:///mnt/share", {}, ""),
-    ],
-)
-def test_prices_are_known_of_some_providers(url, settings, provider):
-    assert Remote("one", url, settings).provider == provider
-
-
 def test_an_endpoint_without_encryption_is_taken_at_home_or_by_the_users_word():
     Remote("one", "s3://bucket", {"endpoint": "http://127.0.0.1:8333"}).check()
     settings = {"endpoint": "http://storage.example.com", "allow_http": "true"}

@@ -257,36 +257,23 @@ def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_pa
     asyncio.run(test())
 
 
-def test_what_the_remote_says_no_longer_is_told_again(one):
+def test_what_the_remote_does_not_say_any_more_is_sent_again(one):
     one.make_stub(1)
-    one.store.annotate("s2", {"pinned": True})
     before = one.tell()
-    opened = one.opened
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(one.opened.bucket, one.opened.keyring.seal, one.opened.seen)
 
     def without(session):
-        lost = [
-            msgspec.structs.replace(
-                found, about=msgspec.structs.replace(found.about, pinned=False), relied_on_by={}
-            )
-            for found in session.snapshots
-        ]
+        lost = [msgspec.structs.replace(found, relied_on_by={}) for found in session.snapshots]
         return msgspec.structs.replace(session, snapshots=lost)
-
-    remote = one.joined.remote
-
-    def is_never_called(snapshot_id, pinned):
-        raise AssertionError(snapshot_id)
 
     for _ in range(2):
         infos = list(one.infos().values())
-        found = listed_checks.listed(one.data_dir, remote, infos, is_never_called)
+        found = listed_checks.listed(one.data_dir, one.joined.remote, infos)
         assert found == ({"s1", "s2"}, set())
         assert one.tell() == before
         assert one.entry(1).relied_on_by
-        assert one.entry(2).about.pinned
-        for name in ("k1", "k2"):
-            sessions.rewrite(name, without)
+        sessions.rewrite("k1", without)
+        assert not one.entry(1).relied_on_by
 
 
 def test_the_uploads_tell_what_a_suspended_kernel_needs(tmp_path):

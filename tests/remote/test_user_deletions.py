@@ -157,34 +157,16 @@ def test_what_is_pinned_there_stays_unless_its_pin_here_was_ended_before(user):
     assert user.waiting() == dict.fromkeys(["s1", "s3"], "it is pinned there")
 
 
-def test_a_pin_of_another_machine_protects_what_was_pinned_here_because_of_it(user):
-    user.add(3, "k1")
-    user.tell()
-    user.is_pinned_there("s1", "s3")
-    user.follows()
-    assert user.infos()["s1"].pinned
-    user.store.annotate("s3", {"pinned": False})
-    user.deletes("s1", "s3")
-    user.tell()
-    assert user.listed() == ["s1", "s3"]
-    assert user.waiting() == dict.fromkeys(["s1", "s3"], "it is pinned there")
-
-
-def test_the_end_here_of_another_machines_pin_is_not_told(user):
-    user.tell()
+def test_the_last_change_of_a_pin_counts_and_another_change_leaves_it(user):
     user.is_pinned_there("s1")
-    user.follows()
-    user.store.annotate("s1", {"pinned": False, "title": "results"})
+    user.store.annotate("s1", {"title": "results"})
     user.tell()
     assert (user.entry(1).title, user.entry(1).about.pinned) == ("results", True)
     assert not user.infos()["s1"].pinned
-    user.follows()
-    assert user.infos()["s1"].pinned
-    # If it has ended there, a change here does not bring it back.
-    user.is_pinned_there("s1", pinned=False)
-    user.store.annotate("s1", {"title": "more results"})
-    user.tell()
-    assert (user.entry(1).title, user.entry(1).about.pinned) == ("more results", False)
+    for pinned in (True, False):
+        user.store.annotate("s1", {"pinned": pinned})
+        user.tell()
+        assert user.entry(1).about.pinned is pinned
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -313,7 +295,7 @@ def test_a_deletion_repeated_meanwhile_is_not_forgotten(user):
     assert file.all() == {}
 
 
-def test_a_deleted_session_is_listed_no_longer_and_what_was_pinned_is_fetched_pinned(tmp_path):
+def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path):
     async def test():
         b = Here(tmp_path / "two")
         try:
@@ -322,12 +304,13 @@ def test_a_deleted_session_is_listed_no_longer_and_what_was_pinned_is_fetched_pi
             fetched = await b.fetched("share", "s2", force=True)
             assert fetched.error is None
             [info] = b.store.snapshots()
-            assert (info.snapshot_id, info.pinned) == ("s2", True)
+            assert (info.snapshot_id, info.pinned) == ("s2", False)
             told = SentChanges(state_folder(b.data_dir, "share"))
             async with asyncio.timeout(60):
                 while "s2" not in told.all():  # noqa: ASYNC110 - of a thread
                     await asyncio.sleep(0.01)
-            assert (told.all()["s2"].pinned, told.all()["s2"].pinned_there) == (True, True)
+            assert not told.all()["s2"].pinned
+            assert user.entry(2).about.pinned
         finally:
             await b.far.close()
             b.leases.close()

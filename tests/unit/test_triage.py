@@ -162,7 +162,7 @@ def test_what_is_uploaded_quickly_goes_before_what_is_as_worth_and_takes_long():
 
 def test_the_rate_of_uploads_is_measured_where_enough_was_uploaded():
     def remote(sent, seconds, **fields):
-        traffic = Traffic(sent_bytes=sent, seconds=seconds, timed_bytes=sent)
+        traffic = Traffic(sent, seconds)
         state = {"automatic": True, "paused": False} | fields
         return RemoteUploads(remote="r", traffic=traffic, **state)
 
@@ -171,12 +171,3 @@ def test_the_rate_of_uploads_is_measured_where_enough_was_uploaded():
     assert measured_upload_rate([remote(10**9, 100.0), remote(10**9, 10.0)]) == 1e8
     unused = [remote(10**9, 1.0, paused=True), remote(10**9, 1.0, automatic=False)]
     assert measured_upload_rate([*unused, remote(10**8, 10.0)]) == 1e7
-
-
-def test_what_an_earlier_version_uploaded_without_a_time_does_not_count():
-    earlier = Traffic(uploads=9, sent_bytes=10**12)
-    one = RemoteUploads(remote="r", automatic=True, paused=False, traffic=earlier)
-    short = Traffic(uploads=1, sent_bytes=2 * 10**7, seconds=2.0, timed_bytes=2 * 10**7)
-    after = msgspec.structs.replace(one, traffic=earlier.and_then(short))
-    assert measured_upload_rate([one]) == UPLOAD_BYTES_PER_SECOND
-    assert measured_upload_rate([after]) == 1e7

@@ -15,9 +15,9 @@ from pathlib import Path
 from ...errors import ConfigurationError, OperationCancelled, error_from
 from ...wire import daemon_settings
 from ...wire.remote_records import (
+    FarPruneRequest,
     GivenSecret,
     HolderKind,
-    KeepRequest,
     Remote,
     RemoteAnswer,
     RemoteCall,
@@ -25,7 +25,7 @@ from ...wire.remote_records import (
 )
 from .. import printing
 
-_SHOW = KeepRequest()
+_NO_RULE = FarPruneRequest()
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -137,13 +137,13 @@ def ask(
     new: GivenSecret | None = None,
     session: str = "",
     sample: int = 0,
-    keep: KeepRequest = _SHOW,
+    prune: FarPruneRequest = _NO_RULE,
 ) -> RemoteAnswer:
     """Run a command about remotes in a process of its own and return its result. Raises its error as its own class."""
     from ...client import remote_commands  # noqa: PLC0415 - too slow for --help
 
     data_dir = str(daemon_settings.from_environment().data)
-    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample, keep)
+    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample, prune)
     answer = remote_commands.ask(call)
     if answer.error:
         if answer.recovery_phrase:

@@ -27,9 +27,9 @@ from ..prune import size_bytes
 from . import (
     erase_command,
     fetch_command,
-    keep_command,
     key_command,
     only_copies,
+    prune_command,
     upload_command,
     verify_command,
 )
@@ -119,9 +119,7 @@ def add_arguments(to: ArgumentParser) -> None:
     verify_command.add_arguments(
         verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
     )
-    keep_command.add_arguments(
-        verb("keep", "set which snapshots a remote keeps, for all machines that use it")
-    )
+    prune_command.add_arguments(verb("prune", "remove the snapshots that no rule keeps"))
     key_command.add_arguments(verb("key", "list, add or remove the holders of a remote's key"))
     erase_command.add_arguments(
         verb("erase", "remove a session from a remote for good, or everything")
@@ -222,7 +220,7 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "key": key_command.run,
     "erase": erase_command.run,
     "verify": verify_command.run,
-    "keep": keep_command.run,
+    "prune": prune_command.run,
 }
 
 

@@ -14,7 +14,6 @@ from ...wire.snapshot_records import RemoteUploads, Snapshot, Upload, UploadStat
 from .. import printing
 from ..daemon_calls import daemon
 from ..id_arguments import one_snapshot
-from . import prices
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -26,13 +25,6 @@ _NUMBERS = frozenset({"UPLOADED", "WAITING", "FAILED"})
 def add_status_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `remote status`."""
     to.add_argument("name", metavar="NAME", nargs="?", default="", help="the remote; default: all")
-    to.add_argument(
-        "--prices",
-        metavar="STORED,WRITES,READS,RECEIVED",
-        type=prices.parsed,
-        help="in US dollars: of a GB and month, 1000 writes, 1000 reads and a GB received. Default: the list prices of S3 Standard,"
-        f" {','.join(f'{one:g}' for one in prices.LIST_PRICES)}",
-    )
 
 
 def add_upload_arguments(to: ArgumentParser) -> None:
@@ -61,7 +53,7 @@ def status(args: Namespace) -> int:
     rows = list(map(_row, found))
     printing.say(printing.table(heads, rows, right=_NUMBERS) if rows else "No remotes.")
     for remote in found:
-        for line in (*prices.as_lines(remote, args.prices), *_collected(remote)):
+        for line in _collected(remote):
             printing.note(line)
     for remote in found:
         for failed in remote.failed:
@@ -147,11 +139,8 @@ def _collected(uploads: RemoteUploads) -> list[str]:
     if found.at:
         age, freed = printing.age(time.time() - found.at), printing.size(found.freed_bytes)
         lines.append(
-            f"{name}: {counted(found.removed, 'unneeded pack')} ({freed}) removed {age}, {found.condemned} may go the next time."
-            f" That took {counted(found.reads, 'read')}, {found.writes} writes and lists; {printing.size(found.received_bytes)} received."
+            f"{name}: {counted(found.removed, 'unneeded pack')} ({freed}) removed {age}, {found.condemned} may be removed the next time."
         )
-    if found.dropped:
-        lines.append(f"{name}: {counted(found.dropped, 'snapshot')} removed by its rule.")
     if found.error:
         lines.append(
             f"{name}: Packs that nothing needs could not be removed: {found.error.message}"

@@ -10,7 +10,6 @@ from ...wire.plurals import counted
 from ...wire.remote_records import Drill, RemoteVerb
 from ...wire.statuses import exit_code
 from .. import printing
-from . import prices
 from .key_command import ask
 
 _MAX_SNAPSHOTS = 100_000
@@ -26,12 +25,6 @@ def add_arguments(to: ArgumentParser) -> None:
         default=10,
         help="fetch N chunks of each of N snapshots. Default: 10",
     )
-    to.add_argument(
-        "--prices",
-        metavar="STORED,WRITES,READS,RECEIVED",
-        type=prices.parsed,
-        help="as for `remote status`",
-    )
 
 
 def run(args: Namespace) -> int:
@@ -41,11 +34,11 @@ def run(args: Namespace) -> int:
     if args.json:
         printing.say_json({"remote": args.name, "drill": found})
     else:
-        _say(args, found)
+        _say(found)
     return exit_code(GpuCkptError) if found.damaged else 0
 
 
-def _say(args: Namespace, found: Drill) -> None:
+def _say(found: Drill) -> None:
     for one in found.damaged:
         where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
         printing.warn(f"{where}: {one.name}: {one.why}")
@@ -53,11 +46,6 @@ def _say(args: Namespace, found: Drill) -> None:
         f"{found.snapshots} of {counted(found.listed, 'snapshot')},"
         f" {counted(found.chunks, 'chunk')} with {printing.size(found.chunk_bytes)}:"
         f" {len(found.damaged) or 'nothing'} damaged."
-    )
-    reads, writes, received = found.reads, found.writes, found.received_bytes
-    cost = prices.of_reading(reads, writes, received, found.provider, args.prices)
-    printing.note(
-        f"{counted(reads, 'read')}, {counted(writes, 'list')}; {printing.size(received)} received{cost}."
     )
 
 

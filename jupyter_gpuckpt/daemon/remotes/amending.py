@@ -82,7 +82,7 @@ class LocalState(NamedTuple):
         return cls(found, needed, identity, stubs.is_deleted, stubs.is_listed, is_elsewhere)
 
     def is_relied_on(self, snapshot_id: str, remote: str, *, newest: bool) -> bool:
-        """Return whether this machine relies on a remote's copy. A kernel's need of its `newest` does not count: no rule removes it."""
+        """Return whether this machine relies on a remote's copy. A kernel's need of its `newest` does not count: no prune removes it."""
         stub = self.stubs.get(snapshot_id)
         # If the stub is damaged, any remote may have the only copy.
         is_only_there = stub is not None and stub.remote in {"", remote}
@@ -115,12 +115,7 @@ def changes_to_tell(
         relied_on_in = before.relied_on_in if before else ""
         if local.is_relied_on(name, remote, newest=newest[info.kernel_id] == name):
             now = told(info, relied_on_in or info.kernel_id, local.store)
-        if before and before.pinned_there and now.pinned:
-            now = msgspec.structs.replace(now, pinned_there=True)
         if now != before:
-            if before and before.pinned_there:
-                # Another machine's pin is not sent as a change: only that machine ends it.
-                before = msgspec.structs.replace(before, pinned=now.pinned)
             sessions = list(dict.fromkeys([*filter(None, [relied_on_in]), *sessions_of(info)]))
             changes.append(Amendment(name, sessions, before, now, about(info), info.title))
     for name in local.deleted(known, found).difference(deletions):

@@ -17,7 +17,7 @@ import msgspec
 from ...linux.file_locks import alone_at_once
 from ...remote.listed_facts import Amendment, Deletion, Told
 from ...remote.remote_list import state_folder
-from ...remote.remote_sessions import FarSession, FarSnapshot
+from ...remote.remote_sessions import FarSession
 from ...store.faults import store_errors
 from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
@@ -69,66 +69,29 @@ def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
         yield is_alone
 
 
-def correct_record(
-    data_dir: Path,
-    remote: str,
-    sessions: Iterable[FarSession],
-    infos: Iterable[SnapshotInfo] = (),
-    set_pin: Callable[[str, bool], None] = lambda snapshot_id, pinned: None,
-) -> None:
-    """Remove from the record of sent changes what the far sessions no longer contain, so that it is sent again. Raises StoreError.
+def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) -> None:
+    """Remove from the record of sent changes that this machine relies on snapshots of the far sessions which do not say so any more.
 
-    It may have been removed by another machine, on which a user declared this one lost, or by a restored backup.
-    A snapshot that another machine has pinned is pinned here, too, by `set_pin`, until it is no longer pinned there. `infos`: the local
-    snapshots.
+    So it is sent again. It may have been removed by another machine, on which a user declared this one lost, or by a restored backup.
+    Raises StoreError.
     """
     machine = remote_keys.machine_id(data_dir)
-    listed: dict[str, list[FarSnapshot]] = {}
+    relied_on = dict[str, bool]()
     for session in sessions:
         for one in session.listed:
-            listed.setdefault(one.snapshot_id, []).append(one)
+            name = one.snapshot_id
+            relied_on[name] = relied_on.get(name, False) or machine in one.relied_on_by
     with telling_lock(data_dir, remote) as is_alone:
         if not is_alone:
-            return  # the next collection corrects it
+            return  # the next check corrects it
         file = SentChanges(state_folder(data_dir, remote))
-        known = file.all()
-        corrected = {
-            name: _as_listed(known[name], found, machine)
-            for name, found in listed.items()
-            if name in known
-        }
-        for info in infos:
-            name, found = info.snapshot_id, listed.get(info.snapshot_id, [])
-            pinned = _followed(corrected[name], info, found) if name in corrected else None
-            if pinned is not None:
-                # The pin is set before it is recorded. In the other order, after a crash the missing pin would be sent as a change.
-                set_pin(name, pinned)
-                corrected[name] = msgspec.structs.replace(
-                    corrected[name], pinned=pinned, pinned_there=pinned
-                )
-        file.note({name: one for name, one in corrected.items() if one != known[name]})
-
-
-def _followed(known: Told, info: SnapshotInfo, found: list[FarSnapshot]) -> bool | None:
-    """Return whether its entries in the remote require that a local snapshot is pinned; None: its pin stays as it is."""
-    abouts = [one.about for one in found if one.about is not None]
-    is_pinned = any(one.pinned for one in abouts)
-    if info.pinned != known.pinned or not abouts or is_pinned == known.pinned:
-        return None  # a later change by the user of this machine is sent first
-    return is_pinned if is_pinned or known.pinned_there else None
-
-
-def _as_listed(known: Told, found: list[FarSnapshot], machine: str) -> Told:
-    """Return the record of a snapshot without what its entries in the remote no longer contain."""
-    if not any(machine in one.relied_on_by for one in found):
-        known = msgspec.structs.replace(known, relied_on_in="", store="")
-    abouts = [one.about for one in found if one.about is not None]
-    stays = known.pinned_there or not abouts or any(one.pinned for one in abouts)
-    return msgspec.structs.replace(
-        known,
-        pinned=known.pinned and stays,
-        named=known.named and (not abouts or any(one.named for one in abouts)),
-    )
+        file.note(
+            {
+                name: msgspec.structs.replace(one, relied_on_in="", store="")
+                for name, one in file.all().items()
+                if one.relied_on_in and not relied_on.get(name, True)
+            }
+        )
 
 
 class ChangeSender:
@@ -167,10 +130,9 @@ class ChangeSender:
         lease, info = self._leases.of(one.kernel_id), SnapshotInfo(name, one.kernel_id, one.at, "")
         sessions = [before.relied_on_in] if before and before.relied_on_in else []
         sessions = list(dict.fromkeys([*sessions, *self._leases.sessions_of(info)]))
-        is_own_pin = before is not None and before.pinned and not before.pinned_there
         deletion = Deletion(
             {lease.session_id: lease.term},
-            unpinned=is_own_pin and not one.pinned,
+            unpinned=bool(before and before.pinned) and not one.pinned,
             # Another store may have the rest of the same snapshot.
             was_relied_on=bool(before and before.relied_on_in and before.store == one.store),
         )

@@ -7,7 +7,7 @@ import logging
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,6 @@ import msgspec
 from ...errors import RemoteNotFound, StoreUnavailable
 from ...host import commands, own_programs
 from ...images.worker_messages import receive, send
-from ...remote import rules
 from ...remote.remote_list import Remotes, state_folder
 from ...wire import decoding
 from ...wire.plurals import counted
@@ -24,7 +23,7 @@ from ...wire.snapshot_records import FarCollection, RemoteUploads
 from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
-from .collector_messages import Done, Task
+from .collector_messages import Task
 
 _FILE = "collected.json"
 _LOOK_SECONDS = 60.0
@@ -35,20 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class FarCollecting:
-    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits.
-
-    `check`: called with the name of a remote whose rule has just removed snapshots, some of which this machine may have uploaded.
-    """
+    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits."""
 
     def __init__(
         self,
         data_dir: Path,
         interval_seconds: float,
         is_busy: Callable[[], bool],
-        check: Callable[[str], Awaitable[None]],
     ) -> None:
         self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
-        self._check = check
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
@@ -82,8 +76,7 @@ class FarCollecting:
             if await asyncio.to_thread(self._is_due, remote):
                 if self._is_busy() or self._is_over:
                     return
-                if await asyncio.to_thread(self._collect, remote):
-                    await self._check(remote.name)
+                await asyncio.to_thread(self._collect, remote)
 
     def _is_due(self, remote: Remote) -> bool:
         capabilities = remote.capabilities
@@ -97,33 +90,23 @@ class FarCollecting:
         wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
         return not 0 <= time.time() - last.looked_at < wait
 
-    def _collect(self, remote: Remote) -> bool:
-        """Collect in a remote; return whether its rule removed snapshots."""
-        answer = self._asked(Task(str(self._data_dir), remote, self._interval))
-        if answer is None:
-            return False
-        done = answer.collection
-        for session_id, dropped in answer.dropped.items():
-            # Titles are no part of it, because logs are passed on.
-            _log.info(
-                "rule %d of remote %s removed from session %s: %s",
-                *(answer.rule, remote.name, session_id, ", ".join(dropped)),
-            )
+    def _collect(self, remote: Remote) -> None:
+        done = self._asked(Task(str(self._data_dir), remote, self._interval))
+        if done is None:
+            return
         if done.error is not None:
             _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
         if done.at:
             _log.info(
-                "collected in remote %s: removed %s by its rule, and %s with %d bytes, condemned %d",
-                *(remote.name, counted(done.dropped, "snapshot"), counted(done.removed, "pack")),
-                *(done.freed_bytes, done.condemned),
+                "collected in remote %s: removed %s with %d bytes, condemned %d",
+                *(remote.name, counted(done.removed, "pack"), done.freed_bytes, done.condemned),
             )
         last = self._last(remote.name)
         if not done.at and last is not None:
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
-        self._note(remote, done, answer.rule)
-        return bool(answer.dropped)
+        self._note(remote, done)
 
-    def _asked(self, task: Task) -> Done | None:
+    def _asked(self, task: Task) -> FarCollection | None:
         """Run the collector in a separate process; return its result, or None if it was killed."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -141,8 +124,7 @@ class FarCollecting:
                 if self._is_over:
                     return None
                 send(ours, task)
-                answer = receive(ours, Done)
-                return answer if isinstance(answer, Done) else None
+                return receive(ours, FarCollection)
             except OSError:
                 return None
             finally:
@@ -156,15 +138,13 @@ class FarCollecting:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _note(self, remote: Remote, done: FarCollection, rule: int = 0) -> None:
-        """Record the result of a collection, and the generation of the rule, so that an older rule is refused later."""
+    def _note(self, remote: Remote, done: FarCollection) -> None:
+        """Record the result of a collection."""
         folder = state_folder(self._data_dir, remote.name)
         try:
             # No file is written for a remote that was removed meanwhile.
             with remote_keys.uploading(self._data_dir, remote):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_file(folder / _FILE, msgspec.json.encode(done))
-                if rule:
-                    remote_keys.seen(self._data_dir, remote.name).check(rules.NAME, rule, 0)
         except (RemoteNotFound, OSError) as error:
             _log.debug("remote %s: %s", remote.name, error)

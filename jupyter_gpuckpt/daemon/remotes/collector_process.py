@@ -20,27 +20,25 @@ from ...errors import GpuCkptError, record_of
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
 from ...remote import collector, epochs
-from ...remote.collector import ByRule
 from ...remote.remote_list import state_folder
 from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import FarCollection
 from . import remote_keys
-from .collector_messages import Done, Task
+from .collector_messages import Task
 
 
-def collected(task: Task) -> Done:
+def collected(task: Task) -> FarCollection:
     """Carry out a task; return its result, which contains the error if it failed."""
-    now, by_rule = time.time(), ByRule()
+    now = time.time()
     try:
-        found = _collected(task, now, by_rule)
+        return _collected(task, now)
     except GpuCkptError as error:
-        found = FarCollection(looked_at=now, error=record_of(error))
-    return Done(found, by_rule.dropped, by_rule.generation)
+        return FarCollection(looked_at=now, error=record_of(error))
 
 
-def _collected(task: Task, now: float, by_rule: ByRule) -> FarCollection:
+def _collected(task: Task, now: float) -> FarCollection:
     data_dir, remote = Path(task.data_dir), task.remote
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal = opened.bucket, opened.keyring.seal
@@ -51,19 +49,8 @@ def _collected(task: Task, now: float, by_rule: ByRule) -> FarCollection:
     if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
         return FarCollection(looked_at=now)
     with _seen(data_dir, remote) as seen:
-        found = collector.collect(bucket, seal, seen, by_rule=by_rule)
-    traffic = bucket.counter.traffic
-    return FarCollection(
-        now,
-        now,
-        found.removed,
-        found.freed_bytes,
-        found.condemned,
-        traffic.reads,
-        traffic.writes,
-        traffic.received_bytes,
-        dropped=found.dropped,
-    )
+        found = collector.collect(bucket, seal, seen)
+    return FarCollection(now, now, found.removed, found.freed_bytes, found.condemned)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from ...remote import (
     pack_refs,
     remote_manifests,
     remote_sessions,
-    rules,
 )
 from ...remote import erasure as far_erase
 from ...remote.buckets import Bucket, open_bucket
@@ -144,7 +143,7 @@ def _delete(bucket: Bucket) -> list[str]:
 def _ours(bucket: Bucket) -> Iterator[ListedObject]:
     for folder in _FOLDERS:
         yield from bucket.list(folder)
-    for name in (rules.NAME, epochs.NAME, keyring.NAME):
+    for name in (epochs.NAME, keyring.NAME):
         if found := bucket.head(name):
             yield found
 

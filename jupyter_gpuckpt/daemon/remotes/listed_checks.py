@@ -1,4 +1,4 @@
-"""The daily check that remotes still list what this machine has uploaded: rules, erasures and other machines remove snapshots there.
+"""The daily check that remotes still list what this machine has uploaded: prunes, erasures and other machines remove snapshots there.
 
 It only reads the far sessions of this machine's snapshots, so it is made in remotes as well to which nothing is uploaded automatically
 and from which nothing may be deleted. A paused remote is left alone.
@@ -21,7 +21,6 @@ from ...errors import (
     FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
-    SnapshotNotFound,
 )
 from ...linux.file_locks import alone_at_once, eviction
 from ...remote.remote_list import state_folder
@@ -31,7 +30,6 @@ from ...store.faults import store_errors
 from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
-from ..kernels.machine import Machine
 from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
@@ -62,11 +60,8 @@ class _Checked(msgspec.Struct, frozen=True):
 class ListedChecks:
     """The checks of all remotes. `is_busy`: whether work runs for which a user waits."""
 
-    def __init__(
-        self, data_dir: Path, machine: Machine, uploads: Uploads, is_busy: Callable[[], bool]
-    ) -> None:
-        self._data_dir, self._machine = data_dir, machine
-        self._uploads, self._is_busy = uploads, is_busy
+    def __init__(self, data_dir: Path, uploads: Uploads, is_busy: Callable[[], bool]) -> None:
+        self._data_dir, self._uploads, self._is_busy = data_dir, uploads, is_busy
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -115,12 +110,7 @@ class ListedChecks:
             if not is_alone:
                 return Listed()
             self._note(remote)
-            return listed(self._data_dir, remote, infos, self._set_pin) if infos else Listed()
-
-    def _set_pin(self, snapshot_id: str, pinned: bool) -> None:
-        """Pin a snapshot as another machine has done, or unpin it."""
-        with suppress(SnapshotNotFound):  # it was deleted just now
-            self._machine.store.annotate(snapshot_id, {"pinned": pinned})
+            return listed(self._data_dir, remote, infos) if infos else Listed()
 
     def _is_due(self, remote: Remote) -> bool:
         try:
@@ -140,16 +130,10 @@ class ListedChecks:
         return state_folder(self._data_dir, remote.name) / _FILE
 
 
-def listed(
-    data_dir: Path,
-    remote: Remote,
-    infos: Sequence[SnapshotInfo],
-    set_pin: Callable[[str, bool], None],
-) -> Listed:
+def listed(data_dir: Path, remote: Remote, infos: Sequence[SnapshotInfo]) -> Listed:
     """Return which snapshots the far sessions list; correct the record of what was sent. Raises what `Bucket` raises.
 
-    An unlisted snapshot does not count as gone if a session that may list it cannot be read. `set_pin`: pins or unpins a local snapshot
-    as another machine did.
+    An unlisted snapshot does not count as gone if a session that may list it cannot be read.
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
@@ -163,7 +147,7 @@ def listed(
         except (FarObjectInvalid, FormatTooNew) as error:
             _log.warning("remote %s: session %s: %s", remote.name, session_id, error)
             unclear.add(session_id)
-    correct_record(data_dir, remote.name, found.values(), infos, set_pin)
+    correct_record(data_dir, remote.name, found.values())
     names = {one.snapshot_id for session in found.values() for one in session.listed}
     known = {name for name, some in by_snapshot.items() if unclear.isdisjoint(some)}
     return Listed(frozenset(by_snapshot.keys() & names), frozenset(known - names))

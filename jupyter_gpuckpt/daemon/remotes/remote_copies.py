@@ -57,12 +57,12 @@ def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, FarS
 def _not_listed(opened: Opened, info: SnapshotInfo) -> SnapshotNotFound:
     return SnapshotNotFound(
         f"Remote {opened.remote.name} does not list snapshot {info.snapshot_id}.",
-        hint="It may have been deleted there, or the remote's rule removed it (`jupyter gpuckpt remote keep`).",
+        hint="It was deleted there, by a user or by `jupyter gpuckpt remote prune`.",
     )
 
 
 def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> None:
-    """Record in a remote that this machine will have the content of a snapshot nowhere else, so that no rule removes it there.
+    """Record in a remote that this machine will have the content of a snapshot nowhere else, so that no prune removes it there.
 
     `store`: the identity of the store that has the rest of the snapshot.
 

@@ -94,7 +94,7 @@ class _FetchSubject:
 class FarSessions:
     """Far sessions of the remotes of this data directory, and the fetches that run.
 
-    `note_there`: called before the end of a fetch with the remote, the snapshot, and whether another machine has pinned it.
+    `note_there`: called before the end of a fetch with the remote and the snapshot.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FarSessions:
         machine: Machine,
         operations: Operations,
         streams: Streams,
-        note_there: Callable[[str, str, bool], Awaitable[None]],
+        note_there: Callable[[str, str], Awaitable[None]],
         leases: DaemonLeases,
     ) -> None:
         self._data_dir, self._machine = data_dir, machine
@@ -221,11 +221,7 @@ class FarSessions:
             await asyncio.to_thread(
                 leases.note_fetched, snapshot.kernel_id, snapshot.snapshot_id, session_id
             )
-            about = snapshot.about
-            if is_pinned := about is not None and about.pinned:
-                store = self._machine.store
-                await asyncio.to_thread(store.annotate, snapshot.snapshot_id, {"pinned": True})
-            await self._note_there(name, snapshot.snapshot_id, is_pinned)
+            await self._note_there(name, snapshot.snapshot_id)
         except GpuCkptError as error:
             _log.warning(
                 "remote %s will be asked whether it has what came from it: %s", name, error

@@ -343,7 +343,6 @@ class RemoteQueue:
             last_uploaded_at=self.uploaded.last_at or None,
             trouble=trouble or known,
             retry_at=time.time() + left if left is not None and known else None,
-            provider=self.remote.provider,
             traffic=self.uploaded.traffic,
         )
 

@@ -264,10 +264,7 @@ def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
             tenure=task.tenure,
             term=task.term,
         )
-        counted = opened.bucket.counter.traffic
-        seconds = time.monotonic() - began
-        timed = Traffic(1, [task.info.kernel_id], seconds=seconds, timed_bytes=counted.sent_bytes)
-        traffic = timed.and_then(counted)
+        traffic = Traffic(opened.bucket.sent_bytes, time.monotonic() - began)
         sent = uploaded.sent
         return Ended(sent.count_bytes, sent.packs, traffic, is_new=uploaded.is_new)
 

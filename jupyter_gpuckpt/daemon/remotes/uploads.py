@@ -160,8 +160,8 @@ class RemoteUploader:
         total = current.total_bytes or info.sizes.stored_bytes
         return Upload(self.remote.name, UploadState.UPLOADING, current.done_bytes, total)
 
-    def note_there(self, snapshot_id: str, *, pinned_there: bool = False) -> None:
-        """Record that a snapshot was fetched from the remote, where another machine may have pinned it (`pinned_there`).
+    def note_there(self, snapshot_id: str) -> None:
+        """Record that a snapshot was fetched from the remote.
 
         The file is written in the background: a running upload may have to end first, and waiting for that here could deadlock.
         """
@@ -173,11 +173,11 @@ class RemoteUploader:
 
         self.queue.uploaded = change(self.queue.uploaded)
         # A pin or title that the snapshot already has here is still sent. If it has none here, nothing is undone in the remote.
-        told = Told(pinned_there, title=title_of(info), pinned_there=pinned_there) if info else None
+        told = Told(title=title_of(info)) if info else None
         self._note(self._put_on_record(change, {snapshot_id: told} if told else {}))
 
     def note_gone(self, snapshot_ids: Collection[str]) -> None:
-        """Record that the remote does not list snapshots any more: its rule removed them, or another machine erased them."""
+        """Record that the remote does not list snapshots any more: another machine pruned or erased them."""
         gone = [one for one in snapshot_ids if one in self.queue.uploaded.snapshots]
         gone += [one for one in snapshot_ids if one in self._uploads.snapshots.stubs]
         self._note_change(gone, lambda known: known.without(gone))
@@ -591,17 +591,14 @@ class Uploads:
         uploader.ask(request.snapshot_ids)
         uploader.wake()
 
-    async def note_there(self, name: str, snapshot_id: str, pinned_there: bool = False) -> None:
-        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError.
-
-        `pinned_there`: another machine has pinned it.
-        """
+    async def note_there(self, name: str, snapshot_id: str) -> None:
+        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError."""
         await self.look()
         self.snapshots.is_stale = True
         if self._uploaders:
             await self.snapshots.refresh()
         if uploader := self._uploaders.get(name):
-            uploader.note_there(snapshot_id, pinned_there=pinned_there)
+            uploader.note_there(snapshot_id)
 
     async def note_gone(self, name: str, snapshot_ids: Collection[str]) -> None:
         """Record that a remote no longer lists snapshots that it had, so that they are uploaded again only on request."""

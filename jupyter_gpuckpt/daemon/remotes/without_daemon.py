@@ -29,7 +29,7 @@ from ...wire.remote_records import (
     RemoteVerb,
     RemoteView,
 )
-from . import erasing, keeping, remote_keys
+from . import erasing, pruning, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
@@ -105,23 +105,18 @@ def _verify(call: RemoteCall) -> RemoteAnswer:
     chance = random.SystemRandom()
     bucket, seal = opened.bucket, opened.keyring.seal
     found = drill.drill(bucket, seal, opened.seen, call.sample, chance)
-    traffic = bucket.counter.traffic
     result = Drill(
         found.listed,
         found.snapshots,
         found.chunks,
         found.chunk_bytes,
         [Damage(*one) for one in found.damaged],
-        traffic.reads,
-        traffic.writes,
-        traffic.received_bytes,
-        remote.provider,
     )
     return RemoteAnswer(drill=result)
 
 
-def _keep(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(keeping=keeping.keep(call, _remotes(call).get(call.name)))
+def _prune(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(pruning=pruning.prune(call, _remotes(call).get(call.name)))
 
 
 def _pause(call: RemoteCall) -> RemoteAnswer:
@@ -177,7 +172,7 @@ _VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
     RemoteVerb.PLAN_ERASE: _plan_erase,
     RemoteVerb.ERASE: _erase,
     RemoteVerb.VERIFY: _verify,
-    RemoteVerb.KEEP: _keep,
+    RemoteVerb.PRUNE: _prune,
 }
 
 

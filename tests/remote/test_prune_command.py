@@ -1,4 +1,4 @@
-"""What `jupyter gpuckpt remote keep` asks, refuses and says."""
+"""What `jupyter gpuckpt remote prune` asks, refuses and prints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.cli import app
-from jupyter_gpuckpt.cli.remote.keep_command import as_text
 from jupyter_gpuckpt.daemon.remotes import remote_keys
+from jupyter_gpuckpt.errors import FarObjectInvalid
 from jupyter_gpuckpt.remote.lease_objects import Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import Remote
-from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
+from jupyter_gpuckpt.wire.statuses import exit_code
 from tests.remote.installations import store_of
 from tests.remote.joined import join
 from tests.remote.stores import chunks
@@ -43,7 +43,7 @@ class Remembered:
         for number in (1, 2, 3):
             content = chunks(number, 2, 5_000)
             saved(store, f"s{number}", *content, kernel_id="k", created=float(number))
-            self.joined.upload(store, f"s{number}")
+            self.joined.upload(store, f"s{number}", path="work/notes.ipynb")
 
     @property
     def opened(self):
@@ -71,11 +71,14 @@ class Remembered:
 
         self.sessions.rewrite("k", mark)
 
-    def note_clock_ahead(self, seconds):
-        """Record that the remote's clock was ahead of this machine's when the remote was tested."""
+    def listed(self):
+        return sorted(one.snapshot_id for one in self.sessions.get("k").listed)
+
+    def change_capabilities(self, **changes):
+        """Record other capabilities of the remote than those that were tested."""
 
         def note(remote):
-            found = msgspec.structs.replace(remote.capabilities, clock_ahead_seconds=seconds)
+            found = msgspec.structs.replace(remote.capabilities, **changes)
             return msgspec.structs.replace(remote, capabilities=found)
 
         Remotes(self._data_dir).change("share", note)
@@ -84,7 +87,7 @@ class Remembered:
         """Run the command, on a terminal if there is an answer to a question; return what it printed."""
         stdin = io.StringIO() if answer is None else Terminal(answer + "\n")
         self._monkeypatch.setattr(sys, "stdin", stdin)
-        found = app.main(["remote", "keep", "share", *words])
+        found = app.main(["remote", "prune", "share", *words])
         printed = self._capsys.readouterr()
         assert found == status, printed
         return printed
@@ -101,25 +104,51 @@ def test_nothing_is_changed_before_all_is_answered(remote):
     words = ("--lost-machine", "laptop", "--keep-last", "1", "--manual-too")
     for more in ((), ("--json",)):
         refused = remote.said(*words, *more, answer="n", status=6)
-        assert "Nothing was changed" in refused.out + refused.err
+        assert "Nothing was deleted" in refused.out + refused.err
         assert "laptop relies on 1 snapshot in remote share (s1)" in refused.err
-        assert "removes 2 snapshots from" in refused.err
         assert remote.marks() == [[OTHER], []]
-        assert "keeps all snapshots" in remote.said().out
-    planned = json.loads(remote.said(*words, "--dry-run", "--json").out)["keeping"]
-    assert (planned["released"], planned["lost"]) == (1, ["s1"])
+    refused = remote.said(*words[2:], answer="n", status=6)
+    assert "Delete this snapshot for ever?" in refused.err
+    planned = json.loads(remote.said(*words, "--dry-run", "--json").out)["prune"]
+    assert planned["lost"] == ["s1"]
     assert remote.marks() == [[OTHER], []]
-    assert "1 snapshot that machine laptop relied on" in remote.said(*words, answer="y").out
-    assert remote.marks() == [[], []]
-    assert "the last 1 of each session" in remote.said().out
+    assert remote.listed() == ["s1", "s2", "s3"]
+    done = remote.said(*words, answer="y\ny").out
+    assert "1 snapshot that machine laptop relied on" in done
+    assert "2 deleted, 1 stay." in done
+    assert remote.listed() == ["s3"]
 
 
-def test_a_rule_that_removes_nothing_yet_is_asked_about(remote):
-    words = ("--keep-last", "3", "--manual-too")
-    refused = remote.said(*words, answer="n", status=6)
-    assert "removes 0 snapshots from" in refused.err
-    assert "keeps all snapshots" in remote.said().out
-    assert remote.said("--no-rule", answer="").err == ""
+def test_the_command_shows_the_reasons_and_removes(remote):
+    words = ("--keep-last", "2", "--manual-too")
+    shown = remote.said(*words, "--dry-run").out.splitlines()
+    assert [line.split()[0] for line in shown if line] == ["SNAPSHOT", "s3", "s2", "s1", "1"]
+    assert "work/notes.ipynb" in shown[3]
+    assert "delete" in shown[3]
+    assert "the newest of its session" in shown[1]
+    assert shown[-1].startswith("1 would be deleted, 2 stay. About ")
+    assert remote.listed() == ["s1", "s2", "s3"]
+    # Without a terminal it does not ask, so a timer can run it.
+    assert remote.said(*words).out.splitlines()[-1].startswith("1 deleted, 2 stay. ")
+    assert remote.listed() == ["s2", "s3"]
+    assert remote.said(*words).out.splitlines()[-1].startswith("0 deleted, 2 stay. ")
+    assert "Machines that have: none." in remote.said("--lost-machine", "laptop", status=2).err
+    for few in ((), ("--manual-too",)):
+        assert "No rule is given" in remote.said(*few, status=2).err
+
+
+def test_where_nothing_can_be_deleted_nothing_is_removed(remote):
+    remote.change_capabilities(deletes=False)
+    refused = remote.said("--keep-last", "1", "--manual-too", status=2).err
+    assert "does not let this machine delete anything" in refused
+    assert remote.listed() == ["s1", "s2", "s3"]
+
+
+def test_an_object_that_cannot_be_read_prevents_the_removal(remote, tmp_path):
+    [epoch] = [tmp_path / "share/epoch"]
+    epoch.write_bytes(b"damaged")
+    remote.said("--keep-last", "1", "--manual-too", status=exit_code(FarObjectInvalid))
+    assert remote.listed() == ["s1", "s2", "s3"]
 
 
 def test_a_lost_machine_must_be_clear_and_lost(remote):
@@ -151,7 +180,7 @@ def test_a_machine_lives_by_the_remotes_clock_whatever_the_clock_here_shows(remo
         *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
     )
     leases.beat()
-    remote.note_clock_ahead(2 * 3600.0)
+    remote.change_capabilities(clock_ahead_seconds=2 * 3600.0)
     assert "within the last hour" in remote.said("--lost-machine", "pod", status=2).err
     assert remote.marks() == [[OTHER], []]
     assert list(opened.bucket.list("trial")) == []
@@ -163,27 +192,10 @@ def test_numbers_that_make_no_sense_are_refused(remote):
         ("--keep-last", "9" * 5000),
         ("--keep-within", "9" * 400 + "d"),
         ("--keep-within", "9" * 9 + "d"),
-        ("--max-size", "9" * 30 + "T"),
-        ("--max-size", "9" * 320),
+        ("--max-bytes", "9" * 30 + "T"),
+        ("--max-bytes", "9" * 320),
     ):
         refused = remote.said(*words, status=2).err
         assert f"argument {words[0]}: " in refused
         assert len(refused) < 300
-    assert "keeps all snapshots" in remote.said().out
-
-
-def test_a_rule_as_text():
-    taken = "; and those that users took"
-    assert as_text(RetentionPolicy(keep_last=2)) == f"the last 2 of each session{taken}"
-    suspends = as_text(RetentionPolicy(keep_suspends=1))
-    assert (
-        suspends == f"all{taken}, but of requested suspends only the last 1 suspend of each session"
-    )
-    for seconds, text in (
-        (0.5, "0.5 seconds"),
-        (90.0, "90 seconds"),
-        (5400.0, "90 minutes"),
-        (43200.0, "12 hours"),
-        (2592000.0, "30 days"),
-    ):
-        assert f"of the {text} before" in as_text(RetentionPolicy(keep_within_seconds=seconds))
+    assert remote.listed() == ["s1", "s2", "s3"]

@@ -1,9 +1,7 @@
-"""The work of `jupyter gpuckpt remote keep`: the rule of a remote for the snapshots to keep, and what it removes."""
+"""The work of `jupyter gpuckpt remote prune`: the removal of snapshots of all machines from a remote, by rules that a user gives."""
 
 from __future__ import annotations
 
-import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,65 +9,56 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...errors import ConfigurationError, FarObjectMissing, GpuCkptError
-from ...remote import capabilities, lease_objects, rules, unneeded
-from ...remote.collector import Packs
+from ...errors import ConfigurationError, FarObjectMissing
+from ...remote import capabilities, lease_objects, unneeded
+from ...remote.collector import Packs, collect
 from ...remote.remote_sessions import FarSession, FarSnapshot, Sessions
 from ...remote.retries import Retries
 from ...remote.unneeded import Judged
-from ...wire.remote_records import FarVerdict, Keeping, Remote, RemoteCall
-from ...wire.retention_policy import RetentionPolicy
+from ...wire.remote_records import FarPruning, FarVerdict, Remote, RemoteCall
 from . import remote_keys
 
 _READERS = 8
 #: A host whose daemon has written its heartbeat within this time, by the remote's clock, is not lost: a machine may sleep a while.
 _HEARTBEAT_SECONDS = 3600.0
-_AGAIN = "The rule is set. Run the command again, so that a collector that was stopped cannot still remove snapshots by the former rule."
+_CHANGED = "its session has changed meanwhile"
 
 
-def keep(call: RemoteCall, remote: Remote) -> Keeping:
-    """Set the rule of a remote, unless `call` has none or is a dry run; return the rule, and what it removes at the next collection.
+def prune(call: RemoteCall, remote: Remote) -> FarPruning:
+    """Remove from a remote the snapshots that no rule keeps; return the verdicts. A dry run changes nothing.
+
+    What earlier removals left there is collected first, so that an object that cannot be read prevents the removal of snapshots.
 
     Raises ConfigurationError if nothing can be removed from the remote, or if only another machine may write to it.
     """
-    data_dir = Path(call.data_dir)
+    data_dir, wanted = Path(call.data_dir), call.prune
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
-    wanted, lost = call.keep.policy, _Lost()
-    sessions: list[FarSession] = []
-    if call.keep.lost_machine:
-        _require_useful(data_dir, opened, RetentionPolicy())
-        sessions = unneeded.all_of(Sessions(bucket, seal, seen))
-        lost = _lost(data_dir, opened, sessions, call.keep.lost_machine)
-    if wanted is None:
-        rule = rules.read(bucket, seal, seen) or rules.Rule(1, RetentionPolicy())
-    else:
-        _require_useful(data_dir, opened, wanted)
-        rule = rules.Rule(1, wanted)
-    # A rule is set only if it could be applied to all snapshots. Ending one must work even if something in the remote is damaged.
-    removes = not rule.policy.removes_nothing
-    verdicts, freed = _judged(opened, rule.policy, lost) if removes else ([], 0)
-    if lost.machines and not call.keep.dry_run:
-        _release(opened, sessions, lost)
-    if wanted is not None and not call.keep.dry_run:
-        host_name, is_first = socket.gethostname(), bucket.head(rules.NAME) is None
-        rule = rules.replace(bucket, seal, seen, wanted, host_name=host_name, now=time.time())
-        if not is_first:
-            try:
-                unneeded.end_rule(Sessions(bucket, seal, seen))
-            except GpuCkptError as error:
-                error.hint = f"{error.hint} {_AGAIN}".strip()
-                raise
-    shown = list(map(_shown, verdicts))
-    return Keeping(
-        rule.policy,
-        rule.changed_at,
-        rule.host_name,
-        shown,
-        freed,
-        len(lost.snapshots),
-        sorted(lost.snapshots),
-    )
+    _require_useful(data_dir, opened)
+    sessions, packs, lost = Sessions(bucket, seal, seen), Packs(bucket, seal), _Lost()
+    known = unneeded.all_of(sessions)
+    if wanted.lost_machine:
+        lost = _lost(data_dir, opened, known, wanted.lost_machine)
+        if not wanted.dry_run:
+            _release(sessions, known, lost)
+            known = unneeded.all_of(sessions)
+    verdicts, freed = list[Judged](), 0
+    if not wanted.policy.removes_nothing:
+        judged = list(map(lost.without, known))
+        with ThreadPoolExecutor(_READERS, "manifests") as pool:
+            list(pool.map(packs.of, {one.manifest for each in judged for one in each.listed}))
+        verdicts = unneeded.judge(judged, wanted.policy, packs.of)
+        if not wanted.dry_run:
+            collect(bucket, seal, seen, read_before=packs.read)
+            marked = unneeded.remove(sessions, verdicts, capabilities.time_there(bucket))
+            verdicts = [
+                one
+                if one.snapshot.manifest in marked or not one.removed
+                else one._replace(removed=False, reason=_CHANGED)
+                for one in verdicts
+            ]
+        freed = unneeded.would_free(verdicts, packs.of)
+    return FarPruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
 
 
 class _Lost(NamedTuple):
@@ -141,42 +130,26 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
     return False
 
 
-def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -> None:
+def _release(sessions: Sessions, known: list[FarSession], lost: _Lost) -> None:
     """Remove the reliance of lost machines on snapshots from the far sessions."""
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     for session in known:
         if lost.without(session) != session:
             with suppress(FarObjectMissing):  # it was erased just now
                 sessions.change(session.facts.session_id, lost.without)
 
 
-def _judged(
-    opened: remote_keys.Opened, policy: RetentionPolicy, lost: _Lost
-) -> tuple[list[Judged], int]:
-    """Return the verdicts on all snapshots as if lost machines needed none of them, and the bytes that the removals free."""
-    bucket, seal = opened.bucket, opened.keyring.seal
-    packs, known = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
-    sessions = list(map(lost.without, known))
-    names = {one.manifest for session in sessions for one in session.listed}
-    with ThreadPoolExecutor(_READERS, "manifests") as pool:
-        list(pool.map(packs.of, names))
-    verdicts = unneeded.judge(sessions, policy, packs.of)
-    return verdicts, unneeded.would_free(verdicts, packs.of)
-
-
-def _require_useful(data_dir: Path, opened: remote_keys.Opened, policy: RetentionPolicy) -> None:
-    """Raise ConfigurationError for a rule that this machine cannot set, or by which nothing could be removed."""
+def _require_useful(data_dir: Path, opened: remote_keys.Opened) -> None:
+    """Raise ConfigurationError for a remote from which this machine can remove nothing."""
     remote = opened.remote
-    deletes = remote.capabilities is None or remote.capabilities.deletes
-    if not deletes and not policy.removes_nothing:
+    if not opened.bucket.deletes:
         raise ConfigurationError(
-            f"Remote {remote.name} does not let this machine delete anything, so no rule can remove snapshots.",
+            f"Remote {remote.name} does not let this machine delete anything, so no snapshot can be removed there.",
             hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",
         )
     if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
             f"Only the machine that made remote {remote.name} may write to it: its endpoint cannot compare and swap.",
-            hint="Set the rule there.",
+            hint="Run the command there.",
         )
 
 

