@@ -15,8 +15,12 @@ from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.cli.remote import key_command as remote_commands
 from jupyter_gpuckpt.cli.remote import remote_command
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
-from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, read_uploaded, write_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import (
+    Uploaded,
+    read_uploaded,
+    record_path,
+    write_uploaded,
+)
 from jupyter_gpuckpt.errors import KeyUnavailable
 from jupyter_gpuckpt.linux import file_locks
 from jupyter_gpuckpt.remote import keyring, upload_progress

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
+from jupyter_gpuckpt.client.agent_code import AGENT_REQUEST
 from jupyter_gpuckpt.server.kernels import agent_calls
-from jupyter_gpuckpt.server.messages.probe import AGENT_REQUEST, ask
+from jupyter_gpuckpt.server.messages.probe import ask
 from tests.conftest import wait_for
 
 SECONDS = 120.0

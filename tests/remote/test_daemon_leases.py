@@ -18,8 +18,7 @@ from jupyter_gpuckpt.daemon.remotes.lease_file import LeaseFile
 from jupyter_gpuckpt.daemon.remotes.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases
 from jupyter_gpuckpt.daemon.remotes.leases_at_remote import LeasesAtRemote
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
-from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder

@@ -24,9 +24,8 @@ from jupyter_gpuckpt.daemon.remotes.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases
 from jupyter_gpuckpt.daemon.remotes.lost_leases import LostLeases
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
-from jupyter_gpuckpt.daemon.remotes.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.remotes.session_requests import FarSessions
-from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, write_uploaded
+from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import (
