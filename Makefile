@@ -24,7 +24,7 @@
 # make docs    the documentation; docs/_build/index.html is its first page
 # make clean   remove the set-up; CRIU stays in its cache
 # make lint    ruff, mypy, the layers, and the subjects of the commits that main does not have
-# make check   lint and the quick unit tests, in a minute on 2 cores: before every commit
+# make check   lint and the quick unit tests, about a minute on 2 idle cores: before every commit
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
 # is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make; where a target needs node, it is PyPI's.
@@ -170,7 +170,7 @@ lint: setup $(STAMPS)/test
 	tools/check-subjects
 
 check: lint
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/test_shape.py tests/unit $(PYTEST_ARGS)
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 tests/test_shape.py tests/unit $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

@@ -232,7 +232,7 @@ def test_every_path_that_is_named_exists():
             if kind is NAMED_MODULE:
                 exists = is_module(name) or name in known
             else:
-                plain = re.sub(r"^(\.\./)+", "", name)
+                plain = re.sub(r"^(\.\./)+(blob/main/)?", "", name)
                 exists = plain in known or FOREIGN.match(plain) or (ROOT / plain).exists()
             if not exists:
                 missing.add(f"{path.relative_to(ROOT)}: {name}")
