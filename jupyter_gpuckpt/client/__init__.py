@@ -2,6 +2,25 @@
 
 The classes are imported at their first use, because importing httpx takes a tenth of a second, and many users of this package need a
 setting or a record only.
+
+- `agent_code`: the code that installs the agent.
+- `async_client`: the client for callers on an event loop.
+- `daemon_traits`: the daemon's settings as traits.
+- `holding`: the connection of an owner.
+- `magics`: magics for front ends without this package's extension.
+- `mirror`: a mirror of the daemon's state, built from its ordered stream.
+- `moving`: the steps of a move.
+- `ownership`: the record by which a server or script registers with the daemon.
+- `programs`: programs of this package that the client runs in processes of their own.
+- `quick_httpx`: an import of httpx without its command line.
+- `remote_commands`: commands about remotes for the command line, done by a separate process without a daemon.
+- `report_without_daemon`: the report of this machine without a daemon.
+- `reviving`: kernels that are created from a snapshot.
+- `silence`: a daemon that runs but does not answer.
+- `socket_folders`: the folders of kernels whose clients reach them through unix sockets.
+- `starting`: finding the daemon of this place, and starting it if it does not run.
+- `sync_client`: the client for callers without an event loop.
+- `transport`: HTTP calls over the daemon's unix socket by httpx.
 """
 
 from importlib import import_module

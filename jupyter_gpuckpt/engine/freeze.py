@@ -2,7 +2,7 @@
 
 Covers: moving GPU memory to RAM, the skeleton dump, the ghost, captured files, letting the tasks go on.
 Does not cover: cutting, compressing and storing the frozen memory (`images`, `store`), the order of a whole save
-(`snapshots.save`). See also: ARCHITECTURE.md, "A save, step by step".
+(`snapshots.save`). See also: docs/decisions/saves.md.
 """
 
 from __future__ import annotations

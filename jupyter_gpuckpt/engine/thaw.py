@@ -1,7 +1,7 @@
 """The thaw of a frozen process tree: new namespaces, files and images in place, memory filled, GPU restored, tasks let go.
 
 Covers: one restore as a transaction, of which a failure leaves nothing behind. Does not cover: whether the snapshot fits this machine
-(`snapshots.resume`), the source of the bytes (the caller's `Content`). See also: ARCHITECTURE.md, "A resume, step by step".
+(`snapshots.resume`), the source of the bytes (the caller's `Content`). See also: docs/decisions/resumes.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,19 @@ from jupyter_gpuckpt.hub import with_suspend
 c.JupyterHub.spawner_class = with_suspend("jupyterhub.spawner.LocalProcessSpawner")
 
 For some spawners there is a ready class, which has a name: `c.JupyterHub.spawner_class = "gpuckpt-docker"`. `_READY` lists the classes.
+
+- `docker`: the spawner for servers in containers of Docker, or of podman by its Docker API.
+- `local_process`: the spawner for servers that are processes of the hub's machine.
+- `pod_spawner`: the spawner for servers in pods of Kubernetes.
+- `pod_volumes`: which snapshots outlive their pod.
+- `server_request`: the hub's requests to a user's server.
+- `slurm`: the spawner for servers that are jobs of Slurm.
+- `spawner`: a spawner that suspends all kernels of a server before it stops it, and reports them at the next start.
+- `start_check`: the check at the hub's start that the configuration of the chosen spawner leaves enough time for suspends.
+- `systemd`: the spawner for servers that are transient services of systemd.
+- `turns`: turns for servers of one machine.
+- `user_limits`: limits of what users keep, and rules for how long.
+- `waiting`: the suspended kernels that wait for a user's next server.
 """
 
 from importlib import import_module

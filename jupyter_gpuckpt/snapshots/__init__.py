@@ -1,1 +1,23 @@
-"""Use cases of snapshots: save, suspend, resume, export, import, verify."""
+"""Use cases of snapshots: save, suspend, resume, export, import, verify.
+
+- `arrivals`: the check for whether a kernel that was saved elsewhere could be resumed here.
+- `changes`: the changes, since a snapshot, of the files that its kernel had open.
+- `earlier_snapshots`: the earlier snapshots of a kernel that is saved.
+- `export`: export of a snapshot as a tar archive that is a store of its own.
+- `gpu_packing`: the storing of GPU memory while it is restored to the GPU, and while other memory is stored.
+- `gpu_tables`: the digests of GPU memory in snapshots.
+- `imports`: import of snapshots from archives that `export.py` wrote, here or on another machine.
+- `kept_files`: files that travel with a snapshot because the user chose them.
+- `notebooks`: the notebook of a kernel in its snapshot.
+- `open_files`: the files that a kernel has open or mapped and that do not travel with its snapshot.
+- `rehearsal`: the rehearsal of a resume.
+- `relied_packs`: what a save does about packs that another program may have changed.
+- `resume`: from a snapshot in the store to a running process tree.
+- `room`: the memory and disk space that a resume needs, compared with those of this machine.
+- `save`: save and suspend.
+- `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
+- `stored_secrets`: the secrets of a kernel in its snapshot.
+- `tcp_records`: the TCP connections of a kernel in a save.
+- `trial`: the trial of the engine on a small program.
+- `verify`: verification of a snapshot.
+"""

@@ -1,1 +1,38 @@
-"""The store of snapshots: packs of chunks, manifests, a catalog."""
+"""The store of snapshots: packs of chunks, manifests, a catalog.
+
+- `annotation_files`: files of annotations.
+- `bringing`: copies of snapshots from a store beside this one.
+- `byte_groups.c`: the grouping of the bytes of numbers by their place.
+- `chunks_in_use`: leases on chunks.
+- `codecs`: codecs of chunks in packs.
+- `damage`: the snapshots of a store that lack chunks, or whose chunks are known to be damaged.
+- `damage_file`: the file that names the damaged snapshots of a store.
+- `faults`: translation of errors of the operating system and of SQLite to the store's errors.
+- `folders`: the creation of a store's folders.
+- `grouping`: the Python interface of byte_groups.c.
+- `leftovers`: removal of files that a crash left in the store and that belong to no snapshot.
+- `local`: the store in a local directory.
+- `lock`: the lock that gives a store to one process at a time.
+- `manifest_bounds`: bounds on the memory that decoding a manifest takes, checked before it is decoded.
+- `manifest_checks`: validation of manifests.
+- `manifests`: reading and writing of manifest files.
+- `pack_checks`: checks of packs that something else may have changed, cut short or removed since this package wrote them.
+- `pack_identity`: the identity of a pack's file, and how much two identities tell about whether it is the same file.
+- `pack_reading`: reading of whole packs.
+- `pack_streams`: packs as streams.
+- `packs`: many chunks in one file, append-only while written, immutable after.
+- `repack`: rewriting of packs of which little is needed.
+- `retention`: which snapshots may be removed, as a pure function.
+- `scratch`: reusable memory, whose pages stay mapped.
+- `snapshot_listing`: the list of snapshots, cached while the files on disk are unchanged.
+- `snapshot_rows`: records of snapshots in the database.
+- `space`: the disk space of a store's snapshots.
+- `staging`: staging of snapshots.
+- `stores`: the choice of a daemon's store in a data directory that several hosts or containers share.
+- `stub_files`: files of stubs.
+- `stubs`: stubs of a store.
+- `unreferenced_packs`: removal of unreferenced packs.
+- `upkeep`: background work after the opening of a store.
+- `weights`: the compressed bytes of several snapshots, each chunk counted once.
+- `writer`: the writer of chunks into a store.
+"""

@@ -9,6 +9,7 @@ import time
 import dying_daemon
 
 from jupyter_gpuckpt.daemon.app import main
+from jupyter_gpuckpt.images import worker_messages
 from jupyter_gpuckpt.remote import check_client
 
 WORKERS = 2
@@ -18,7 +19,7 @@ GIVEN = "given"
 check_client._MIN_BYTES = check_client._MIN_WORKERS = check_client._PROCESSORS = 1
 check_client._MAX_WORKERS = WORKERS
 
-enter, send = check_client.CheckingProcesses.__enter__, check_client.send
+enter, send = check_client.CheckingProcesses.__enter__, worker_messages.send
 
 
 def enter_when_ready(checking):
@@ -36,7 +37,7 @@ def send_and_die(connection, message):
 
 
 check_client.CheckingProcesses.__enter__ = enter_when_ready
-check_client.send = send_and_die
+setattr(check_client, "send", send_and_die)  # noqa: B010 - it is what the module imported
 
 if __name__ == "__main__":
     dying_daemon.prepare()

@@ -45,6 +45,7 @@ MOMENTS = [
     ("resume", ENGINE + "memory.filling.Filling.prepare"),
     ("resume", ENGINE + "memory.stopped_pages.StoppedPages.write"),
 ]
+METHODS = tuple(method for _, method in MOMENTS)
 
 #: Holds everything that leaves something behind when a step is forgotten: a deleted file with another link, private shared
 #: memory, a child, threads, a connection with something on its way. Its count goes on only when all of them are as they should be.
@@ -95,7 +96,7 @@ class Dying:
         settings,
         words,
         eventually,
-        methods=tuple(m for _, m in MOMENTS),
+        methods=METHODS,
         program=DYING_DAEMON,
         env=MappingProxyType({}),
     ):

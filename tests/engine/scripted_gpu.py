@@ -114,13 +114,13 @@ def devices() -> Iterator[str]:
     )[:-1]
     paths = [Path(f"{prefix}{number}") for number in (0, 1)]
     try:
-        for path in paths:
-            path.write_bytes(bytes(4096))
+        for file in paths:
+            file.write_bytes(bytes(4096))
     except OSError:
         pytest.skip("/dev cannot be written to")
     yield prefix
-    for path in paths:
-        path.unlink()
+    for file in paths:
+        file.unlink()
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def extras() -> tuple[str, ...]:
 def put_in(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver, nvml: ScriptedNvml) -> None:
     """Let this process find these in place of cuda-bindings and NVML."""
     bindings = ModuleType("cuda.bindings")
-    bindings.driver = driver
+    vars(bindings)["driver"] = driver
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(gpu, "LIBRARY", "libc.so.6")  # any that is there

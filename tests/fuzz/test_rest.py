@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jupyter_gpuckpt.client import Client, starting, this_owner, transport
 from jupyter_gpuckpt.daemon.http.kernel_routes import ROUTES
-from jupyter_gpuckpt.server.rest.routes import PREFIX
+from jupyter_gpuckpt.server.rest.openapi import PREFIX
 from jupyter_gpuckpt.server.rest.routes import ROUTES as SERVER_ROUTES
 from jupyter_gpuckpt.wire import daemon_settings
 from jupyter_gpuckpt.wire.protocol import OwnerKind

@@ -181,11 +181,11 @@ def fight(url: str, folder: Path, times: int, seed: int, mutation: str = "") -> 
             assert all(one.poll() is None for one in fighters), said[-20:]
             _pause_one(fighters, chance, pauses)
             time.sleep(0.1)
-        for one in fighters:
-            assert one.stdin is not None
-            one.stdin.close()
-        for one in fighters:
-            assert one.wait(120) == 0
+        for fighter in fighters:
+            assert fighter.stdin is not None
+            fighter.stdin.close()
+        for fighter in fighters:
+            assert fighter.wait(120) == 0
     try:
         return _check(first, said, pauses, terms, networks[0].counts + networks[1].counts)
     finally:
@@ -275,12 +275,12 @@ def _check(
         assert late < _LATE or stood, f"{one} had the lease {late:.2f} s after it could be over"
     # Never two at one time, but where somebody wanted it. Who is granted a lease and who had it before need not say so at one time.
     beliefs = sorted([*_beliefs(said), *_leases(terms)])
-    for number, one in enumerate(beliefs):
+    for number, belief in enumerate(beliefs):
         for other in beliefs[number + 1 :]:
-            if other.begin >= one.end:
+            if other.begin >= belief.end:
                 break
-            if one.daemon != other.daemon and not _is_wanted(one, other, said, terms):
-                raise AssertionError(f"{one} and {other} at one time")
+            if belief.daemon != other.daemon and not _is_wanted(belief, other, said, terms):
+                raise AssertionError(f"{belief} and {other} at one time")
     found = [machine.sessions.get(one) for one in machine.sessions.ids()]
     # Whoever has lost it has listed nothing after the next one has.
     [main] = [one for one in found if one.facts.session_id == SESSION]

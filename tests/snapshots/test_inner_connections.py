@@ -23,7 +23,7 @@ from jupyter_gpuckpt.engine.tcp import record as tcp_record
 from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
 from jupyter_gpuckpt.engine.tcp import socket_options as tcp_options
 from jupyter_gpuckpt.engine.tcp.unaccepted import Unaccepted
-from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree import duplicates, launch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, StoreFull
 from jupyter_gpuckpt.host import connections, privileges
 from jupyter_gpuckpt.snapshots import save
@@ -365,7 +365,7 @@ def test_an_option_that_was_changed_for_a_moment_is_put_back_after_a_crash(run) 
     program.lines()
     end = connections.survey(launch.pids(program.tree)).inner[0].ends[0]
     journal = program.tree.inside(tcp_record._JOURNAL)
-    with tcp_record.duplicate_socket(end.pid, end.descriptor) as same:
+    with duplicates.duplicate_socket(end.pid, end.descriptor) as same:
         mark = tcp_record._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
         journal.write_bytes(msgspec.json.encode(mark))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1000)

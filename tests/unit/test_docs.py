@@ -102,17 +102,6 @@ def test_what_contributors_are_led_to_exists():
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_pages_name_files_that_exist():
-    packages = [ROOT, ROOT / "jupyter_gpuckpt"]
-    lost = [
-        (page.name, name)
-        for page in [*DOCS.glob("*.md"), *(DOCS / "decisions").glob("*.md"), ROOT / "README.md"]
-        for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|c|h|ts|json|md))`", page.read_text())
-        if not any((package / name).exists() for package in packages)
-    ]
-    assert lost == []
-
-
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_links_lead_to_files_that_exist(name):
     links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", (ROOT / name).read_text())

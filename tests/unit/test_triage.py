@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import msgspec
 
+from jupyter_gpuckpt.batches.save_rates import FIXED_SECONDS
 from jupyter_gpuckpt.batches.triage import (
     BYTES_PER_SECOND,
-    FIXED_SECONDS,
     UPLOAD_BYTES_PER_SECOND,
     Candidate,
     candidate,

@@ -1,4 +1,4 @@
-"""The command lines of `criu dump` and `criu restore`; the reasons for each option are in ARCHITECTURE.md, "CRIU's options"."""
+"""The command lines of `criu dump` and `criu restore`; the reasons for each option are in docs/decisions/saves.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The start and end of a process tree in its own PID, mount and time namespaces.
 
 Covers: the protocol with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
-kernel is (the daemon). See also: ARCHITECTURE.md, "Launch".
+kernel is (the daemon). See also: docs/decisions/processes.md.
 """
 
 from __future__ import annotations
