@@ -10,7 +10,6 @@
 - `executing`: the command `jupyter gpuckpt execute`.
 - `hub_report`: the command `jupyter gpuckpt hub-report`.
 - `id_arguments`: resolution of abbreviated ids of kernels and snapshots.
-- `kubernetes_command`: the command `jupyter gpuckpt kubernetes`.
 - `notice`: the command `jupyter gpuckpt notice`.
 - `printing`: the output of commands.
 - `prune`: the command `jupyter gpuckpt prune`.

@@ -1,7 +1,6 @@
 """gpuckptd: the daemon that keeps kernels after their servers end, and saves and resumes them.
 
 - `app`: the program gpuckptd.
-- `audit`: one line of JSON for each operation, each requested end of a kernel, and each change or export of snapshots.
 - `host_report`: the report on this machine.
 - `late_imports`: the import of `late_modules`.
 - `late_modules`: the modules that a daemon needs only for work with a kernel or a snapshot.

@@ -17,6 +17,7 @@ For some spawners there is a ready class, which has a name: `c.JupyterHub.spawne
 - `turns`: turns for servers of one machine.
 - `user_limits`: limits of what users keep, and rules for how long.
 - `waiting`: the suspended kernels that wait for a user's next server.
+- `pod_settings`: the settings of a pod in Kubernetes with which kernels can be saved and no suspend is cut short, as plain values.
 """
 
 from importlib import import_module

@@ -6,7 +6,6 @@
 - `check_worker`: the worker's side of checking.
 - `checking`: the checks of what a fetch has read.
 - `collector`: the far collector.
-- `counting`: the counter of requests to a remote, by the categories in which they are billed.
 - `credentials`: credentials for S3 from the file of the AWS tools.
 - `drill`: a sample of a remote's snapshots is fetched, decrypted and compared with its digests.
 - `epochs`: epochs of the collector.
@@ -29,7 +28,6 @@
 - `request_errors`: the translation of obstore's errors to the project's own.
 - `retries`: retries of requests to a remote.
 - `roots`: the roots of garbage collection.
-- `rules`: the rule of a remote for the snapshots to keep.
 - `sealing`: encryption and authentication of a remote's objects.
 - `seen`: the newest generations of a remote's objects that this machine has seen.
 - `shared_files`: a storage of objects as plain files in a folder that several hosts may share.

@@ -6,11 +6,9 @@
 - `chunks_in_use`: leases on chunks.
 - `codecs`: codecs of chunks in packs.
 - `damage`: the snapshots of a store that lack chunks, or whose chunks are known to be damaged.
-- `damage_file`: the file that names the damaged snapshots of a store.
 - `faults`: translation of errors of the operating system and of SQLite to the store's errors.
 - `folders`: the creation of a store's folders.
 - `grouping`: the Python interface of byte_groups.c.
-- `leftovers`: removal of files that a crash left in the store and that belong to no snapshot.
 - `local`: the store in a local directory.
 - `lock`: the lock that gives a store to one process at a time.
 - `manifest_bounds`: bounds on the memory that decoding a manifest takes, checked before it is decoded.
@@ -23,7 +21,6 @@
 - `packs`: many chunks in one file, append-only while written, immutable after.
 - `repack`: rewriting of packs of which little is needed.
 - `retention`: which snapshots may be removed, as a pure function.
-- `scratch`: reusable memory, whose pages stay mapped.
 - `snapshot_listing`: the list of snapshots, cached while the files on disk are unchanged.
 - `snapshot_rows`: records of snapshots in the database.
 - `space`: the disk space of a store's snapshots.

@@ -14,7 +14,6 @@
 - `own_sockets`: the unix sockets on which a kernel listens for its clients.
 - `place`: the *place* of a process.
 - `plurals`: quantities in messages.
-- `pods`: the settings of pods in Kubernetes with which kernels can be saved and no suspend is cut short.
 - `progress`: the progress of an operation.
 - `protocol`: the version of the protocol between the daemon and its clients.
 - `reclaim_records`: the records of notices that a machine will go.

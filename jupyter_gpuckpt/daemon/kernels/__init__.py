@@ -2,7 +2,6 @@
 
 - `endings`: shutdowns that can be undone for a while.
 - `former`: former processes.
-- `given_back`: the memory and GPUs that suspended and parked kernels have given back on this machine.
 - `jobs`: the jobs of the operations.
 - `kernel_records`: the records of kernels on disk.
 - `kernels`: the kernels that this daemon manages.

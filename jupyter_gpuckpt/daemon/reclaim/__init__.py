@@ -1,6 +1,5 @@
 """Notices that this machine will go: their sources, one module each, and the daemon's reaction.
 
-- `administrator`: sources of an administrator's notices.
 - `aws`: sources for Amazon EC2.
 - `azure`: source for Azure.
 - `endpoints`: client for a provider's metadata service or an administrator's URL.
@@ -12,7 +11,6 @@
 - `providers`: the provider of this machine.
 - `reaction`: the daemon's reaction when this machine goes.
 - `risks`: the kernels and snapshots that would be lost with this machine.
-- `shared`: one reader of notices for all daemons that share a directory.
 - `suspends`: the suspends that the daemon begins itself before this machine goes.
 - `timing`: when kernels are saved, and when they are suspended.
 """

@@ -6,27 +6,18 @@
 - `collector_messages`: the messages between the daemon and the process that removes what a remote does not need.
 - `collector_process`: the process that removes the objects of a remote that nothing there needs any more, at the lowest priority.
 - `erasing`: the work of `jupyter gpuckpt remote erase`.
-- `keeping`: the work of `jupyter gpuckpt remote keep`.
-- `kept_leases`: the kernels whose leases are kept for a while although they do not run.
 - `kernel_moves`: moves of suspended kernels.
-- `lease_file`: the file with the far session of each kernel, and the leases of this data directory's daemons.
-- `lease_renewal`: the renewal of leases.
 - `leases`: the leases of this daemon in all remotes.
-- `leases_at_remote`: the leases of this daemon in one remote.
 - `listed_checks`: the daily check that remotes still list what this machine has uploaded.
-- `lost_leases`: the reaction to lost leases.
 - `near_copy`: the choice of snapshots whose chunks stay on this disk although remotes have them, too.
-- `notebook_facts`: the facts about a snapshot that remotes list.
 - `pauses`: the pauses between the attempts of one kind of work with a remote that fails.
 - `remote_copies`: the copies of this machine's own snapshots in remotes.
 - `remote_keys`: this machine's keys for remotes.
-- `remote_uploader`: the uploads to one remote, one after the other.
 - `sending`: the daemon's side of an upload.
-- `sent_changes`: the file that records what this machine has sent to one remote about its snapshots.
 - `session_requests`: requests about the content of remotes.
-- `session_views`: conversions of far sessions to the records that clients see.
 - `upload_queue`: the upload queue of one remote.
 - `upload_worker`: the process that uploads one snapshot, gives an upload up, or sends changes of snapshots to a remote.
 - `uploads`: background uploads of snapshots to remotes, one at a time per remote and the newest first.
 - `without_daemon`: the work of `jupyter gpuckpt remote`, done without a daemon.
+- `pruning`: the work of `jupyter gpuckpt remote prune`: the removal of snapshots of all machines from a remote, by rules that a user gives.
 """

@@ -5,7 +5,6 @@
 - `duplicates`: duplicates of other processes' descriptors.
 - `endless_waits`: system calls without a timeout, restarted after a freeze interrupts them.
 - `ferry_library`: loading of the ferry library.
-- `former_scratch`: the scratch of kernels that an older version launched elsewhere, bind mounted where this version expects it.
 - `fresh_randomness.c`: part of the library that is preloaded into kernels: other random numbers in every copy.
 - `fresh_randomness`: new random numbers in every copy of a kernel.
 - `init.c`: gpuckpt-init: the two processes above every kernel, CRIU's action script.

@@ -7,8 +7,6 @@
 - `needs`: the chunks that a snapshot needs.
 - `pack_files`: what is known of the files of packs.
 - `pack_folder`: the comparison of the catalog with the folder of packs.
-- `place_index`: an in-memory index of the places of all chunks, several times faster than the catalog when many snapshots are recorded.
 - `places`: a table of the places of many chunks.
-- `recent_places`: the places of the chunks of the snapshot that was looked up last.
 - `rows`: queries and changes of the store's database, each for one turn.
 """
