@@ -8,5 +8,5 @@
 - `remote_command`: the command `jupyter gpuckpt remote`.
 - `upload_command`: the commands `jupyter gpuckpt remote status` and `remote upload`.
 - `verify_command`: the command `jupyter gpuckpt remote verify`.
-- `prune_command`: the command `jupyter gpuckpt remote prune`, which removes snapshots that no rule keeps from a remote (`remote/unneeded.py`).
+- `prune_command`: the command `jupyter gpuckpt remote prune`.
 """
