@@ -123,4 +123,4 @@ def test_a_user_over_the_limit_is_told_at_the_start_and_the_administrator_by_log
 
 
 def test_without_a_limit_nothing_is_too_much():
-    assert exceeded(Usage(1.0, 10**15, 0.0, 0)) == ""
+    assert exceeded(Usage(1.0, 10**15)) == ""

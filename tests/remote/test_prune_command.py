@@ -192,8 +192,8 @@ def test_numbers_that_make_no_sense_are_refused(remote):
         ("--keep-last", "9" * 5000),
         ("--keep-within", "9" * 400 + "d"),
         ("--keep-within", "9" * 9 + "d"),
-        ("--max-bytes", "9" * 30 + "T"),
-        ("--max-bytes", "9" * 320),
+        ("--max-size", "9" * 30 + "T"),
+        ("--max-size", "9" * 320),
     ):
         refused = remote.said(*words, status=2).err
         assert f"argument {words[0]}: " in refused

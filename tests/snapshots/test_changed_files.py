@@ -403,7 +403,10 @@ NO_DATA = """
     opened = [os.open("fifo", os.O_RDWR)]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("socket")
-    os.mknod("null", 0o020666, os.makedev(1, 3))
+    try:
+        os.mknod("null", 0o020666, os.makedev(1, 3))
+    except PermissionError:  # an ordinary user
+        os.symlink("/dev/null", "null")
     with open("data", "w") as data:
         data.write("data")
     opened += [os.open(name, os.O_PATH) for name in ("fifo", "null", "data")]

@@ -35,7 +35,7 @@ def add_arguments(to: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Remove snapshots, after questions on a terminal; print which were removed and which are kept."""
     policy = RetentionPolicy()
-    if not args.lost_machine or args.keep_last or args.keep_within or args.max_bytes:
+    if not args.lost_machine or args.keep_last or args.keep_within or args.max_size:
         policy = policy_of(args)
     plan = _asked(args, FarPruneRequest(policy, dry_run=True, lost_machine=args.lost_machine))
     if not args.json:
