@@ -20,6 +20,9 @@ from jupyter_gpuckpt.engine.tree import ferry_library
 from jupyter_gpuckpt.errors import FreezeFailed
 from tests.conftest import wait_for
 
+#: A program that does not answer must not hold up the others.
+pytestmark = pytest.mark.timeout(180)
+
 HERE = Path(__file__).parent / "ferry"
 #: What every program begins with: the driver's functions as programs get them, and `count`, what exists in the driver.
 BEGIN = """
