@@ -35,6 +35,7 @@ except ModuleNotFoundError as error:
     raise ImportError(_MISSING, name="jupyterhub") from error
 
 from .spawner import GpuCkptSpawnerMixin, with_suspend
+from .start_check import check_at_start
 
 #: A value for `c.JupyterHub.template_paths`: the hub's page about a server that is being stopped then says why that takes a while.
 template_path = str(Path(__file__).parent / "templates")
@@ -56,6 +57,6 @@ def __getattr__(name: str) -> type:
     if name not in _READY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f".{_READY[name]}", __name__)
-    import_module(".start_check", __name__).check_at_start(GpuCkptSpawnerMixin)
+    check_at_start(GpuCkptSpawnerMixin)
     found: type = getattr(module, name)
     return found
