@@ -103,7 +103,7 @@ def test_no_name_is_a_dumping_ground():
 
 
 def test_a_stem_occurs_once():
-    """A module can be named without its folder."""
+    """Check that a module can be named without its folder."""
     modules = Counter(module.stem for module in MODULES)
     repeated = [stem for stem, count in modules.items() if count > 1]
     assert set(repeated) <= REPEATED_STEMS

@@ -46,7 +46,7 @@ class Watch:
             self._task = asyncio.ensure_future(_read(sources, take))
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the sources of notices."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

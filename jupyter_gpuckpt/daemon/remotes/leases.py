@@ -486,7 +486,7 @@ class LeasesAtRemote:
             raise
 
     def _guarded(self, work: Callable[[], _Answer]) -> _Answer:
-        """Return what `work` returns. After AccessDenied the next call opens the remote anew, since credentials may have changed."""
+        """Call `work` and return its result. After AccessDenied the next call opens the remote anew, since credentials may have changed."""
         try:
             return work()
         except AccessDenied:
@@ -572,7 +572,7 @@ class DaemonLeases:
         self.woken.set()
 
     def close(self) -> None:
-        """End all requests to remotes; a thread whose remote does not answer is not waited for."""
+        """End all requests to remotes, without waiting for threads whose remote does not answer."""
         self.is_over.set()
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)

@@ -70,7 +70,7 @@ class Inflow:
         return bytes(taken)
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the request's body, and discard what was received."""
         with self._changed:
             self._closed = True
             self._pieces.clear()

@@ -75,7 +75,7 @@ def _answers(port: int) -> bool:
 
 
 class SuspendedAppHandler(JupyterHandler):
-    """A handler that answers every request of a user for an app with the reason why there is none."""
+    """A handler that tells users who request an app that its kernel is suspended."""
 
     #: Pages of an app ask it again and again by themselves.
     _track_activity = False
