@@ -154,7 +154,7 @@ def _uploaded(data_dir, name, **sessions):
     with store_of(data_dir) as store:
         uploader = Uploader(
             opened.bucket,
-            opened.keyring,
+            opened.key,
             opened.seen,
             state=state_folder(data_dir, name),
             machine_id=remote_keys.machine_id(data_dir),
@@ -281,7 +281,7 @@ def test_nothing_of_a_removed_remote_counts_for_another_of_its_name(data_dir, tm
     _uploaded(data_dir, "share", s1=content)
     state = state_folder(data_dir, "share")
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
-    unfinished = Journal(path_of(state, "s2"), opened.keyring.public.store_id)
+    unfinished = Journal(path_of(state, "s2"), opened.key.public.store_id)
     write_uploaded(record_path(data_dir, "share"), Uploaded({"s1": 1.0}, 1.0))
     assert unfinished.epoch is None
     shutil.copytree(state, tmp_path / "kept")

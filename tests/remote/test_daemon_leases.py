@@ -94,7 +94,7 @@ class There(Here):
 
     def session(self, session_id="k1") -> FarSession:
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen).get(session_id)
+        return Sessions(opened.bucket, opened.key.seal, opened.seen).get(session_id)
 
     def leased_to(self, session_id="k1"):
         lease = self.session(session_id).lease
@@ -122,7 +122,7 @@ def two(tmp_path):
     def run(test, **options):
         async def main():
             a = There(tmp_path / "a", share, **options)
-            b = There(tmp_path / "b", share, a.joined.phrase, **options)
+            b = There(tmp_path / "b", share, a.joined.line, **options)
             try:
                 await test(a, b)
             finally:

@@ -52,7 +52,7 @@ class Remembered:
     @property
     def sessions(self):
         opened = self.opened
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        return Sessions(opened.bucket, opened.key.seal, opened.seen)
 
     def marks(self):
         """Return the machines that rely on each snapshot."""
@@ -133,7 +133,7 @@ def test_a_lost_machine_must_be_clear_and_lost(remote):
     # One of this name lives; which one is not known.
     opened = remote.opened
     leases = Leases(
-        *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
+        *(opened.bucket, opened.key.seal, remote.sessions, "daemon"), host_name="pod"
     )
     leases.beat()
     assert "within the last hour" in remote.said("--lost-machine", "pod", status=2).err
@@ -148,7 +148,7 @@ def test_a_machine_lives_by_the_remotes_clock_whatever_the_clock_here_shows(remo
     remote.mark(s1={OTHER: "pod"})
     opened = remote.opened
     leases = Leases(
-        *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
+        *(opened.bucket, opened.key.seal, remote.sessions, "daemon"), host_name="pod"
     )
     leases.beat()
     remote.note_clock_ahead(2 * 3600.0)

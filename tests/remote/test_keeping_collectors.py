@@ -35,12 +35,12 @@ class Here(Collecting):
 
     def listed(self):
         opened = self.opened
-        session = Sessions(opened.bucket, opened.keyring.seal, opened.seen).get("k")
+        session = Sessions(opened.bucket, opened.key.seal, opened.seen).get("k")
         return sorted(one.snapshot_id for one in session.listed)
 
     def rule(self, policy):
         opened = self.opened
-        where = (opened.bucket, opened.keyring.seal, opened.seen)
+        where = (opened.bucket, opened.key.seal, opened.seen)
         return rules.replace(*where, policy, host_name="here", now=1.0)
 
     def upload(self, *numbers):
@@ -74,7 +74,7 @@ def one(tmp_path, share):
 @pytest.fixture
 def two(one, tmp_path, share):
     """Return a machine that has nothing in the remote."""
-    return Here(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.phrase)
+    return Here(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.line)
 
 
 def test_an_old_rule_that_is_put_back_is_refused_by_collectors(one, two, share):

@@ -46,7 +46,7 @@ class Checked(Near):
             return msgspec.structs.replace(session, snapshots=changed)
 
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
-        Sessions(opened.bucket, opened.keyring.seal, opened.seen).rewrite("k1", change)
+        Sessions(opened.bucket, opened.key.seal, opened.seen).rewrite("k1", change)
 
     async def recorded(self, condition):
         """Wait until the record of uploads, which a thread writes, fulfills a condition."""
@@ -132,7 +132,7 @@ def test_a_pin_by_another_machine_is_followed_until_it_ends_there(checked):
 
     async def test(m):
         opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         store = m.machine.store
 
         def pin_there(number, *, pinned):
@@ -185,7 +185,7 @@ def test_a_pin_by_another_machine_is_followed_until_it_ends_there(checked):
 def test_a_change_here_that_is_not_told_yet_is_not_overwritten(checked):
     async def test(m):
         opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         about = sessions.get("k1").listed[0].about
         known = Told(pinned=True, title="", pinned_there=True)
         info = next(one for one in m.machine.store.snapshots() if one.snapshot_id == "s1")

@@ -56,7 +56,7 @@ def one(tmp_path, share):
             save(store, f"s{number}", *some_chunks(number, 2))
             found.joined.upload(store, f"s{number}")
     opened = remote_keys.opened(tmp_path / "one", found.joined.remote)
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     sessions.mark_deleted("of-s1", "s1", time.time() - 3 * 24 * HOUR)
     age(share / "packs", 3 * 24)
     return found
@@ -95,7 +95,7 @@ def test_what_nothing_needs_goes_by_itself_the_second_time(one, share, capsys):
 
 
 def test_of_two_machines_one_collects(one, share, tmp_path):
-    two = Collecting(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.phrase)
+    two = Collecting(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.line)
     for machine in (one, two):
         machine.be_due()
     assert [bool(machine.looks().collected.at) for machine in (one, two)] == [True, False]

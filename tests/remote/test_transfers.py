@@ -198,7 +198,7 @@ def test_an_upload_that_failed_is_listed_nowhere_and_goes_on_where_it_was(
 ):
     a = machine("a", Failing(CopyingStore(), "failing", retries=quick()))
     a.save("s1", *FIRST)
-    assert a.keyring
+    assert a.key
     monkeypatch.setattr(Failing, "left", left)
     # Packs, index, manifest, session.
     with pytest.raises(StoreUnavailable):
@@ -253,7 +253,7 @@ def test_an_uploader_that_is_killed_lists_nothing_that_is_not_complete_and_goes_
     a = machine("a", bucket)
     content = chunks(5, 150)
     a.save("s1", *content)
-    assert a.keyring
+    assert a.key
     a.close()
     words = [sys.executable, "-m", "tests.remote.uploading", str(tmp_path / "a")]
     words += [msgspec.json.encode(remote).decode(), "s1"]

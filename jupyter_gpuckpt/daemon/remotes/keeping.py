@@ -34,7 +34,7 @@ def keep(call: RemoteCall, remote: Remote) -> Keeping:
     """
     data_dir = Path(call.data_dir)
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
+    bucket, seal, seen = opened.bucket, opened.key.seal, opened.seen
     wanted, lost = call.keep.policy, _Lost()
     sessions: list[FarSession] = []
     if call.keep.lost_machine:
@@ -135,7 +135,7 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
             stored = opened.bucket.get(found.name, max_bytes=lease_objects.MAX_HEARTBEAT_BYTES)
         except FarObjectMissing:
             continue  # its daemon has just ended
-        beat = opened.keyring.seal.open_record(found.name, stored.data, lease_objects.Heartbeat)
+        beat = opened.key.seal.open_record(found.name, stored.data, lease_objects.Heartbeat)
         if beat.host_name == host_name:
             return True
     return False
@@ -143,7 +143,7 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
 
 def _release(opened: remote_keys.Opened, known: list[FarSession], lost: _Lost) -> None:
     """Remove the reliance of lost machines on snapshots from the far sessions."""
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     for session in known:
         if lost.without(session) != session:
             with suppress(FarObjectMissing):  # it was erased just now
@@ -154,7 +154,7 @@ def _judged(
     opened: remote_keys.Opened, policy: RetentionPolicy, lost: _Lost
 ) -> tuple[list[Judged], int]:
     """Return the verdicts on all snapshots as if lost machines needed none of them, and the bytes that the removals free."""
-    bucket, seal = opened.bucket, opened.keyring.seal
+    bucket, seal = opened.bucket, opened.key.seal
     packs, known = Packs(bucket, seal), unneeded.all_of(Sessions(bucket, seal, opened.seen))
     sessions = list(map(lost.without, known))
     names = {one.manifest for session in sessions for one in session.listed}
@@ -173,7 +173,7 @@ def _require_useful(data_dir: Path, opened: remote_keys.Opened, policy: Retentio
             f"Remote {remote.name} does not let this machine delete anything, so no rule can remove snapshots.",
             hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",
         )
-    if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
             f"Only the machine that made remote {remote.name} may write to it: its endpoint cannot compare and swap.",
             hint="Set the rule there.",

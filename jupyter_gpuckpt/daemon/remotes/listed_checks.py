@@ -152,7 +152,7 @@ def listed(
     as another machine did.
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, remote.name))
     by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
     found, unclear = dict[str, FarSession](), set[str]()
