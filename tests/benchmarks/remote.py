@@ -30,7 +30,13 @@ from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.linux.control_groups import processors
-from jupyter_gpuckpt.remote import index_objects, pack_refs, remote_manifests, remote_packs, store_key
+from jupyter_gpuckpt.remote import (
+    index_objects,
+    pack_refs,
+    remote_manifests,
+    remote_packs,
+    store_key,
+)
 from jupyter_gpuckpt.remote.buckets import open_bucket
 from jupyter_gpuckpt.remote.check_client import CheckingProcesses, checkers
 from jupyter_gpuckpt.remote.collector import collect

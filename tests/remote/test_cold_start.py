@@ -35,7 +35,7 @@ def test_a_cold_start_takes_few_requests_for_each_session(
     far = Sessions(opened.bucket, opened.key.seal, opened.seen)
     listed = [far.get(one).listed for one in far.ids()]
     assert [len(one) for one in listed] == [SAVES] * sessions
-    # The keyring, the list, and each session.
+    # The key, the list, and each session.
     to_list = count_requests() - before
     assert 0 < to_list <= 2 + sessions
     with LocalStore(tmp_path / "b/store") as store:

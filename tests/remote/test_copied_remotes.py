@@ -25,7 +25,7 @@ def copied(old, new):
     """Copy all objects to another place, as a provider's tool does it, and return the names of those in folders."""
     source, target = open_bucket(old), open_bucket(new)
     names = {one.name for folder in FOLDERS for one in source.list(folder)}
-    for name in names | {"keyring"}:
+    for name in names | {"key"}:
         assert target.create(name, source.get(name, max_bytes=1 << 30).data)
     return names
 

@@ -38,8 +38,8 @@ from tests.remote.test_fetching import CONTENT, Here, saved
 class There(Here):
     """A machine with a remote, which uploads by itself and has leases."""
 
-    def __init__(self, data_dir, remote, phrase="", life_seconds=LIFE_SECONDS):
-        self.joined = join(data_dir, remote, phrase)
+    def __init__(self, data_dir, remote, line="", life_seconds=LIFE_SECONDS):
+        self.joined = join(data_dir, remote, line)
         super().__init__(data_dir, life_seconds=life_seconds)
 
     async def start(self):

@@ -331,7 +331,7 @@ def test_a_list_costs_few_requests(first, second, count_requests):
         assert [len(one.snapshots) for one in listing.sessions] == [4, 4, 4]
         count = count_requests() - before
         assert 3 < count <= 3 * MAX_REQUESTS
-        # The keyring, the list, and each session once.
+        # The key, the list, and each session once.
         assert count == 5
 
     second(test)

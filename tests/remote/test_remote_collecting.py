@@ -24,8 +24,8 @@ HOUR = 3600.0
 class Collecting(FarCollecting):
     """A machine that collects every hour, as far as it is told to look."""
 
-    def __init__(self, data_dir, remote, phrase=""):
-        self.joined, self.is_busy = join(data_dir, remote, phrase), False
+    def __init__(self, data_dir, remote, line=""):
+        self.joined, self.is_busy = join(data_dir, remote, line), False
         self.checked = []
 
         async def check(name):

@@ -32,10 +32,10 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.remote import (
     epochs,
     index_objects,
-    keyring,
     pack_sender,
     remote_manifests,
     remote_packs,
+    store_key,
 )
 from jupyter_gpuckpt.remote.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.remote.checking import GAP_BYTES, RUN_BYTES
@@ -172,7 +172,7 @@ def test_the_packs_are_there_before_the_index_the_manifest_and_the_session(machi
     a.bucket.create = noted
     a.upload("s1")
     assert order == [
-        "keyring",
+        "key",
         *["packs"] * order.count("packs"),
         "indexes",
         "manifests",
@@ -467,7 +467,7 @@ def test_a_snapshot_that_is_not_there_is_not_uploaded(machine):
 
 def test_only_one_machine_writes_where_nothing_can_be_swapped(machine, tmp_path):
     a, b = machine("a"), machine("b", machine_id="other")
-    keyring.create(a.bucket, a.seen, {"own": OWN}, only_machine="one machine")
+    store_key.create(a.bucket, a.seen, [OWN], only_machine="one machine")
     for one in (a, b):
         one.save("s1", *FIRST[:2])
     a.upload("s1")
