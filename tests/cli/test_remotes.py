@@ -195,8 +195,8 @@ def test_a_lost_key_is_put_back_by_a_machine_that_keeps_it(on, share, data_dir, 
     assert (status, "has a key already" in err) == (2, True)
 
 
-def test_an_older_copy_is_noticed_by_machines_that_know_better(on, share, tmp_path):
-    _, line = share
+@pytest.mark.usefixtures("share")
+def test_an_older_copy_is_noticed_by_machines_that_know_better(on, tmp_path):
     old = (tmp_path / "share/key").read_bytes()
     _, out, _ = on("data", "key", "code", "share", "--json")
     newer = json.loads(out)["line"]
