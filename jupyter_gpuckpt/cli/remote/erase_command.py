@@ -98,7 +98,7 @@ def _say_plan(args: Namespace, plan: ErasePlan) -> None:
     else:
         size = printing.size(plan.stored_bytes)
         printing.note(
-            f"All of it, {counted(plan.objects, 'object')}, {size}, and its key: no holder and no recovery phrase opens it again."
+            f"All of it, {counted(plan.objects, 'object')}, {size}, and its key: no secret opens it again."
         )
 
 
