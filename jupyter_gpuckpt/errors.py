@@ -272,7 +272,7 @@ class CredentialsRefused(AccessDenied):
 
 
 class KeyUnavailable(AccessDenied):
-    """The key of a remote is not available: a wrong passphrase, a missing key file, a removed holder."""
+    """The key of a remote is not available: a wrong password, a missing key file, a removed entry."""
 
     code = "key_unavailable"
 

@@ -357,9 +357,8 @@ def two_machines(folder: Path, url: str, code: str) -> Iterator[tuple[Machine, M
     a, b = folder / "a", folder / "b"
     machines = Machine(a, b, code), Machine(b, a, code)
     try:
-        added = machines[0].user.types("remote", "add", "demo", url)
-        phrase = added["recovery_phrase"] + "\n"
-        machines[1].user.types("remote", "add", "demo", url, "--recovery-phrase", said=phrase)
+        added = machines[0].user.types("remote", "create", "demo", url)
+        machines[1].user.types("remote", "add", "demo", said=added["line"] + "\n")
         yield machines
     finally:
         for machine in machines:

@@ -95,14 +95,14 @@ async def run(directory: Path, url: str) -> None:
     """Save the kernel on A and resume it on B."""
     table = Table()
     a, b = User(directory / "a"), User(directory / "b")
-    added = a.types("remote", "add", "demo", url)
-    table.add("A: remote added", None, url)
+    added = a.types("remote", "create", "demo", url)
+    table.add("A: remote created", None, url)
     kernel_id, snapshot_id, before = await on_a(a, table)
     left = processes_of(a.directory / "notebooks")
     check(not left, f"processes are left: {left}")
 
-    b.types("remote", "add", "demo", url, "--recovery-phrase", said=added["recovery_phrase"] + "\n")
-    table.add("B: remote added", None, "by the recovery phrase")
+    b.types("remote", "add", "demo", said=added["line"] + "\n")
+    table.add("B: remote added", None, "by the line that A printed")
     listing, spent = timed(lambda: b.types("remote", "sessions", "demo"))
     [session] = listing["sessions"]
     check(session["session_id"] == kernel_id, f"another session: {session}")

@@ -102,7 +102,7 @@ def _show(report: NoticesReport, *, disk_survives: bool) -> None:
     if are_lost:
         printing.warn(
             "Snapshots are uploaded nowhere: they are lost with this machine's disk."
-            " `jupyter gpuckpt remote add` adds a place for them."
+            " `jupyter gpuckpt remote create` makes a place for them."
         )
     if not report.unsafe:
         printing.say("All kernels are suspended." if are_lost else "All kernels are safe.")

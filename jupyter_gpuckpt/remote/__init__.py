@@ -11,9 +11,7 @@
 - `epochs`: epochs of the collector.
 - `erasure`: permanent erasure of a far session, while uploaders, collectors and readers run that may stop at any moment and continue.
 - `fetch`: the fetch of a snapshot from a remote into the local store.
-- `holders`: the holders of a remote's key.
 - `index_objects`: the rows of many packs in one object.
-- `keyring`: the keys of a remote.
 - `lease_objects`: the right of one daemon to run a far session and write to it.
 - `listed_facts`: the facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 - `objects`: the operations that leases and far sessions need from the storage of their objects.
@@ -31,6 +29,7 @@
 - `sealing`: encryption and authentication of a remote's objects.
 - `seen`: the newest generations of a remote's objects that this machine has seen.
 - `shared_files`: a storage of objects as plain files in a folder that several hosts may share.
+- `store_key`: the key object of a remote: who can open it, and the master keys.
 - `unneeded`: the retention of a remote.
 - `upload`: the upload of a snapshot.
 - `upload_progress`: journals of uploads.

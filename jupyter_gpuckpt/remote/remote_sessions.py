@@ -268,7 +268,10 @@ class Sessions:
 
     def begin(self, facts: Facts, term: int, lease: Lease | None = None) -> FarSession:
         """Create a far session without snapshots, unless it is there already; return it."""
-        name, new = name_of(facts.session_id), FarSession(facts, 1, lease=lease, term=term)
+        name = name_of(facts.session_id)
+        # Above the generations of a lost object, which every machine that has seen it would take for newer.
+        generation = self._seen.newest(name) + 1
+        new = FarSession(facts, generation, lease=lease, term=term)
         while not self._bucket.create(name, self._seal.seal_record(name, new)):
             with suppress(FarObjectMissing):
                 return self.get(facts.session_id)
@@ -307,7 +310,8 @@ class Sessions:
             except FarObjectMissing:
                 if not creates:
                     raise
-                made = change(FarSession(facts, 1))
+                # As in `begin`.
+                made = change(FarSession(facts, self._seen.newest(name) + 1))
                 if self._bucket.create(name, self._seal.seal_record(name, made)):
                     self._seen.check(name, made.generation, 0)
                     return made
@@ -323,7 +327,15 @@ class Sessions:
 
     def _read(self, name: str) -> tuple[FarSession, Version]:
         newest = self._seen.newest(name)
-        stored = self._bucket.get(name, max_bytes=_MAX_SESSION_BYTES)
+        try:
+            stored = self._bucket.get(name, max_bytes=_MAX_SESSION_BYTES)
+        except FarObjectMissing as error:
+            if not newest:
+                raise
+            raise FarObjectMissing(
+                f"{name} was deleted in remote {self._bucket.name}, which no longer lists its snapshots.",
+                hint="Upload them again from a machine that has them (`jupyter gpuckpt remote upload`).",
+            ) from error
         session = self._seal.open_record(name, stored.data, FarSession)
         if (
             f"{FOLDER}/{session.facts.session_id}" != name

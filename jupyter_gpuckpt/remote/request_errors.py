@@ -52,7 +52,7 @@ _FORBIDDEN_CODES = frozenset({"AccessDenied", "ObjectLocked", "InvalidRequest", 
 
 @contextmanager
 def of_the_whole_remote() -> Iterator[None]:
-    """Replace errors about objects that every upload needs (keyring, epoch, indexes) by StoreUnavailable: no snapshot caused them."""
+    """Replace errors about objects that every upload needs (key, epoch, indexes) by StoreUnavailable: no snapshot caused them."""
     try:
         yield
     except (FarObjectInvalid, FarObjectMissing, FormatTooNew) as error:

@@ -33,7 +33,6 @@ from . import epochs, index_objects, remote_manifests, remote_packs
 from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .index_objects import FarIndex, Place
-from .keyring import Keyring
 from .listed_facts import about, title_of
 from .pace import Pace
 from .pack_refs import PACK_BYTES, PackRef, PackRows
@@ -44,6 +43,7 @@ from .remote_sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenur
 from .request_errors import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
+from .store_key import StoreKey
 from .upload_progress import Journal, path_of
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Uploader:
     def __init__(
         self,
         bucket: Bucket,
-        keyring: Keyring,
+        key: StoreKey,
         seen: Seen,
         *,
         state: Path,
@@ -122,7 +122,7 @@ class Uploader:
         upload_rate: int = 0,
         pack_bytes: int = PACK_BYTES,
     ) -> None:
-        only = keyring.public.only_machine
+        only = key.public.only_machine
         if only not in {"", machine_id}:
             raise ConfigurationError(
                 f"Only the machine that made remote {bucket.name} may write to it: its endpoint cannot compare and swap.",
@@ -130,15 +130,15 @@ class Uploader:
             )
         self._far = _Far(
             bucket,
-            keyring.seal,
+            key.seal,
             seen,
             Pace(upload_rate),
             pack_bytes,
             machine_id,
             state / index_objects.FOLDER,
         )
-        self._store_id, self._state = keyring.public.store_id, state
-        self._sessions = Sessions(bucket, keyring.seal, seen)
+        self._store_id, self._state = key.public.store_id, state
+        self._sessions = Sessions(bucket, key.seal, seen)
 
     def upload(
         self,

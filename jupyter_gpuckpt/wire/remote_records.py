@@ -61,24 +61,13 @@ class Capabilities(msgspec.Struct, frozen=True):
     tried_at: float = 0.0
 
 
-class HolderKind(StrEnum):
-    """The source of a holder's secret for a remote's key."""
+class EntryKind(StrEnum):
+    """The kind of the secret that opens an entry of a remote's key."""
 
-    PASSPHRASE = "passphrase"  # noqa: S105 - a word
-    #: A program prints it.
-    COMMAND = "command"
-    FILE = "file"
-    #: 24 words on paper.
-    RECOVERY = "recovery"
-
-
-class KeySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The source of this machine's secret for unattended uploads: a file or a command."""
-
-    kind: HolderKind = HolderKind.FILE
-    path: str = ""
-    command: list[str] = []
-    holder_id: str = ""
+    PASSWORD = "password"  # noqa: S105 - a word
+    FILE = "key file"
+    #: A random one in the line by which a machine joins.
+    CODE = "code"
 
 
 class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +85,8 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Kernels whose far sessions were erased, and when (seconds since the epoch): they are no longer uploaded automatically.
     erased: dict[str, float] = {}
     capabilities: Capabilities | None = None
-    key: KeySource | None = None
+    #: The file with this machine's secret; empty: one in the data directory.
+    key_file: str = ""
 
     @property
     def scheme(self) -> str:
@@ -196,16 +186,19 @@ def _invalid_url(name: str, why: str) -> ConfigurationError:
 class RemoteVerb(StrEnum):
     """The commands about remotes."""
 
+    CREATE = "create"
     ADD = "add"
     TEST = "test"
     LIST = "list"
     REMOVE = "remove"
     PAUSE = "pause"
     RESUME = "resume"
-    HOLDERS = "holders"
-    ADD_HOLDER = "add_holder"
-    REMOVE_HOLDER = "remove_holder"
-    REKEY = "rekey"
+    LIST_KEY = "list_key"
+    ADD_CODE = "add_code"
+    ADD_PASSWORD = "add_password"  # noqa: S105 - a word
+    REMOVE_ENTRY = "remove_entry"
+    ROTATE_KEY = "rotate_key"
+    RESTORE_KEY = "restore_key"
     PLAN_ERASE = "plan_erase"
     ERASE = "erase"
     VERIFY = "verify"
@@ -213,15 +206,13 @@ class RemoteVerb(StrEnum):
 
 
 class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret that a user typed or named; a recovery phrase without a text must be generated. It is never logged or an argument."""
+    """The line by which a machine joins and the password that a user typed, as far as given. It is never logged or an argument."""
 
-    kind: HolderKind
-    text: str = ""
-    path: str = ""
-    command: list[str] = []
+    line: str = ""
+    password: str = ""
 
     def __repr__(self) -> str:
-        return f"GivenSecret({self.kind})"
+        return "GivenSecret()"
 
 
 class FarPruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -238,9 +229,9 @@ class FarPruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command about remotes, for the data directory `data_dir`.
 
-    `remote`: the one to be added. `name`: of the remote. `secret`: opens its keyring if this machine's own secret does not.
-    `holder`: the name of a holder to be added, or the id of one to be removed. `session`: to be erased; empty: everything.
-    `sample`: how many snapshots, and chunks of each, are verified.
+    `remote`: the one to be created or added; its URL may be empty if `secret` has a line. `name`: of the remote. `secret`: opens its key
+    if this machine's own secret does not, or is a new password. `entry`: the id of an entry of the key to be removed. `session`: to be
+    erased; empty: everything. `sample`: how many snapshots, and chunks of each, are verified.
     """
 
     verb: RemoteVerb
@@ -248,8 +239,7 @@ class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     remote: Remote | None = None
     secret: GivenSecret | None = None
-    holder: str = ""
-    new: GivenSecret | None = None
+    entry: str = ""
     session: str = ""
     sample: int = 0
     prune: FarPruneRequest = FarPruneRequest()
@@ -263,12 +253,13 @@ class RemoteView(msgspec.Struct, frozen=True):
     warnings: list[str] = []
 
 
-class HolderView(msgspec.Struct, frozen=True):
-    """A holder of a remote's key for display. `here`: this machine's own."""
+class EntryView(msgspec.Struct, frozen=True):
+    """An entry of a remote's key for display. `here`: this machine's own."""
 
-    holder_id: str
-    kind: HolderKind
-    name: str
+    entry_id: str
+    kind: EntryKind
+    host: str
+    user: str
     added: float
     here: bool
 
@@ -350,11 +341,11 @@ class FarPruning(msgspec.Struct, frozen=True):
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """The result of a `RemoteCall`. `recovery_phrase`: a new one, which is shown once; it may be valid even with an `error`."""
+    """The result of a `RemoteCall`. `line`: by which other machines join; it may contain a new code, which is shown once."""
 
     remotes: list[RemoteView] = []
-    holders: list[HolderView] = []
-    recovery_phrase: str = ""
+    entries: list[EntryView] = []
+    line: str = ""
     plan: ErasePlan | None = None
     erasure: Erasure | None = None
     drill: Drill | None = None

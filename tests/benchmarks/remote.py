@@ -31,24 +31,30 @@ from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.linux.control_groups import processors
 from jupyter_gpuckpt.linux.fresh_memory import Scratch, ThreadScratch
-from jupyter_gpuckpt.remote import index_objects, keyring, pack_refs, remote_manifests, remote_packs
+from jupyter_gpuckpt.remote import (
+    index_objects,
+    pack_refs,
+    remote_manifests,
+    remote_packs,
+    store_key,
+)
 from jupyter_gpuckpt.remote.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.remote.check_client import CheckingProcesses, checkers
 from jupyter_gpuckpt.remote.collector import collect
 from jupyter_gpuckpt.remote.fetch import fetch
-from jupyter_gpuckpt.remote.holders import Secret
 from jupyter_gpuckpt.remote.pack_refs import PackRef, PackRows
 from jupyter_gpuckpt.remote.remote_manifests import FarManifest
 from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSession, FarSnapshot, Sessions
 from jupyter_gpuckpt.remote.sealing import TAG_BYTES, Seal
 from jupyter_gpuckpt.remote.seen import Seen
+from jupyter_gpuckpt.remote.store_key import Secret
 from jupyter_gpuckpt.remote.upload import Uploader
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest
-from jupyter_gpuckpt.wire.remote_records import HolderKind, Remote
+from jupyter_gpuckpt.wire.remote_records import EntryKind, Remote
 from tests.remote import servers
 
 from . import large_store
@@ -72,7 +78,7 @@ _CHUNKS_PER_PACK = pack_refs.PACK_BYTES // CHUNK_BYTES
 _VOLUME_MB = 8000
 #: The most volumes; by default as many as fit on the disk if all were full, which are too few of this size.
 _VOLUMES = 50
-_SECRET = Secret(HolderKind.FILE, b"b" * 32)
+_SECRET = Secret(EntryKind.FILE, b"b" * 32)
 _SESSION = "session"
 
 
@@ -116,13 +122,13 @@ class _Remote:
         self.bucket = open_bucket(servers.s3_remote(url, prefix))
         self.folder = folder
         self.seen = Seen(folder / "seen.json")
-        self.keyring = keyring.create(self.bucket, self.seen, {"own": _SECRET})
-        self.seal = self.keyring.seal
+        self.key = store_key.create(self.bucket, self.seen, [_SECRET])
+        self.seal = self.key.seal
         self.sessions = Sessions(self.bucket, self.seal, self.seen)
 
     def upload(self, store: LocalStore, snapshot_id: str) -> FarSnapshot:
         uploader = Uploader(
-            self.bucket, self.keyring, self.seen, state=self.folder / "state", machine_id="here"
+            self.bucket, self.key, self.seen, state=self.folder / "state", machine_id="here"
         )
         source = _source(store, snapshot_id)
         return uploader.upload(source, snapshot_id, Facts(_SESSION)).snapshot
@@ -267,11 +273,11 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
         store.sweep()
         _fill(remote, store)
         label = f"{count:,} chunks: "
-        opened = keyring.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET)
+        opened = store_key.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET)
         yield _row(
             f"{label}opening by a new machine",
             remote,
-            lambda: keyring.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET),
+            lambda: store_key.open_with(remote.bucket, Seen(place / "newcomer.json"), _SECRET),
         )
         newcomer = Sessions(remote.bucket, opened.seal, Seen(place / "newcomer.json"))
         yield _row("    list of a new machine", remote, lambda: _listed(newcomer))

@@ -70,7 +70,7 @@ def machines(tmp_path, pytestconfig, monkeypatch):
     remote = msgspec.structs.replace(remote, name="share")
     with ExitStack() as stack:
         joined = join(one / "gpuckpt", remote)
-        join(other / "gpuckpt", remote, joined.phrase)
+        join(other / "gpuckpt", remote, joined.line)
         started = [
             stack.enter_context(started_lab(folder, on_machine(folder, away)))
             for folder, away in ((one, other), (other, one))
@@ -90,7 +90,7 @@ def take_over_dialog(page, expect):
 def are_leased(data_dir):
     """Return whether a machine has a lease of a session in the remote."""
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     return any(sessions.get(one).lease for one in sessions.ids())
 
 

@@ -11,7 +11,7 @@ def test_another_machine_removes_what_was_neither_pinned_nor_is_the_newest(
     kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
 ):
     share = ["share", f"file://{short_dir}/share"]
-    phrase = joined(daemon_env, *share)
+    line = joined(daemon_env, *share)
 
     def count_of_uploaded():
         return gpuckpt_json("remote", "status")["remotes"][0]["uploaded"]
@@ -31,7 +31,7 @@ def test_another_machine_removes_what_was_neither_pinned_nor_is_the_newest(
     gpuckpt("note", saved[3], "--title", "Before the merge")
     here = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = here + "/other"
-    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    joined(daemon_env, "share", line=line)
 
     def verdicts():
         words = ("--keep-last", "1", "--manual-too", "--dry-run")

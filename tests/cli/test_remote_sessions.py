@@ -28,18 +28,19 @@ def library(short_dir):
     return Path(shutil.copy(path, short_dir / "libmine.so"))
 
 
-def joined(env, *words, phrase=""):
-    """Add a remote on the machine of an environment; the phrase that lets the next one in."""
+def joined(env, name, url="", line=""):
+    """Create a remote on the machine of an environment, or add it by a line; the line that lets the next one in."""
+    words = ["add", name] if line else ["create", name, url]
     done = subprocess.run(
-        [sys.executable, "-m", "jupyter_gpuckpt.cli", "remote", "add", *words, "--json"],
-        input=phrase,
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", "remote", *words, "--json"],
+        input=line,
         capture_output=True,
         env=env,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["recovery_phrase"]
+    return json.loads(done.stdout)["line"]
 
 
 @pytest.mark.slow  # tests/server and tests/browser move kernels in every run
@@ -51,14 +52,14 @@ def test_a_kernel_moves_to_another_machine(
     [snapshot] = gpuckpt_json("list")["snapshots"]
     snapshot_id = snapshot["snapshot_id"]
     share = ["share", f"file://{short_dir}/share"]
-    phrase = joined(daemon_env, *share)
+    line = joined(daemon_env, *share)
     gpuckpt("remote", "upload", "share", snapshot_id)
     kernel.kill()
     wait_for(lambda: not gpuckpt_json("ps")["kernels"])
 
     # The other machine, on which the library is another one at first.
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] += "/other"
-    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    joined(daemon_env, "share", line=line)
     content = library.read_bytes()
     library.write_bytes(content + b"another version")
     listed = gpuckpt("remote", "sessions", "share").stdout.splitlines()
@@ -104,7 +105,7 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     [snapshot] = gpuckpt_json("list")["snapshots"]
     snapshot_id = snapshot["snapshot_id"]
     share = ["share", f"file://{short_dir}/share"]
-    phrase = joined(daemon_env, *share)
+    line = joined(daemon_env, *share)
     gpuckpt("remote", "upload", "share", snapshot_id)
 
     def sessions():
@@ -116,7 +117,7 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     assert row.count(socket.gethostname()) == 2
     other = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] + "/other"
     first, daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"], other
-    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    joined(daemon_env, "share", line=line)
     refused = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=6)["error"]
     assert refused["code"] == "session_held"
     assert f"runs on machine {socket.gethostname()}, since" in refused["message"]
@@ -189,7 +190,7 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     kernel.worth("globals().update(x=41)")
     assert gpuckpt_json("move", kernel.id, status=2)["error"]["code"] == "configuration"
     share = ["share", f"file://{short_dir}/share"]
-    phrase = joined(daemon_env, *share)
+    line = joined(daemon_env, *share)
     # The remote is asked before anything is done; what goes wrong later is undone.
     assert gpuckpt_json("move", kernel.id, "--to", "other", status=2)
     epoch = short_dir / "share/epoch"
@@ -220,7 +221,7 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     assert (again["snapshot_id"], again["is_released"]) == (here["snapshot_id"], True)
     other = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] + "/other"
     first, daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"], other
-    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    joined(daemon_env, "share", line=line)
     [session] = gpuckpt_json("remote", "sessions", "share")["sessions"]
     assert session["leased_to"] == ""
     assert gpuckpt("remote", "fetch", "share", again["snapshot_id"])

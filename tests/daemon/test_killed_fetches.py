@@ -74,7 +74,7 @@ def far(pytestconfig, settings, short_dir):
             there.upload(store, "theirs", pack_bytes=PACK_BYTES)
         with store_of(settings.data) as store:
             save(store, "mine", *MINE)
-        join(settings.data, remote, there.phrase)
+        join(settings.data, remote, there.line)
         return remote.name
 
     return uploaded

@@ -37,8 +37,8 @@ def test_a_scripts_kernel_is_suspended_and_a_servers_runs_on(
 ):
     add()
     opened = remote_keys.opened(settings.data, Remotes(settings.data).get("far"))
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
-    elsewhere = Leases(opened.bucket, opened.keyring.seal, sessions, "elsewhere", host_name="other")
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
+    elsewhere = Leases(opened.bucket, opened.key.seal, sessions, "elsewhere", host_name="other")
 
     def save(kernel):
         return client.wait(client.send(calls.save(kernel.kernel_id)).operation_id).snapshot_id

@@ -31,8 +31,8 @@ def sessions(settings):
 
     def opened():
         there = remote_keys.opened(settings.data, Remotes(settings.data).get("far"))
-        found = Sessions(there.bucket, there.keyring.seal, there.seen)
-        return found, Leases(there.bucket, there.keyring.seal, found, "b", host_name="other")
+        found = Sessions(there.bucket, there.key.seal, there.seen)
+        return found, Leases(there.bucket, there.key.seal, found, "b", host_name="other")
 
     return opened
 

@@ -102,21 +102,21 @@ def named(bucket, snapshot_id):
     return [name for name in found if name.startswith(f"manifests/{snapshot_id}.")]
 
 
-def test_a_keyring_or_an_epoch_that_cannot_be_read_is_no_fault_of_snapshots(
+def test_a_key_or_an_epoch_that_cannot_be_read_is_no_fault_of_snapshots(
     add, snapshots, client, uploaded, state_of, reader, short_dir, settings, eventually
 ):
     snapshots(one=some_chunks(34, 1))
     add(paused=True)
-    keyring, epoch = (short_dir / "far" / name for name in ("keyring", "epoch"))
-    content = keyring.read_bytes()
-    keyring.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    key, epoch = (short_dir / "far" / name for name in ("key", "epoch"))
+    content = key.read_bytes()
+    key.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     ask(RemoteVerb.RESUME, settings.data, "far")
     eventually(lambda: state_of(client, "one").error, LONG)
     found = state_of(client, "one")
     assert (found.state, found.error.code) == (UploadState.WAITING, "store_unavailable")
-    assert "keyring" in found.error.message
+    assert "key in the remote" in found.error.message
     epoch.write_bytes(b"nothing that makes sense" * 10)
-    keyring.write_bytes(content)
+    key.write_bytes(content)
 
     def view():
         [found] = client.send(calls.uploads())

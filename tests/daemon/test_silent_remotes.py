@@ -18,7 +18,7 @@ from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.wire import calls, place
 from jupyter_gpuckpt.wire.protocol import SaveRequest
-from jupyter_gpuckpt.wire.remote_records import Capabilities, KeySource, Remote, RemoteVerb
+from jupyter_gpuckpt.wire.remote_records import Capabilities, Remote, RemoteVerb
 from tests.daemon.conftest import LONG
 from tests.remote import interfering
 from tests.remote.installations import ask, some_chunks
@@ -42,9 +42,10 @@ class Silent:
         self._key.chmod(0o600)
         where = {"endpoint": self._stack.enter_context(interfering.silent()), "region": "us-east-1"}
         able = Capabilities(True, True, True, True, True, True)
-        source = KeySource(path=str(self._key))
         Remotes(self._data_dir).add(
-            Remote("silent", "s3://bucket/prefix", where, capabilities=able, key=source)
+            Remote(
+                "silent", "s3://bucket/prefix", where, capabilities=able, key_file=str(self._key)
+            )
         )
 
     def end(self) -> None:

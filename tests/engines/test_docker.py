@@ -89,15 +89,15 @@ def test_snapshots_in_s3_outlive_a_container_and_its_volume(image, s3, criu, sho
         words = ("jupyter", "gpuckpt", "remote", *words)
         return hub.podman("exec", "--interactive", "jupyter-alice", *words, given=given)
 
-    def add(*options, given=""):
-        where = [f"s3://{servers.BUCKET}/alice", f"--set=endpoint={s3}", "--set=allow_http=true"]
-        return json.loads(remote("add", "team", *where, "--json", *options, given=given))
+    def setting_up(verb, *words, given=""):
+        where = [f"--set=endpoint={s3}", "--set=allow_http=true"]
+        return json.loads(remote(verb, "team", *words, *where, "--json", given=given))
 
     try:
         hub.start()
         alice = hub.user("alice")
         alice.start()
-        phrase = add()["recovery_phrase"]
+        line = setting_up("create", f"s3://{servers.BUCKET}/alice")["line"]
         page = alice.open("work.ipynb")
         page.run("x = 41")
         alice.do("suspend", page.kernel_id)
@@ -108,7 +108,7 @@ def test_snapshots_in_s3_outlive_a_container_and_its_volume(image, s3, criu, sho
         image("volume", "rm", "gpuckpt-alice")
         alice.start()
         assert alice.get("api/gpuckpt/snapshots")["snapshots"] == []
-        add("--recovery-phrase", given=phrase)
+        setting_up("add", given=line)
         remote("fetch", "team", snapshot["snapshot_id"])
         assert branch(alice, snapshot["snapshot_id"]).run("x += 1; print(x)") == "42\n"
         assert servers.SECRET_KEY not in hub.log_path.read_text()

@@ -53,8 +53,8 @@ def test_a_run_goes_on_from_a_remote_when_its_machine_is_gone(criu, short_dir):
     with folder_of_a_daemon() as first, folder_of_a_daemon() as second:
         here = Runner(environment(criu, first), notebook, short_dir / "out.ipynb")
         there = Runner(environment(criu, second), notebook, short_dir / "out.ipynb")
-        add = ("remote", "add", "far", f"file://{short_dir}/far")
-        command(here, *add, "--key-file", str(short_dir / "key"))
+        where = ("far", f"file://{short_dir}/far", "--key-file", str(short_dir / "key"))
+        command(here, "remote", "create", *where)
         here.start("--autosave", "1s")
         wait_for(lambda: here.has_shown(AT_FIRST))
         here.open_gate(10)
@@ -67,7 +67,7 @@ def test_a_run_goes_on_from_a_remote_when_its_machine_is_gone(criu, short_dir):
         shutil.rmtree(first / "data")
 
         there.open_gate(20)
-        command(there, *add, "--key-file", str(short_dir / "key"))
+        command(there, "remote", "add", *where)
         [session] = command(there, "remote", "sessions", "far")["sessions"]
         assert newest in {one["snapshot_id"] for one in session["snapshots"]}
         command(there, "remote", "fetch", "far", newest)

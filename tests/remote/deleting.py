@@ -57,7 +57,7 @@ class User(Told):
     def sessions(self):
         """Return the far sessions."""
         opened = self.opened
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        return Sessions(opened.bucket, opened.key.seal, opened.seen)
 
     def listed(self, session="k1"):
         """Return what the remote lists in a session."""
@@ -66,7 +66,7 @@ class User(Told):
     def collects(self, min_age=timedelta(0)):
         """Run the collector."""
         opened = self.opened
-        return collect(opened.bucket, opened.keyring.seal, opened.seen, min_age=min_age)
+        return collect(opened.bucket, opened.key.seal, opened.seen, min_age=min_age)
 
     def is_pinned_there(self, *names, session="k1", pinned=True):
         """Let another machine pin snapshots in the remote, or end its pins."""

@@ -19,7 +19,7 @@ from jupyter_gpuckpt.store.local import LocalStore
 def main() -> None:
     data_dir, name, snapshot_id = Path(sys.argv[1]), *sys.argv[2:]
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get(name))
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     listed = [one for each in sessions.ids() for one in sessions.get(each).listed]
     [snapshot] = [one for one in listed if one.snapshot_id == snapshot_id]
 
@@ -29,7 +29,7 @@ def main() -> None:
             time.sleep(10_000)
 
     with LocalStore(data_dir / "store") as store:
-        fetch(opened.bucket, opened.keyring.seal, snapshot, store, stop)
+        fetch(opened.bucket, opened.key.seal, snapshot, store, stop)
 
 
 if __name__ == "__main__":

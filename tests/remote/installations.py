@@ -18,7 +18,6 @@ from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.remote_records import (
     GivenSecret,
-    KeySource,
     Remote,
     RemoteAnswer,
     RemoteCall,
@@ -44,9 +43,9 @@ def ask(
 
 
 def add_remote(data_dir: Path, name: str, url: str, **fields) -> Remote:
-    """Add a remote with a key of its own, and return it."""
-    remote = Remote(name, url, key=KeySource(), **fields)
-    return ask(RemoteVerb.ADD, data_dir, name, remote).remotes[0].remote
+    """Create a remote with a new store, and return it."""
+    remote = Remote(name, url, **fields)
+    return ask(RemoteVerb.CREATE, data_dir, name, remote).remotes[0].remote
 
 
 def some_chunks(seed: int, count: int) -> list[bytes]:
@@ -77,8 +76,8 @@ class Reader:
 
     def __init__(self, data_dir: Path, name: str) -> None:
         opened = remote_keys.opened(data_dir, Remotes(data_dir).get(name))
-        self.bucket, self.seal = opened.bucket, opened.keyring.seal
-        self.sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        self.bucket, self.seal = opened.bucket, opened.key.seal
+        self.sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
 
     def listed(self) -> dict[str, FarSession]:
         """Return the far sessions, by the snapshots that they list."""

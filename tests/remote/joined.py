@@ -13,8 +13,6 @@ from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.remote_records import (
     GivenSecret,
-    HolderKind,
-    KeySource,
     Remote,
     RemoteVerb,
 )
@@ -22,11 +20,11 @@ from tests.remote.installations import ask
 
 
 class Joined(NamedTuple):
-    """A machine with a remote. `phrase` lets the next one in."""
+    """A machine with a remote. `line` lets the next one in."""
 
     data_dir: Path
     remote: Remote
-    phrase: str
+    line: str
 
     def upload(
         self,
@@ -39,7 +37,7 @@ class Joined(NamedTuple):
         opened = remote_keys.opened(self.data_dir, self.remote)
         uploader = Uploader(
             opened.bucket,
-            opened.keyring,
+            opened.key,
             opened.seen,
             state=self.data_dir / "state-of-uploads",
             machine_id=remote_keys.machine_id(self.data_dir),
@@ -56,9 +54,11 @@ class Joined(NamedTuple):
         return info.snapshot_id
 
 
-def join(data_dir: Path, remote: Remote, phrase: str = "") -> Joined:
-    """Add a remote to a data directory, by the recovery phrase where it has a key already."""
-    added = Remote(remote.name, remote.url, remote.settings, key=KeySource())
-    secret = GivenSecret(HolderKind.RECOVERY, phrase) if phrase else None
-    found = ask(RemoteVerb.ADD, data_dir, remote.name, added, secret)
-    return Joined(data_dir, found.remotes[0].remote, found.recovery_phrase or phrase)
+def join(data_dir: Path, remote: Remote, line: str = "") -> Joined:
+    """Create a remote on a machine, or add it by the line of another machine."""
+    new = Remote(remote.name, remote.url, remote.settings)
+    if line:
+        found = ask(RemoteVerb.ADD, data_dir, remote.name, new, GivenSecret(line))
+    else:
+        found = ask(RemoteVerb.CREATE, data_dir, remote.name, new)
+    return Joined(data_dir, found.remotes[0].remote, found.line or line)

@@ -8,20 +8,19 @@ from pathlib import Path
 
 from jupyter_gpuckpt.errors import FarObjectMissing
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.remote import keyring
+from jupyter_gpuckpt.remote import store_key
 from jupyter_gpuckpt.remote.buckets import Bucket
 from jupyter_gpuckpt.remote.fetch import fetch
-from jupyter_gpuckpt.remote.holders import Secret
-from jupyter_gpuckpt.remote.keyring import Keyring
 from jupyter_gpuckpt.remote.remote_sessions import Facts, Sessions
 from jupyter_gpuckpt.remote.seen import Seen
+from jupyter_gpuckpt.remote.store_key import Secret, StoreKey
 from jupyter_gpuckpt.remote.upload import Uploader
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.wire.remote_records import HolderKind
+from jupyter_gpuckpt.wire.remote_records import EntryKind
 from tests.unit.test_store_local import manifest
 
-OWN = Secret(HolderKind.FILE, b"o" * 32)
+OWN = Secret(EntryKind.FILE, b"o" * 32)
 FACTS = Facts("session-1", hub_user="ada lovelace", path="work/notes.ipynb", host_name="first")
 #: Far smaller than in earnest, so that a few hundred kB make several.
 PACK_BYTES = 100_000
@@ -41,15 +40,15 @@ class Machine:
         self.seen = Seen(self.folder / "seen.json")
 
     @property
-    def keyring(self) -> Keyring:
+    def key(self) -> StoreKey:
         try:
-            return keyring.open_with(self.bucket, self.seen, OWN)
+            return store_key.open_with(self.bucket, self.seen, OWN)
         except FarObjectMissing:
-            return keyring.create(self.bucket, self.seen, {"own": OWN})
+            return store_key.create(self.bucket, self.seen, [OWN])
 
     @property
     def seal(self):
-        return self.keyring.seal
+        return self.key.seal
 
     @property
     def sessions(self) -> Sessions:
@@ -59,7 +58,7 @@ class Machine:
         options = {"pack_bytes": PACK_BYTES} | options
         return Uploader(
             self.bucket,
-            self.keyring,
+            self.key,
             self.seen,
             state=self.folder / "state",
             machine_id=self.machine_id,

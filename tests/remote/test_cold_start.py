@@ -29,18 +29,18 @@ def test_a_cold_start_takes_few_requests_for_each_session(
             put(store, *content)
             store.publish(manifest(snapshot_id, *content, kernel_id=f"k{number % sessions}"))
             a.upload(store, snapshot_id)
-    b = join(tmp_path / "b", remote, a.phrase)
+    b = join(tmp_path / "b", remote, a.line)
     before = count_requests()
     opened = remote_keys.opened(b.data_dir, b.remote)
-    far = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    far = Sessions(opened.bucket, opened.key.seal, opened.seen)
     listed = [far.get(one).listed for one in far.ids()]
     assert [len(one) for one in listed] == [SAVES] * sessions
-    # The keyring, the list, and each session.
+    # The key, the list, and each session.
     to_list = count_requests() - before
     assert 0 < to_list <= 2 + sessions
     with LocalStore(tmp_path / "b/store") as store:
         for snapshots in listed:
-            fetch(opened.bucket, opened.keyring.seal, snapshots[-1], store)
+            fetch(opened.bucket, opened.key.seal, snapshots[-1], store)
             snapshot_id = snapshots[-1].snapshot_id
             assert content_of(store, snapshot_id) == contents[snapshot_id]
     # The manifest, the header and the index of its pack, and its chunks.

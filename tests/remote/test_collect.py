@@ -268,7 +268,7 @@ def at_every_request(attempt):
 def test_whatever_happens_in_between_all_that_is_listed_is_there(machine, seed):
     chance = random.Random(seed)
     machines = [machine(name) for name in "ab"]
-    assert machines[0].keyring
+    assert machines[0].key
     contents = [chunks(number, 3, 4000) for number in range(4)]
     saved = 0
 

@@ -25,7 +25,7 @@ def copied(old, new):
     """Copy all objects to another place, as a provider's tool does it, and return the names of those in folders."""
     source, target = open_bucket(old), open_bucket(new)
     names = {one.name for folder in FOLDERS for one in source.list(folder)}
-    for name in names | {"keyring"}:
+    for name in names | {"key"}:
         assert target.create(name, source.get(name, max_bytes=1 << 30).data)
     return names
 
@@ -46,7 +46,7 @@ def test_a_remote_goes_on_in_another_bucket(seaweedfs, tmp_path, monkeypatch):
         assert packs
 
         ask(RemoteVerb.REMOVE, first, old.name)
-        there = join(first, new, joined.phrase)
+        there = join(first, new, joined.line)
         # What is there is not sent again, and what comes later is added.
         done = there.upload(store, "s1", path="notes.ipynb")
         assert done.sent.packs == 0, done
@@ -54,11 +54,11 @@ def test_a_remote_goes_on_in_another_bucket(seaweedfs, tmp_path, monkeypatch):
         saved(store, "s2", *content, *more, created=6.0)
         there.upload(store, "s2", path="notes.ipynb")
 
-    ours = join(second, new, joined.phrase)
+    ours = join(second, new, joined.line)
     opened = remote_keys.opened(second, ours.remote)
-    [session] = map(Sessions(opened.bucket, opened.keyring.seal, opened.seen).get, ["k1"])
+    [session] = map(Sessions(opened.bucket, opened.key.seal, opened.seen).get, ["k1"])
     assert [one.snapshot_id for one in session.listed] == ["s2", "s1"]
     with LocalStore(second / "store") as here:
         for one in session.listed:
-            fetch.fetch(opened.bucket, opened.keyring.seal, one, here)
+            fetch.fetch(opened.bucket, opened.key.seal, one, here)
             here.verify(one.snapshot_id)

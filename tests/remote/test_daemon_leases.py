@@ -39,8 +39,8 @@ from tests.remote.test_fetching import CONTENT, Here, saved
 class There(Here):
     """A machine with a remote, which uploads by itself and has leases."""
 
-    def __init__(self, data_dir, remote, phrase="", life_seconds=LIFE_SECONDS):
-        self.joined = join(data_dir, remote, phrase)
+    def __init__(self, data_dir, remote, line="", life_seconds=LIFE_SECONDS):
+        self.joined = join(data_dir, remote, line)
         super().__init__(data_dir, life_seconds=life_seconds)
 
     async def start(self):
@@ -95,7 +95,7 @@ class There(Here):
 
     def session(self, session_id="k1") -> FarSession:
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen).get(session_id)
+        return Sessions(opened.bucket, opened.key.seal, opened.seen).get(session_id)
 
     def leased_to(self, session_id="k1"):
         lease = self.session(session_id).lease
@@ -123,7 +123,7 @@ def two(tmp_path):
     def run(test, **options):
         async def main():
             a = There(tmp_path / "a", share, **options)
-            b = There(tmp_path / "b", share, a.joined.phrase, **options)
+            b = There(tmp_path / "b", share, a.joined.line, **options)
             try:
                 await test(a, b)
             finally:

@@ -142,7 +142,7 @@ def second(tmp_path, first):
     joined, _ = first
 
     def run(test):
-        join(tmp_path / "second", joined.remote, joined.phrase)
+        join(tmp_path / "second", joined.remote, joined.line)
 
         async def main():
             machine = Here(tmp_path / "second")
@@ -168,7 +168,7 @@ def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
         for snapshot_id in ("s1", "s2"):
             a.upload(store, snapshot_id, path="work/notes.ipynb", host_name="a", hub_user="ada")
         content = store.manifest("s1")
-    join(tmp_path / "b", remote, a.phrase)
+    join(tmp_path / "b", remote, a.line)
 
     async def test():
         b = Here(tmp_path / "b")
@@ -328,7 +328,7 @@ def test_a_list_costs_few_requests(first, second, count_requests):
         assert [len(one.snapshots) for one in listing.sessions] == [4, 4, 4]
         count = count_requests() - before
         assert 3 < count <= 3 * MAX_REQUESTS
-        # The keyring, the list, and each session once.
+        # The key, the list, and each session once.
         assert count == 5
 
     second(test)
@@ -504,7 +504,7 @@ def test_a_fetch_that_is_killed_leaves_the_store_as_it_was(first, second, tmp_pa
     joined, store = first
     saved(store, "s1", *CONTENT)
     joined.upload(store, "s1")
-    join(tmp_path / "second", joined.remote, joined.phrase)
+    join(tmp_path / "second", joined.remote, joined.line)
     with LocalStore(tmp_path / "second/store") as own:
         saved(own, "mine", b"x" * 10_000)
     words = [sys.executable, "-m", "tests.remote.fetching", str(tmp_path / "second"), "share", "s1"]

@@ -52,10 +52,10 @@ def test_a_remote_that_only_another_machine_may_write_to_is_not_told_and_the_log
 ):
     user.deletes("s1")
     opened = user.opened
-    public = msgspec.structs.replace(opened.keyring.public, only_machine="another")
-    keyring = opened.keyring._replace(public=public)
+    public = msgspec.structs.replace(opened.key.public, only_machine="another")
+    key = opened.key._replace(public=public)
     with caplog.at_level("INFO"):
-        user.tell(opened=opened._replace(keyring=keyring))
+        user.tell(opened=opened._replace(key=key))
     assert (user.listed(), user.waiting()) == (["s1"], {})
     assert "only another machine may write to this remote" in caplog.text
 

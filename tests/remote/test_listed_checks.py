@@ -45,7 +45,7 @@ class Checked(Near):
             return msgspec.structs.replace(session, snapshots=changed)
 
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
-        Sessions(opened.bucket, opened.keyring.seal, opened.seen).rewrite("k1", change)
+        Sessions(opened.bucket, opened.key.seal, opened.seen).rewrite("k1", change)
 
     async def recorded(self, condition):
         """Wait until the record of uploads, which a thread writes, fulfills a condition."""

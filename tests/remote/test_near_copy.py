@@ -231,7 +231,7 @@ def test_what_the_remote_does_not_have_after_all_stays(near, tmp_path, how):
         far = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
         refs = {path.name for path in (folder / "packs").iterdir()}
         if how == "unlisted":
-            Sessions(opened.bucket, opened.keyring.seal, opened.seen).mark_deleted("k1", "s1", 9.0)
+            Sessions(opened.bucket, opened.key.seal, opened.seen).mark_deleted("k1", "s1", 9.0)
         elif how == "no session":
             (folder / "sessions/k1").unlink()
         elif how == "manifest":
@@ -349,7 +349,7 @@ def test_a_remote_that_was_removed_is_named_and_another_name_of_it_does(near, sh
         join(m.data_dir, Remote("share", f"{share.url}-of-others"))
         with pytest.raises(SnapshotNotFound, match="share does not list"):
             m.bring_back("s1")
-        join(m.data_dir, Remote("renamed", share.url), m.joined.phrase)
+        join(m.data_dir, Remote("renamed", share.url), m.joined.line)
         m.bring_back("s1")
         assert m.store.stubs.all() == {}
 

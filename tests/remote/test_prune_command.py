@@ -52,7 +52,7 @@ class Remembered:
     @property
     def sessions(self):
         opened = self.opened
-        return Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        return Sessions(opened.bucket, opened.key.seal, opened.seen)
 
     def marks(self):
         """Return the machines that rely on each snapshot."""
@@ -161,9 +161,7 @@ def test_a_lost_machine_must_be_clear_and_lost(remote):
     assert remote.marks() == [[], [SECOND]]
     # One of this name lives; which one is not known.
     opened = remote.opened
-    leases = Leases(
-        *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
-    )
+    leases = Leases(*(opened.bucket, opened.key.seal, remote.sessions, "daemon"), host_name="pod")
     leases.beat()
     assert "within the last hour" in remote.said("--lost-machine", "pod", status=2).err
     assert remote.marks() == [[], [SECOND]]
@@ -176,9 +174,7 @@ def test_a_machine_lives_by_the_remotes_clock_whatever_the_clock_here_shows(remo
     """It was tested while the clock here was two hours behind, and has been set right since."""
     remote.mark(s1={OTHER: "pod"})
     opened = remote.opened
-    leases = Leases(
-        *(opened.bucket, opened.keyring.seal, remote.sessions, "daemon"), host_name="pod"
-    )
+    leases = Leases(*(opened.bucket, opened.key.seal, remote.sessions, "daemon"), host_name="pod")
     leases.beat()
     remote.change_capabilities(clock_ahead_seconds=2 * 3600.0)
     assert "within the last hour" in remote.said("--lost-machine", "pod", status=2).err

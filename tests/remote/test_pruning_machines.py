@@ -51,7 +51,7 @@ class One(Near):
     def entries(self):
         """Return what the remote lists, by id."""
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         return {one.snapshot_id: one for one in sessions.get("k").listed}
 
     def state(self, snapshot_id):
@@ -100,7 +100,7 @@ def both(tmp_path):
                     one.save(number)
                 await one.note(1, 2, 3, 4)
                 await one.uploads.start()
-                two = join(tmp_path / "two", remote, one.joined.phrase).data_dir
+                two = join(tmp_path / "two", remote, one.joined.line).data_dir
                 await test(one, two)
 
         asyncio.run(main())
@@ -215,7 +215,7 @@ def test_a_removal_between_the_question_and_the_eviction_wins(both, monkeypatch)
         amend = amending.amend
 
         def removed_first(data_dir, opened, changes):
-            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
             for change in changes:
                 sessions.mark_deleted("k", change.snapshot_id, time.time())
             return amend(data_dir, opened, changes)

@@ -24,8 +24,8 @@ HOUR = 3600.0
 class Collecting(FarCollecting):
     """A machine that collects every hour, as far as it is told to look."""
 
-    def __init__(self, data_dir, remote, phrase=""):
-        self.joined, self.is_busy = join(data_dir, remote, phrase), False
+    def __init__(self, data_dir, remote, line=""):
+        self.joined, self.is_busy = join(data_dir, remote, line), False
         super().__init__(data_dir, HOUR, lambda: self.is_busy)
 
     def looks(self):
@@ -51,7 +51,7 @@ def one(tmp_path, share):
             save(store, f"s{number}", *some_chunks(number, 2))
             found.joined.upload(store, f"s{number}")
     opened = remote_keys.opened(tmp_path / "one", found.joined.remote)
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     sessions.mark_deleted("of-s1", "s1", time.time() - 3 * 24 * HOUR)
     age(share / "packs", 3 * 24)
     return found
@@ -89,7 +89,7 @@ def test_what_nothing_needs_goes_by_itself_the_second_time(one, share, capsys):
 
 
 def test_of_two_machines_one_collects(one, share, tmp_path):
-    two = Collecting(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.phrase)
+    two = Collecting(tmp_path / "two", Remote("share", f"file://{share}"), one.joined.line)
     for machine in (one, two):
         machine.be_due()
     assert [bool(machine.looks().collected.at) for machine in (one, two)] == [True, False]

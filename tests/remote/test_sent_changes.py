@@ -86,7 +86,7 @@ class Told:
     def entry(self, number):
         """Return the remote's entry of a snapshot."""
         opened = self.opened
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         [found] = sessions.get(f"k{number}").listed
         return found
 
@@ -213,14 +213,14 @@ def test_what_a_suspended_kernel_needs_is_told_unless_it_is_the_newest(one):
         "s3": False,
     }
     opened = one.opened
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     assert [bool(found.relied_on_by) for found in sessions.get("k1").listed] == [False, True]
     assert not any(now.relied_on_in for now in one.tell("s2").values())
     assert not any(found.relied_on_by for found in sessions.get("k1").listed)
 
 
 def test_an_interrupted_eviction_renames_nothing_there(one, monkeypatch):
-    sessions = Sessions(one.opened.bucket, one.opened.keyring.seal, one.opened.seen)
+    sessions = Sessions(one.opened.bucket, one.opened.key.seal, one.opened.seen)
     info = one.store.annotate("s1", {"title": "Of this machine"})
     named = msgspec.structs.replace(told(info), title="Of another machine")
     sessions.amend("k1", {"s1": Amendment("s1", ["k1"], told(info), named, about(info))}, ("m", ""))
@@ -245,7 +245,7 @@ def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_pa
             await machine.note(1)
             await machine.uploads.start()
             opened = remote_keys.opened(machine.data_dir, machine.joined.remote)
-            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
             async with asyncio.timeout(PATIENCE):
                 while not sessions.get("k1").listed[0].about.pinned:  # noqa: ASYNC110 - of another process
                     await asyncio.sleep(0.05)
@@ -260,7 +260,7 @@ def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_pa
 def test_what_the_remote_does_not_say_any_more_is_sent_again(one):
     one.make_stub(1)
     before = one.tell()
-    sessions = Sessions(one.opened.bucket, one.opened.keyring.seal, one.opened.seen)
+    sessions = Sessions(one.opened.bucket, one.opened.key.seal, one.opened.seen)
 
     def without(session):
         lost = [msgspec.structs.replace(found, relied_on_by={}) for found in session.snapshots]
@@ -299,7 +299,7 @@ def test_the_uploads_tell_what_a_suspended_kernel_needs(tmp_path):
             machine.records.write("branch", msgspec.json.encode(record))
             await machine.uploads.start()
             opened = remote_keys.opened(machine.data_dir, machine.joined.remote)
-            sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+            sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
             async with asyncio.timeout(PATIENCE):
                 while not sessions.get("k").listed[1].relied_on_by:  # noqa: ASYNC110 - of another process
                     await asyncio.sleep(0.05)

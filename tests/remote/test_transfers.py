@@ -32,10 +32,10 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.remote import (
     epochs,
     index_objects,
-    keyring,
     pack_sender,
     remote_manifests,
     remote_packs,
+    store_key,
 )
 from jupyter_gpuckpt.remote.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.remote.checking import GAP_BYTES, SPAN_BYTES
@@ -172,7 +172,7 @@ def test_the_packs_are_there_before_the_index_the_manifest_and_the_session(machi
     a.bucket.create = noted
     a.upload("s1")
     assert order == [
-        "keyring",
+        "key",
         *["packs"] * order.count("packs"),
         "indexes",
         "manifests",
@@ -198,7 +198,7 @@ def test_an_upload_that_failed_is_listed_nowhere_and_goes_on_where_it_was(
 ):
     a = machine("a", Failing(CopyingStore(), "failing", retries=quick()))
     a.save("s1", *FIRST)
-    assert a.keyring
+    assert a.key
     monkeypatch.setattr(Failing, "left", left)
     # Packs, index, manifest, session.
     with pytest.raises(StoreUnavailable):
@@ -253,7 +253,7 @@ def test_an_uploader_that_is_killed_lists_nothing_that_is_not_complete_and_goes_
     a = machine("a", bucket)
     content = chunks(5, 150)
     a.save("s1", *content)
-    assert a.keyring
+    assert a.key
     a.close()
     words = [sys.executable, "-m", "tests.remote.uploading", str(tmp_path / "a")]
     words += [msgspec.json.encode(remote).decode(), "s1"]
@@ -467,7 +467,7 @@ def test_a_snapshot_that_is_not_there_is_not_uploaded(machine):
 
 def test_only_one_machine_writes_where_nothing_can_be_swapped(machine, tmp_path):
     a, b = machine("a"), machine("b", machine_id="other")
-    keyring.create(a.bucket, a.seen, {"own": OWN}, only_machine="one machine")
+    store_key.create(a.bucket, a.seen, [OWN], only_machine="one machine")
     for one in (a, b):
         one.save("s1", *FIRST[:2])
     a.upload("s1")

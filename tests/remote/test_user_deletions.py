@@ -38,7 +38,7 @@ def user(tmp_path):
 @pytest.fixture
 def other(tmp_path, user):
     """Return the data directory and the store of another machine with the same remote."""
-    joined = join(tmp_path / "two", user.joined.remote, user.joined.phrase)
+    joined = join(tmp_path / "two", user.joined.remote, user.joined.line)
     with store_of(tmp_path / "two") as store:
         yield joined, store
 
@@ -46,9 +46,9 @@ def other(tmp_path, user):
 def fetched(joined, store, name, session="k1"):
     """Fetch a snapshot to another machine."""
     opened = remote_keys.opened(joined.data_dir, joined.remote)
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     [entry] = [one for one in sessions.get(session).listed if one.snapshot_id == name]
-    return lambda: fetch(opened.bucket, opened.keyring.seal, entry, store)
+    return lambda: fetch(opened.bucket, opened.key.seal, entry, store)
 
 
 def test_a_deleted_session_goes_from_the_remote_and_its_packs_follow(user, tmp_path):
@@ -183,7 +183,7 @@ def test_what_another_machine_continued_from_stays_while_it_is_the_newest(user, 
     assert user.waiting() == {"s3": "another machine has continued from it"}
     # The other machine uploads what it has saved since.
     with store_of(user.data_dir.parent / "three") as store:
-        joined = join(user.data_dir.parent / "three", user.joined.remote, user.joined.phrase)
+        joined = join(user.data_dir.parent / "three", user.joined.remote, user.joined.line)
         saved(store, "s4", *chunks(4, 2, SMALL), kernel_id="k1", created=4.0)
         joined.upload(store, "s4")
     user.after_a_day()
@@ -229,10 +229,10 @@ def test_an_upload_that_was_given_up_can_list_nothing_any_more(user):
     """The deletion cancels the upload at once; the remote learns of the deletion much later."""
     opened = user.opened
     uploader = Uploader(
-        opened.bucket, opened.keyring, opened.seen, state=user.state_dir, machine_id="one"
+        opened.bucket, opened.key, opened.seen, state=user.state_dir, machine_id="one"
     )
     path = upload_progress.path_of(user.state_dir, "s3")
-    begun = upload_progress.Journal(path, opened.keyring.public.store_id)
+    begun = upload_progress.Journal(path, opened.key.public.store_id)
     begun.add_manifest("manifests/s3-" + "0" * 32, "k1")
     version = opened.bucket.get("sessions/k1").version
     uploader.give_up("s3")
@@ -322,5 +322,5 @@ def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path)
         store.annotate("s2", {"pinned": True})
         user.deletes("s1")
         user.tell()
-        join(tmp_path / "two", user.joined.remote, user.joined.phrase)
+        join(tmp_path / "two", user.joined.remote, user.joined.line)
         asyncio.run(test())

@@ -50,8 +50,8 @@ def other_machine(data_dir):
 
 def opened(data_dir):
     there = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
-    found = Sessions(there.bucket, there.keyring.seal, there.seen)
-    return found, Leases(there.bucket, there.keyring.seal, found, "b", host_name="far away")
+    found = Sessions(there.bucket, there.key.seal, there.seen)
+    return found, Leases(there.bucket, there.key.seal, found, "b", host_name="far away")
 
 
 def test_a_kernel_is_moved_by_a_page_and_another_machine_gets_it(

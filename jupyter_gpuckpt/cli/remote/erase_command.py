@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
     if plan.versioned:
         printing.warn(
             "The bucket keeps old versions: what was deleted stays there, hidden, until a life-cycle rule of the bucket removes"
-            " noncurrent versions. Until then it can be read with access to the bucket and a holder's secret."
+            " noncurrent versions. Until then it can be read with access to the bucket and the secret of an entry of its key."
         )
     if done.left:
         printing.warn(
@@ -98,7 +98,7 @@ def _say_plan(args: Namespace, plan: ErasePlan) -> None:
     else:
         size = printing.size(plan.stored_bytes)
         printing.note(
-            f"All of it, {counted(plan.objects, 'object')}, {size}, and its key: no holder and no recovery phrase opens it again."
+            f"All of it, {counted(plan.objects, 'object')}, {size}, and its key: no secret opens it again."
         )
 
 

@@ -1,23 +1,20 @@
-"""The command `jupyter gpuckpt remote key`, which manages the holders of a remote's key.
+"""The command `jupyter gpuckpt remote key`, which manages the entries of a remote's key, and lets other machines join.
 
-Secrets are typed, never given as arguments.
+Secrets are typed, or read from stdin, never given as arguments.
 """
 
 from __future__ import annotations
 
 import getpass
-import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from ...errors import ConfigurationError, OperationCancelled, error_from
-from ...wire import daemon_settings
+from ...wire import daemon_settings, join_line
 from ...wire.remote_records import (
     FarPruneRequest,
     GivenSecret,
-    HolderKind,
     Remote,
     RemoteAnswer,
     RemoteCall,
@@ -29,101 +26,80 @@ _NO_RULE = FarPruneRequest()
 
 
 def add_arguments(to: ArgumentParser) -> None:
-    """Add the arguments of `remote key`."""
-    to.add_argument("name", metavar="NAME", help="the remote's name")
-    what = to.add_mutually_exclusive_group()
-    what.add_argument(
-        "--add-passphrase", action="store_true", help="add a holder with a passphrase"
-    )
-    what.add_argument("--add-file", metavar="PATH", default="", help="add a holder with a key file")
-    what.add_argument(
-        "--add-command",
-        metavar="COMMAND",
-        default="",
-        help="add a holder with a command that prints the key",
-    )
-    what.add_argument(
-        "--add-recovery-phrase",
-        action="store_true",
-        help="add a new recovery phrase of 24 words, for paper",
-    )
-    what.add_argument("--remove", metavar="HOLDER", default="", help="remove a holder, by its id")
-    what.add_argument(
-        "--rekey",
-        action="store_true",
-        help="use a new key for everything written from now on, held by this machine and a new recovery phrase only",
-    )
-    to.add_argument("--label", metavar="TEXT", default="", help="name of the new holder")
-    to.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    """Add the actions of `remote key`."""
+    actions = to.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    for name, summary in (
+        ("list", "list what opens the key: key files of machines, passwords, codes"),
+        ("code", "add a new code, and print the line by which other machines join"),
+        ("password", "add a password; it is asked for"),
+        ("remove", "remove an entry"),
+        (
+            "rotate",
+            "use a new key for everything written from now on, which this machine and a new code open",
+        ),
+        ("restore", "put this machine's copy of the key back into a remote that lost it"),
+    ):
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary}.", allow_abbrev=False
+        )
+        action.add_argument("name", metavar="NAME", help="the remote's name")
+        action.add_argument("--json", action="store_true", help="print one JSON document")
+        if name == "remove":
+            action.add_argument("entry", metavar="ENTRY", help="its id, as `list` shows it")
+        if name == "rotate":
+            action.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
-def add_openers(to: ArgumentParser) -> None:
-    """Add the options that choose the secret for a remote that already has snapshots."""
-    opener = to.add_mutually_exclusive_group()
-    opener.add_argument(
-        "--passphrase",
-        action="store_true",
-        help="there are snapshots already: ask for a passphrase that opens them",
-    )
-    opener.add_argument(
-        "--recovery-phrase",
-        action="store_true",
-        help="there are snapshots already: ask for the 24 words",
-    )
-
-
-def opener(args: Namespace) -> GivenSecret | None:
-    """Return the secret that the options of `add_openers` choose, asked for on the terminal; None without such an option."""
-    if args.passphrase:
-        return GivenSecret(HolderKind.PASSPHRASE, _typed("Passphrase"))
-    if args.recovery_phrase:
-        return GivenSecret(HolderKind.RECOVERY, _typed("Recovery phrase, 24 words"))
-    return None
+def joining(url: str) -> GivenSecret | None:
+    """Return the line of another machine, and the password if it has no code; None for a remote that is named by its URL."""
+    if url:
+        return None
+    line = _typed("The line of `remote create` or `remote key code`")
+    password = "" if join_line.parse(line).code else _typed("Password")
+    return GivenSecret(line, password)
 
 
 def run(args: Namespace) -> int:
-    """Run the command and list the holders."""
-    new = _new(args)
-    if new:
-        answer = ask(RemoteVerb.ADD_HOLDER, args.name, holder=args.label, new=new)
-    elif args.remove:
-        answer = ask(RemoteVerb.REMOVE_HOLDER, args.name, holder=args.remove)
-    elif args.rekey:
+    """Run the action, and list the entries."""
+    if args.action == "rotate":
         _confirm(args)
-        answer = ask(RemoteVerb.REKEY, args.name)
-    else:
-        answer = ask(RemoteVerb.HOLDERS, args.name)
+    secret = _new_password() if args.action == "password" else None
+    entry = args.entry if args.action == "remove" else ""
+    answer = ask(_VERBS[args.action], args.name, entry=entry, secret=secret)
     if args.json:
         printing.say_json(answer)
         return 0
     rows = [
         [
-            one.holder_id,
+            one.entry_id,
             one.kind,
-            one.name,
+            one.host,
+            one.user,
             printing.age(time.time() - one.added),
             "here" * one.here,
         ]
-        for one in answer.holders
+        for one in answer.entries
     ]
-    printing.say(printing.table(["HOLDER", "OPENS BY", "NAME", "ADDED", ""], rows))
-    if args.remove:
+    printing.say(printing.table(["ENTRY", "OPENED BY", "HOST", "USER", "ADDED", ""], rows))
+    if args.action == "remove":
         printing.note(
-            "A key that this holder has copied still opens the existing content. `--rekey` protects what is written from now on."
+            "A key that was copied before still opens the present content. `remote key rotate` protects what is written from now on."
         )
-    show_phrase(answer)
+    show_line(answer)
     return 0
 
 
-def show_phrase(answer: RemoteAnswer) -> None:
-    """Print the 24 words of a new recovery phrase; they are shown only once."""
-    if answer.recovery_phrase:
-        words = answer.recovery_phrase.split()
-        lines = [" ".join(words[start : start + 6]) for start in range(0, len(words), 6)]
-        printing.say("\nRecovery phrase:\n\n    " + "\n    ".join(lines) + "\n")
+def show_line(answer: RemoteAnswer) -> None:
+    """Print the line by which other machines join; its code is shown only once."""
+    if not answer.line:
+        return
+    printing.say(
+        f"\nThe line for `jupyter gpuckpt remote add NAME` on other machines:\n\n{answer.line}\n"
+    )
+    if join_line.parse(answer.line).code:
         printing.say(
-            "Write it down and keep it away from this machine: it is shown only now. Without it or a holder's secret\n"
-            "nobody can read what is in the remote, ever."
+            "Its last part is a secret. Keep the line away from this machine: it is shown only now. If all machines of the remote are\n"
+            "lost, nobody can read its content without the line or a password (`remote key password`)."
         )
 
 
@@ -133,8 +109,7 @@ def ask(
     *,
     remote: Remote | None = None,
     secret: GivenSecret | None = None,
-    holder: str = "",
-    new: GivenSecret | None = None,
+    entry: str = "",
     session: str = "",
     sample: int = 0,
     prune: FarPruneRequest = _NO_RULE,
@@ -143,35 +118,35 @@ def ask(
     from ...client import remote_commands  # noqa: PLC0415 - too slow for --help
 
     data_dir = str(daemon_settings.from_environment().data)
-    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample, prune)
+    call = RemoteCall(verb, data_dir, name, remote, secret, entry, session, sample, prune)
     answer = remote_commands.ask(call)
     if answer.error:
-        if answer.recovery_phrase:
-            printing.warn(
-                f"Recovery phrase, valid unless the repeated command shows another: {answer.recovery_phrase}"
-            )
         raise error_from(answer.error)
     return answer
 
 
-def _new(args: Namespace) -> GivenSecret | None:
-    if args.add_passphrase:
-        text = _typed("New passphrase")
-        if sys.stdin.isatty() and _typed("The same again") != text:
-            raise ConfigurationError("The two passphrases differ.", hint="Try again.")
-        return GivenSecret(HolderKind.PASSPHRASE, text)
-    if args.add_file:
-        return GivenSecret(HolderKind.FILE, path=str(Path(args.add_file).absolute()))
-    if args.add_command:
-        return GivenSecret(HolderKind.COMMAND, command=shlex.split(args.add_command))
-    return GivenSecret(HolderKind.RECOVERY) if args.add_recovery_phrase else None
+_VERBS = {
+    "list": RemoteVerb.LIST_KEY,
+    "code": RemoteVerb.ADD_CODE,
+    "password": RemoteVerb.ADD_PASSWORD,
+    "remove": RemoteVerb.REMOVE_ENTRY,
+    "rotate": RemoteVerb.ROTATE_KEY,
+    "restore": RemoteVerb.RESTORE_KEY,
+}
+
+
+def _new_password() -> GivenSecret:
+    text = _typed("New password")
+    if sys.stdin.isatty() and _typed("The same again") != text:
+        raise ConfigurationError("The two passwords differ.", hint="Try again.")
+    return GivenSecret(password=text)
 
 
 def _confirm(args: Namespace) -> None:
     if args.yes:
         return
-    printing.note("All other holders are removed; their machines have to be added again.")
-    if not sys.stdin.isatty() or not printing.ask(f"Rekey remote {args.name}?"):
+    printing.note("All other entries are removed; those machines have to be added again.")
+    if not sys.stdin.isatty() or not printing.ask(f"Rotate the key of remote {args.name}?"):
         raise OperationCancelled("Nothing was changed.", hint="--yes does not ask.")
 
 

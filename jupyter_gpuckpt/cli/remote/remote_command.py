@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from ...errors import ConfigurationError
 from ...wire.plurals import counted
 from ...wire.remote_records import (
     Capabilities,
-    HolderKind,
-    KeySource,
     Remote,
     RemoteAnswer,
     RemoteVerb,
@@ -41,6 +38,7 @@ A remote is a bucket and a prefix: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://
 Credentials are never given here: they are found where the provider's own tools find them.
 """
 
+_KEY = "let other machines join, list and remove what opens a remote's key, put it back"
 _ANSWERS = {None: "unknown", True: "yes", False: "no"}
 
 
@@ -53,44 +51,14 @@ def add_arguments(to: ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print one JSON document")
         return added
 
-    add = verb("add", "test a bucket and add it")
-    add.add_argument("name", metavar="NAME", help="its name on this machine")
-    add.add_argument("url", metavar="URL", help="for example s3://bucket/prefix")
-    add.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        type=_setting,
-        action="append",
-        default=[],
-        help="endpoint, region, profile, virtual_hosted_style_request (s3); endpoint, account_name, use_azure_cli (az);"
-        " allow_http=true allows connections without encryption",
-    )
-    add.add_argument(
-        "--upload-rate",
-        metavar="SIZE",
-        type=size_bytes,
-        default=0,
-        help="upload no more than SIZE per second: 500k, 20M",
-    )
-    add.add_argument(
-        "--manual",
-        action="store_true",
-        help="upload only the snapshots that `remote upload` names",
-    )
-    source = add.add_mutually_exclusive_group()
-    source.add_argument(
-        "--key-file",
-        metavar="PATH",
-        default="",
-        help="the file of this machine's key, which is made if it does not exist. Default: a file in the data directory",
-    )
-    source.add_argument(
-        "--key-command",
-        metavar="COMMAND",
-        default="",
-        help="a command that prints this machine's key",
-    )
-    key_command.add_openers(add)
+    for name, summary in (
+        ("create", "test a bucket, make a new store there, and add it"),
+        (
+            "add",
+            "test a bucket with a store, and add it; asks for the line of a machine that uses it",
+        ),
+    ):
+        _add_new_arguments(verb(name, summary), is_new=name == "create")
     for name, summary in (
         ("test", "test again whether a remote can be used"),
         ("rm", "forget a remote; its content stays there"),
@@ -120,9 +88,50 @@ def add_arguments(to: ArgumentParser) -> None:
         verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
     )
     prune_command.add_arguments(verb("prune", "remove the snapshots that no rule keeps"))
-    key_command.add_arguments(verb("key", "list, add or remove the holders of a remote's key"))
+    key = verbs.add_parser("key", help=_KEY, description=f"{_KEY}.", allow_abbrev=False)
+    key_command.add_arguments(key)
     erase_command.add_arguments(
         verb("erase", "remove a session from a remote for good, or everything")
+    )
+
+
+def _add_new_arguments(to: ArgumentParser, *, is_new: bool) -> None:
+    """Add the arguments of `create` and `add`."""
+    to.add_argument("name", metavar="NAME", help="its name on this machine")
+    to.add_argument(
+        "url",
+        metavar="URL",
+        nargs=None if is_new else "?",
+        default="",
+        help="for example s3://bucket/prefix"
+        + ("" if is_new else "; only if this machine's key file opens it already"),
+    )
+    to.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="endpoint, region, profile, virtual_hosted_style_request (s3); endpoint, account_name, use_azure_cli (az);"
+        " allow_http=true allows connections without encryption",
+    )
+    to.add_argument(
+        "--upload-rate",
+        metavar="SIZE",
+        type=size_bytes,
+        default=0,
+        help="upload no more than SIZE per second: 500k, 20M",
+    )
+    to.add_argument(
+        "--manual",
+        action="store_true",
+        help="upload only the snapshots that `remote upload` names",
+    )
+    to.add_argument(
+        "--key-file",
+        metavar="PATH",
+        default="",
+        help="the file of this machine's key, which is made if it does not exist. Default: a file in the data directory",
     )
 
 
@@ -131,27 +140,37 @@ def run(args: Namespace) -> int:
     return _VERBS[args.verb](args)
 
 
+def _create(args: Namespace) -> int:
+    return _added(args, ask(RemoteVerb.CREATE, remote=_remote(args)))
+
+
 def _add(args: Namespace) -> int:
-    command = shlex.split(args.key_command)
-    kind = HolderKind.COMMAND if command else HolderKind.FILE
-    path = str(Path(args.key_file).absolute()) if args.key_file else ""
+    secret = key_command.joining(args.url)
+    return _added(args, ask(RemoteVerb.ADD, remote=_remote(args), secret=secret))
+
+
+def _remote(args: Namespace) -> Remote:
     remote = Remote(
         args.name,
         args.url,
         dict(args.set),
         upload_rate=args.upload_rate,
         automatic=not args.manual,
-        key=KeySource(kind, path, command),
+        key_file=str(Path(args.key_file).absolute()) if args.key_file else "",
     )
-    remote.check()
-    found = ask(RemoteVerb.ADD, remote=remote, secret=key_command.opener(args))
-    if inherited := secrets_in(remote):
+    if args.url:
+        remote.check()
+    return remote
+
+
+def _added(args: Namespace, found: RemoteAnswer) -> int:
+    if inherited := secrets_in(found.remotes[0].remote):
         printing.warn(
             f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
         )
     status = _say(args, found)
     if not args.json:
-        key_command.show_phrase(found)
+        key_command.show_line(found)
     return status
 
 
@@ -171,9 +190,7 @@ def _remove(args: Namespace) -> int:
         printing.say_json({"remotes": found.remotes})
         return 0
     printing.say(f"Remote {args.name} is forgotten. Its content is still there.")
-    key = found.remotes[0].remote.key
-    if key and key.path:
-        printing.say(f"Its key is still in {key.path}.")
+    printing.say(f"Its key is still in {found.remotes[0].remote.key_file}.")
     return 0
 
 
@@ -207,6 +224,7 @@ def _list(args: Namespace) -> int:
 
 
 _VERBS: dict[str, Callable[[Namespace], int]] = {
+    "create": _create,
     "add": _add,
     "test": _test,
     "list": _list,

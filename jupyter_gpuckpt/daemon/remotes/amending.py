@@ -219,13 +219,13 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
 
     A far session that cannot be read is logged and left as it is. A remote that only another machine may write to is not changed.
     """
-    if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         why = Kept("only another machine may write to this remote", waits=False)
         return Amended(
             {one.snapshot_id: one.sessions[0] for one in changes if not one.deletion},
             kept={one.snapshot_id: why for one in changes if one.deletion},
         )
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     state_dir = state_folder(data_dir, opened.remote.name)
     found = opened.remote.capabilities
     ahead = found.clock_ahead_seconds if found else 0.0

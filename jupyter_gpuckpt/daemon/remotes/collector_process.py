@@ -41,8 +41,8 @@ def collected(task: Task) -> FarCollection:
 def _collected(task: Task, now: float) -> FarCollection:
     data_dir, remote = Path(task.data_dir), task.remote
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    bucket, seal = opened.bucket, opened.keyring.seal
-    if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    bucket, seal = opened.bucket, opened.key.seal
+    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         return FarCollection(looked_at=now)
     ahead = remote.capabilities.clock_ahead_seconds if remote.capabilities else 0.0
     epoch = bucket.head(epochs.NAME)

@@ -19,11 +19,11 @@ from ...errors import (
 from ...remote import (
     epochs,
     index_objects,
-    keyring,
     lease_objects,
     pack_refs,
     remote_manifests,
     remote_sessions,
+    store_key,
 )
 from ...remote import erasure as far_erase
 from ...remote.buckets import Bucket, open_bucket
@@ -83,7 +83,7 @@ def erase(call: RemoteCall, remotes: Remotes) -> Erasure:
 def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     data_dir, now = Path(call.data_dir), time.time()
     opened = remote_keys.opened(data_dir, remotes.get(call.name))
-    only = opened.keyring.public.only_machine
+    only = opened.key.public.only_machine
     if only not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
             f"Only the machine that made remote {call.name} may erase a session of it: its endpoint cannot compare and swap.",
@@ -98,7 +98,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     # To the daemon, and to processes that it has started, the changed record is another remote: a running upload ends.
     remotes.change(call.name, take)
     with remote_keys.alone_with(data_dir, call.name):
-        seal = opened.keyring.seal
+        seal = opened.key.seal
         return Erasure(*far_erase.erase(opened.bucket, seal, opened.seen, call.session))
 
 
@@ -109,11 +109,11 @@ def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
     with remote_keys.alone_with(data_dir, call.name):
         bucket = _bucket(call, remote)
         before = [*_ours(bucket)]
-        keyring.destroy(bucket)
+        store_key.destroy(bucket)
         left = _delete(bucket)
         if not left:
-            # The keyring goes last: while it exists, no client thinks that the place is empty.
-            left = bucket.delete([keyring.NAME])
+            # The key goes last: while it exists, no client thinks that the place is empty.
+            left = bucket.delete([store_key.NAME])
         if not left:
             bucket.forget_lock()
             remotes.remove(call.name)
@@ -126,10 +126,10 @@ def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
 
 
 def _delete(bucket: Bucket) -> list[str]:
-    """Delete all objects but the keyring; return the names of those that the remote refuses to delete."""
+    """Delete all objects but the key; return the names of those that the remote refuses to delete."""
     left: list[str] = []
     for _ in range(_ROUNDS):
-        names = [one.name for one in _ours(bucket) if one.name != keyring.NAME]
+        names = [one.name for one in _ours(bucket) if one.name != store_key.NAME]
         if not names:
             return []
         slices = [names[start::_AT_ONCE] for start in range(_AT_ONCE)]
@@ -143,7 +143,7 @@ def _delete(bucket: Bucket) -> list[str]:
 def _ours(bucket: Bucket) -> Iterator[ListedObject]:
     for folder in _FOLDERS:
         yield from bucket.list(folder)
-    for name in (epochs.NAME, keyring.NAME):
+    for name in (epochs.NAME, store_key.NAME):
         if found := bucket.head(name):
             yield found
 
@@ -154,7 +154,7 @@ def _bucket(call: RemoteCall, remote: Remote) -> Bucket:
 
 
 def _known(opened: remote_keys.Opened) -> list[FarSession]:
-    found = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    found = Sessions(opened.bucket, opened.key.seal, opened.seen)
     return [found.get(session_id) for session_id in found.ids()]
 
 

@@ -499,9 +499,9 @@ class LeasesAtRemote:
         if self._leases is None or self._sessions is None:
             retries = Retries.while_somebody_waits(self._daemon.is_over)
             opened = remote_keys.opened(self._daemon.data_dir, self.remote, retries)
-            only = opened.keyring.public.only_machine
+            only = opened.key.public.only_machine
             self._may_write = only in {"", remote_keys.machine_id(self._daemon.data_dir)}
-            seal = opened.keyring.seal
+            seal = opened.key.seal
             self._sessions = Sessions(opened.bucket, seal, opened.seen)
             self._leases = Leases(
                 opened.bucket,

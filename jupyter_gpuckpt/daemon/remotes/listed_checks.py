@@ -136,7 +136,7 @@ def listed(data_dir: Path, remote: Remote, infos: Sequence[SnapshotInfo]) -> Lis
     An unlisted snapshot does not count as gone if a session that may list it cannot be read.
     """
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, remote.name))
     by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
     found, unclear = dict[str, FarSession](), set[str]()

@@ -33,7 +33,7 @@ def prune(call: RemoteCall, remote: Remote) -> FarPruning:
     """
     data_dir, wanted = Path(call.data_dir), call.prune
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    bucket, seal, seen = opened.bucket, opened.keyring.seal, opened.seen
+    bucket, seal, seen = opened.bucket, opened.key.seal, opened.seen
     _require_useful(data_dir, opened)
     sessions, packs, lost = Sessions(bucket, seal, seen), Packs(bucket, seal), _Lost()
     known = unneeded.all_of(sessions)
@@ -124,7 +124,7 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
             stored = opened.bucket.get(found.name, max_bytes=lease_objects.MAX_HEARTBEAT_BYTES)
         except FarObjectMissing:
             continue  # its daemon has just ended
-        beat = opened.keyring.seal.open_record(found.name, stored.data, lease_objects.Heartbeat)
+        beat = opened.key.seal.open_record(found.name, stored.data, lease_objects.Heartbeat)
         if beat.host_name == host_name:
             return True
     return False
@@ -146,7 +146,7 @@ def _require_useful(data_dir: Path, opened: remote_keys.Opened) -> None:
             f"Remote {remote.name} does not let this machine delete anything, so no snapshot can be removed there.",
             hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",
         )
-    if opened.keyring.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
             f"Only the machine that made remote {remote.name} may write to it: its endpoint cannot compare and swap.",
             hint="Run the command there.",

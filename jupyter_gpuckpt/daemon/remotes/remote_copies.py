@@ -44,7 +44,7 @@ def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
 
 def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, FarSnapshot]:
     """Return the id of the far session that lists a snapshot, and its entry there."""
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
         with suppress(FarObjectMissing):
@@ -68,7 +68,7 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
 
     Raises SnapshotNotFound if the remote does not list it any more, ConfigurationError if this machine may not write there.
     """
-    only = opened.keyring.public.only_machine
+    only = opened.key.public.only_machine
     if only not in {"", remote_keys.machine_id(data_dir)}:
         raise ConfigurationError(
             f"This machine may not write to remote {opened.remote.name}, so it cannot record there which snapshots it relies on."
@@ -95,7 +95,7 @@ def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: Snaps
 
     manifest = store.manifest(info.snapshot_id)
     found = find(data_dir, opened, info)
-    late_modules.fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
+    late_modules.fetch.require_whole(opened.bucket, opened.key.seal, found, manifest)
 
 
 def repair(
@@ -106,7 +106,7 @@ def repair(
 
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get(remote), Retries(stop=stop))
     found = find(data_dir, opened, info)
-    late_modules.fetch.repair(opened.bucket, opened.keyring.seal, found, store)
+    late_modules.fetch.repair(opened.bucket, opened.key.seal, found, store)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _bring_back(
         opened, snapshot = _look(data_dir, info, stub, retries)
         bucket, seal, checkers = (
             opened.bucket,
-            opened.keyring.seal,
+            opened.key.seal,
             late_modules.check_client.checkers,
         )
         late_modules.fetch.fetch(bucket, seal, snapshot, store, progress.reach, checkers)

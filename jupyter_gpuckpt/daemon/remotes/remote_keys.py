@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,36 +12,28 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...errors import ConfigurationError, GpuCkptError, KeyUnavailable, RemoteNotFound
-from ...host import commands
+from ...errors import ConfigurationError, FarObjectMissing, KeyUnavailable, RemoteNotFound
 from ...linux.file_locks import alone
-from ...remote import holders, keyring
+from ...remote import index_objects, pack_refs, remote_manifests, remote_sessions, store_key
 from ...remote.buckets import Bucket, open_bucket
-from ...remote.holders import MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret
-from ...remote.keyring import Keyring, Undecided
 from ...remote.remote_list import Remotes, state_folder
 from ...remote.retries import Retries
 from ...remote.seen import Seen
+from ...remote.store_key import Secret, StoreKey
 from ...store.faults import store_errors
-from ...wire.remote_records import (
-    GivenSecret,
-    HolderKind,
-    HolderView,
-    KeySource,
-    Remote,
-    RemoteCall,
-)
+from ...wire import join_line
+from ...wire.join_line import JoinLine
+from ...wire.remote_records import EntryKind, EntryView, Remote, RemoteCall
 
-_COMMAND_SECONDS = 60.0
 _NEW_SECRET_BYTES = 32
-_RECOVERY = "recovery phrase"
-
-
-class Keyed(NamedTuple):
-    """A remote with its key, and a new recovery phrase if one was made."""
-
-    remote: Remote
-    recovery_phrase: str = ""
+_MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 32, 4096
+#: The folders whose objects only a store has.
+_FOLDERS = (
+    remote_sessions.FOLDER,
+    remote_manifests.FOLDER,
+    index_objects.FOLDER,
+    pack_refs.FOLDER,
+)
 
 
 def seen(data_dir: Path, name: str) -> Seen:
@@ -86,58 +77,84 @@ def machine_id(data_dir: Path) -> str:
     return path.read_text().strip()
 
 
-def set_up(call: RemoteCall, remote: Remote) -> Keyed:
-    """Create the key of a new store, or add this machine to an existing one; return the remote with this machine's key.
+def create(data_dir: Path, remote: Remote) -> tuple[Remote, str]:
+    """Create the key of a new store; return the remote with this machine's key file, and the line by which others join.
 
-    Raises KeyUnavailable if the given secrets do not open an existing store, and Undecided, after which this machine's key stays.
+    Raises ConfigurationError if objects of a store lie there already. After another error the new store may exist all the same; this
+    machine's key file stays, so that it opens the store then.
     """
-    data_dir, source = Path(call.data_dir), remote.key or KeySource()
-    if source.kind is HolderKind.FILE and not source.path:
-        source = msgspec.structs.replace(source, path=str(data_dir / "keys" / f"{remote.name}.key"))
-    made = source.kind is HolderKind.FILE and not Path(source.path).exists()
-    if made:
-        _write_new(Path(source.path), secrets.token_hex(_NEW_SECRET_BYTES))
-    try:
-        ring, phrase = _into_store(call, remote, secret_of(source))
-    except GpuCkptError:
-        if made:
-            Path(source.path).unlink(missing_ok=True)
-        raise
-    source = msgspec.structs.replace(source, holder_id=ring.holder_id)
-    return Keyed(msgspec.structs.replace(remote, key=source), phrase)
-
-
-def _into_store(call: RemoteCall, remote: Remote, own: Secret) -> tuple[Keyring, str]:
-    data_dir = Path(call.data_dir)
     bucket, known = _bucket(data_dir, remote), seen(data_dir, remote.name)
-    if bucket.head(keyring.NAME) is None:
-        swaps = remote.capabilities is not None and remote.capabilities.compare_and_swap
-        phrase, recovery = holders.new_recovery_phrase()
-        names = {socket.gethostname(): own, _RECOVERY: recovery}
-        only = "" if swaps else machine_id(data_dir)
-        with _naming(phrase):
-            ring = keyring.create(bucket, known, names, only_machine=only)
-        if ring:
-            return ring, phrase
-    if call.secret is not None:
-        name = socket.gethostname()
-        return keyring.add_holder(bucket, known, given(call.secret), name, own), ""
+    there = ConfigurationError(
+        f"There is a store at {remote.url} already; nothing was changed.",
+        hint=f"`jupyter gpuckpt remote add {remote.name} {remote.url}` adds it if this machine has created it,"
+        f" `jupyter gpuckpt remote add {remote.name}` with a line of another machine. Otherwise choose another prefix.",
+    )
+    if bucket.head(store_key.NAME) or _has_objects(bucket):
+        raise there
+    path = _key_path(data_dir, remote)
+    own, code = _read_secret(path) if path.exists() else _new_secret(path), store_key.new_code()
+    swaps = remote.capabilities is not None and remote.capabilities.compare_and_swap
+    only = "" if swaps else machine_id(data_dir)
+    key = store_key.create(bucket, known, [own, code], only_machine=only)
+    if key is None:
+        raise there
+    return with_key(data_dir, remote), key.line(remote.url, code).text()
+
+
+def join(data_dir: Path, remote: Remote, line: JoinLine | None, password: str) -> Remote:
+    """Add this machine to the key of an existing store; return the remote with this machine's key file.
+
+    A key file that opens the store needs neither `line` nor `password`. Raises KeyUnavailable, FarObjectMissing, FarObjectInvalid.
+    """
+    bucket, known = _bucket(data_dir, remote), seen(data_dir, remote.name)
+    path = _key_path(data_dir, remote)
+    own = _read_secret(path) if path.exists() else None
     try:
-        return keyring.open_with(bucket, known, own), ""
-    except KeyUnavailable as error:
-        raise KeyUnavailable(
-            f"There are snapshots in remote {remote.name} already, and this machine has no key to them.",
-            hint="Repeat the command with --passphrase or --recovery-phrase, or choose another prefix.",
+        if own is None or not _opens(bucket, known, own, line):
+            secret = _given(line, password, remote)
+            store_key.open_with(bucket, known, secret, line)
+            store_key.add_entry(bucket, known, secret, own or _new_secret(path))
+    except FarObjectMissing as error:
+        if _has_objects(bucket):
+            raise FarObjectMissing(
+                f"The key of remote {remote.name} is gone: there are objects of a store at {remote.url}, but not its key.",
+                hint=f"`jupyter gpuckpt remote key restore {remote.name}` puts it back, on a machine that has used the remote.",
+            ) from error
+        raise FarObjectMissing(
+            f"There is no store at {remote.url}: the prefix is wrong, or everything was erased.",
+            hint=f"Compare the URL with the one on a machine that uses the remote. `jupyter gpuckpt remote create {remote.name}"
+            f" {remote.url}` makes a new store there.",
         ) from error
+    return with_key(data_dir, remote)
 
 
-@contextmanager
-def _naming(recovery_phrase: str) -> Iterator[None]:
-    """Add the new recovery phrase to an `Undecided` error."""
+def with_key(data_dir: Path, remote: Remote) -> Remote:
+    """Return the remote with the path of this machine's key file."""
+    return msgspec.structs.replace(remote, key_file=str(_key_path(data_dir, remote)))
+
+
+def _opens(bucket: Bucket, known: Seen, own: Secret, line: JoinLine | None) -> bool:
     try:
-        yield
-    except Undecided as error:
-        raise Undecided(error.error, recovery_phrase) from error.error
+        store_key.open_with(bucket, known, own, line)
+    except KeyUnavailable:
+        return False
+    return True
+
+
+def _given(line: JoinLine | None, password: str, remote: Remote) -> Secret:
+    if line and line.code:
+        return Secret(EntryKind.CODE, line.code)
+    if password:
+        return store_key.password(password)
+    raise KeyUnavailable(
+        f"This machine has no key that opens remote {remote.name}.",
+        hint=f"`jupyter gpuckpt remote key code` prints a line on a machine that uses it; `jupyter gpuckpt remote add {remote.name}`"
+        " without a URL asks for it.",
+    )
+
+
+def _has_objects(bucket: Bucket) -> bool:
+    return any(bucket.list(folder) for folder in _FOLDERS)
 
 
 class Opened(NamedTuple):
@@ -146,7 +163,7 @@ class Opened(NamedTuple):
     remote: Remote
     bucket: Bucket
     seen: Seen
-    keyring: Keyring
+    key: StoreKey
 
 
 def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Opened:
@@ -155,75 +172,66 @@ def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Op
     Raises ConfigurationError, KeyUnavailable, and what `Bucket` raises.
     """
     bucket, known, own = _own(data_dir, remote, retries)
-    return Opened(remote, bucket, known, keyring.open_with(bucket, known, own, _holder_id(remote)))
+    return Opened(remote, bucket, known, store_key.open_with(bucket, known, own))
 
 
-def listed(data_dir: Path, remote: Remote) -> list[HolderView]:
-    """Return the holders of a remote's key."""
-    return _views(opened(data_dir, remote).keyring, remote)
+def entries(call: RemoteCall, remote: Remote) -> list[EntryView]:
+    """Return the entries of a remote's key."""
+    return _views(opened(Path(call.data_dir), remote).key)
 
 
-def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]:
-    """Add a holder; return all holders, and the new recovery phrase if the holder is one."""
-    if call.new is None:
-        raise ConfigurationError("No secret is given for the new holder.")
+def add_code(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
+    """Add a new code; return all entries and the line with it."""
+    return _added(call, remote, store_key.new_code())
+
+
+def add_password(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
+    """Add a password; return all entries and the line by which machines join with it."""
+    return _added(call, remote, store_key.password(call.secret.password if call.secret else ""))
+
+
+def _added(call: RemoteCall, remote: Remote, new: Secret) -> tuple[list[EntryView], str]:
     bucket, known, own = _own(Path(call.data_dir), remote)
-    phrase = ""
-    if call.new.kind is HolderKind.RECOVERY:
-        phrase, new = holders.new_recovery_phrase()
-    else:
-        new = given(call.new)
-    name = call.holder or (_RECOVERY if phrase else call.new.kind)
-    with _naming(phrase):
-        ring = keyring.add_holder(bucket, known, own, name, new)
-    return _views(ring, remote), phrase
+    own_id = store_key.open_with(bucket, known, own).entry_id
+    key = store_key.add_entry(bucket, known, own, new)
+    code = new if new.kind is EntryKind.CODE else None
+    return _views(key._replace(entry_id=own_id)), key.line(remote.url, code).text()
 
 
-def remove_holder(call: RemoteCall, remote: Remote) -> list[HolderView]:
-    """Remove a holder; return the others."""
+def remove_entry(call: RemoteCall, remote: Remote) -> list[EntryView]:
+    """Remove an entry; return the others."""
     bucket, known, own = _own(Path(call.data_dir), remote)
-    return _views(keyring.remove_holder(bucket, known, own, call.holder), remote)
+    return _views(store_key.remove_entry(bucket, known, own, call.entry))
 
 
-def rekey(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], Keyed]:
-    """Use a new key for later writes, held by this machine and a new recovery phrase; return the holders and the remote with it."""
+def rotate(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
+    """Use a new key for later writes, opened by this machine and a new code only; return the entries and the line with the code."""
     bucket, known, own = _own(Path(call.data_dir), remote)
-    phrase, recovery = holders.new_recovery_phrase()
-    names = {socket.gethostname(): own, _RECOVERY: recovery}
-    with _naming(phrase):
-        ring = keyring.rekey(bucket, known, own, names)
-    source = msgspec.structs.replace(remote.key or KeySource(), holder_id=ring.holder_id)
-    keyed = Keyed(msgspec.structs.replace(remote, key=source), phrase)
-    return _views(ring, keyed.remote), keyed
+    code = store_key.new_code()
+    key = store_key.rotate(bucket, known, [own, code])
+    return _views(key), key.line(remote.url, code).text()
 
 
-def secret_of(source: KeySource) -> Secret:
-    """Return this machine's secret. Raises KeyUnavailable if file or command fail, ConfigurationError if others can read the file."""
-    if source.kind is HolderKind.FILE:
-        return Secret(HolderKind.FILE, _read_secret(Path(source.path)))
-    if source.kind is HolderKind.COMMAND and source.command:
-        return Secret(HolderKind.COMMAND, _printed(source.command))
-    raise ConfigurationError("This machine's key comes from a file or a command.")
+def restore(call: RemoteCall, remote: Remote) -> list[EntryView]:
+    """Put this machine's copy of the key back into a remote that has none; return its entries."""
+    bucket, known, own = _own(Path(call.data_dir), remote)
+    return _views(store_key.restore(bucket, known, own))
 
 
-def given(secret: GivenSecret) -> Secret:
-    """Return the secret that a user typed or named. Raises ConfigurationError, KeyUnavailable."""
-    if secret.kind is HolderKind.PASSPHRASE:
-        return holders.passphrase(secret.text)
-    if secret.kind is HolderKind.RECOVERY:
-        return holders.recovery_phrase(secret.text)
-    return secret_of(KeySource(secret.kind, secret.path, secret.command))
+def line_of(call: RemoteCall) -> JoinLine | None:
+    """Return the line that a user typed. Raises ConfigurationError."""
+    return join_line.parse(call.secret.line) if call.secret and call.secret.line else None
 
 
 def _own(
     data_dir: Path, remote: Remote, retries: Retries | None = None
 ) -> tuple[Bucket, Seen, Secret]:
-    if remote.key is None:
-        raise ConfigurationError(
-            f"Remote {remote.name} has no key on this machine.", hint="Remove it and add it again."
-        )
     bucket = _bucket(data_dir, remote, retries)
-    return bucket, seen(data_dir, remote.name), secret_of(remote.key)
+    return bucket, seen(data_dir, remote.name), _read_secret(_key_path(data_dir, remote))
+
+
+def _key_path(data_dir: Path, remote: Remote) -> Path:
+    return Path(remote.key_file or data_dir / "keys" / f"{remote.name}.key")
 
 
 def _bucket(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Bucket:
@@ -231,55 +239,42 @@ def _bucket(data_dir: Path, remote: Remote, retries: Retries | None = None) -> B
     return open_bucket(remote, retries=retries, lock_dir=data_dir / "remotes")
 
 
-def _holder_id(remote: Remote) -> str:
-    return remote.key.holder_id if remote.key else ""
-
-
-def _views(ring: Keyring, remote: Remote) -> list[HolderView]:
-    own_id = _holder_id(remote)
+def _views(key: StoreKey) -> list[EntryView]:
     return [
-        HolderView(one.holder_id, one.kind, one.name, one.added, one.holder_id == own_id)
-        for one in ring.holders
+        EntryView(
+            one.entry_id, one.kind, one.host, one.user, one.added, one.entry_id == key.entry_id
+        )
+        for one in key.entries
     ]
 
 
-def _read_secret(path: Path) -> bytes:
+def _new_secret(path: Path) -> Secret:
+    """Create a key file, unless another process has created it meanwhile; return its secret."""
+    _write_new(path, secrets.token_hex(_NEW_SECRET_BYTES))
+    return _read_secret(path)
+
+
+def _read_secret(path: Path) -> Secret:
+    """Return the secret in a key file. Raises KeyUnavailable, ConfigurationError if other users can read the file."""
     try:
-        status = path.stat()
-        if status.st_mode & 0o077:
+        if path.stat().st_mode & 0o077:
             raise ConfigurationError(
                 f"Others can read the key file {path}.",
                 hint=f"Make it yours alone: chmod 600 {path}",
             )
         with path.open("rb") as file:
-            value = file.read(MAX_SECRET_BYTES + 1).rstrip(b"\r\n")
+            value = file.read(_MAX_SECRET_BYTES + 1).rstrip(b"\r\n")
     except OSError as error:
         raise KeyUnavailable(
             f"The key file {path} cannot be read: {error.strerror}.",
-            hint="Put it back, or add the remote again with a passphrase or the recovery phrase.",
+            hint="Put it back, or remove the remote and add it again with a line of another machine.",
         ) from error
-    return _checked(value, f"The key file {path}")
-
-
-def _printed(command: list[str]) -> bytes:
-    try:
-        done = commands.run(command, timeout=_COMMAND_SECONDS, env=os.environ)
-    except commands.CommandFailed as error:
-        # Its output is not shown: it may contain a part of the secret.
-        raise KeyUnavailable(
-            f"The command that gives the key failed: {command[0]}, status {error.returncode}.",
-            hint="Run it directly to see the error.",
-        ) from error
-    return _checked(done.stdout.rstrip("\r\n").encode(), f"What {command[0]} printed")
-
-
-def _checked(value: bytes, what: str) -> bytes:
-    if not MIN_SECRET_BYTES <= len(value) <= MAX_SECRET_BYTES:
+    if not _MIN_SECRET_BYTES <= len(value) <= _MAX_SECRET_BYTES:
         raise ConfigurationError(
-            f"{what} is not a usable key: it must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes.",
+            f"The key file {path} is not usable: it must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes.",
             hint="`openssl rand -hex 32` makes one.",
         )
-    return value
+    return Secret(EntryKind.FILE, value)
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -243,7 +243,7 @@ class FarSessions:
             moved = done
             progress.reach(done, total)
 
-        bucket, seal = found.opened.bucket, found.opened.keyring.seal
+        bucket, seal = found.opened.bucket, found.opened.key.seal
         try:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
                 checkers = late_modules.check_client.checkers
@@ -299,7 +299,7 @@ class FarSessions:
         if to_fetch:
             # A fetch uses the processes of a resume, and is followed by one. They start while its manifest is read.
             self._machine.expect(snapshot.raw_bytes)
-        far_manifest = late_modules.fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot)
+        far_manifest = late_modules.fetch.far_manifest(opened.bucket, opened.key.seal, snapshot)
         manifest = far_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
@@ -336,7 +336,7 @@ def _whose_credentials() -> Iterator[None]:
 
 def _read(opened: Opened) -> Iterator[FarSession | GpuCkptError]:
     """Yield the far sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
-    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
 
     def get(session_id: str) -> FarSession | GpuCkptError | None:
         try:
@@ -354,7 +354,7 @@ def _look_up(opened: Opened, snapshot_id: str, session_id: str) -> tuple[FarSess
     """Return the entry of this snapshot in a remote, with its far session. Raises SnapshotNotFound."""
     found: Iterator[FarSession | GpuCkptError] = _read(opened)
     if session_id:
-        sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         try:
             found = iter([sessions.get(session_id)])
         except FarObjectMissing:

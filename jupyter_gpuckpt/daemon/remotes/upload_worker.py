@@ -278,7 +278,7 @@ def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:
 def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
     return Uploader(
         opened.bucket,
-        opened.keyring,
+        opened.key,
         opened.seen,
         state=state_folder(data_dir, opened.remote.name),
         machine_id=remote_keys.machine_id(data_dir),

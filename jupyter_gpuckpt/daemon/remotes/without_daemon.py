@@ -16,7 +16,6 @@ import msgspec
 from ...errors import ConfigurationError, GpuCkptError, RemoteNotFound, record_of
 from ...remote import capabilities, drill
 from ...remote.buckets import open_bucket
-from ...remote.keyring import Undecided, undecided
 from ...remote.remote_list import Remotes
 from ...remote.retries import Retries
 from ...wire import decoding
@@ -33,34 +32,43 @@ from . import erasing, pruning, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
-    """Run a command; return its result, or its error. An error may come with a new recovery phrase that may be valid nevertheless."""
+    """Run a command; return its result, or its error."""
     try:
         return _VERBS[call.verb](call)
-    except Undecided as undecided:
-        error, phrase = undecided.error, undecided.recovery_phrase
-        error.hint = (
-            f"The remote may have been changed all the same: repeat the command. {error.hint}"
-        )
-        return RemoteAnswer(error=record_of(error), recovery_phrase=phrase)
     except GpuCkptError as error:
         return RemoteAnswer(error=record_of(error))
 
 
+def _create(call: RemoteCall) -> RemoteAnswer:
+    remotes, tried = _new(call)
+    created, line = remote_keys.create(Path(call.data_dir), tried)
+    remotes.add(created)
+    return RemoteAnswer([_view(created)], line=line)
+
+
 def _add(call: RemoteCall) -> RemoteAnswer:
+    remotes, tried = _new(call)
+    password = call.secret.password if call.secret else ""
+    added = remote_keys.join(Path(call.data_dir), tried, remote_keys.line_of(call), password)
+    remotes.add(added)
+    return RemoteAnswer([_view(added)])
+
+
+def _new(call: RemoteCall) -> tuple[Remotes, Remote]:
+    """Test the endpoint of the remote to be added, and return it. Nothing is left of a former remote of its name."""
     if call.remote is None:
         raise ConfigurationError("The remote to add is missing.")
-    remotes = _remotes(call)
-    remotes.require_new(call.remote)
-    tried = _tried(call.remote)
+    remotes, remote = _remotes(call), call.remote
+    if not remote.url and (line := remote_keys.line_of(call)):
+        remote = msgspec.structs.replace(remote, url=line.url)
+    remotes.require_new(remote)
+    tried = _tried(remote)
     capabilities.require_usable(tried)
     data_dir = Path(call.data_dir)
-    with remote_keys.alone_with(data_dir, call.remote.name):
+    with remote_keys.alone_with(data_dir, remote.name):
         # A process that had read a removed remote of this name may have written its state again.
-        remote_keys.forget(data_dir, call.remote.name)
-    keyed = remote_keys.set_up(call, tried)
-    with undecided(keyed.recovery_phrase):
-        remotes.add(keyed.remote)
-    return RemoteAnswer([_view(keyed.remote)], recovery_phrase=keyed.recovery_phrase)
+        remote_keys.forget(data_dir, remote.name)
+    return remotes, tried
 
 
 def _test(call: RemoteCall) -> RemoteAnswer:
@@ -103,7 +111,7 @@ def _verify(call: RemoteCall) -> RemoteAnswer:
     remote = _remotes(call).get(call.name)
     opened = remote_keys.opened(Path(call.data_dir), remote, Retries.while_somebody_waits())
     chance = random.SystemRandom()
-    bucket, seal = opened.bucket, opened.keyring.seal
+    bucket, seal = opened.bucket, opened.key.seal
     found = drill.drill(bucket, seal, opened.seen, call.sample, chance)
     result = Drill(
         found.listed,
@@ -134,41 +142,47 @@ def _set_paused(call: RemoteCall, *, paused: bool) -> RemoteAnswer:
     return RemoteAnswer([_view(changed)])
 
 
-def _holders(call: RemoteCall) -> RemoteAnswer:
-    remote = _remotes(call).get(call.name)
-    return RemoteAnswer(holders=remote_keys.listed(Path(call.data_dir), remote))
+def _list_key(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(entries=remote_keys.entries(call, _remotes(call).get(call.name)))
 
 
-def _add_holder(call: RemoteCall) -> RemoteAnswer:
-    holders, phrase = remote_keys.add_holder(call, _remotes(call).get(call.name))
-    return RemoteAnswer(holders=holders, recovery_phrase=phrase)
+def _add_code(call: RemoteCall) -> RemoteAnswer:
+    entries, line = remote_keys.add_code(call, _remotes(call).get(call.name))
+    return RemoteAnswer(entries=entries, line=line)
 
 
-def _remove_holder(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(holders=remote_keys.remove_holder(call, _remotes(call).get(call.name)))
+def _add_password(call: RemoteCall) -> RemoteAnswer:
+    entries, line = remote_keys.add_password(call, _remotes(call).get(call.name))
+    return RemoteAnswer(entries=entries, line=line)
 
 
-def _rekey(call: RemoteCall) -> RemoteAnswer:
-    remotes = _remotes(call)
-    holders, keyed = remote_keys.rekey(call, remotes.get(call.name))
-    with undecided(keyed.recovery_phrase):
-        remotes.change(
-            call.name, lambda remote: msgspec.structs.replace(remote, key=keyed.remote.key)
-        )
-    return RemoteAnswer(holders=holders, recovery_phrase=keyed.recovery_phrase)
+def _remove_entry(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(entries=remote_keys.remove_entry(call, _remotes(call).get(call.name)))
+
+
+def _rotate_key(call: RemoteCall) -> RemoteAnswer:
+    entries, line = remote_keys.rotate(call, _remotes(call).get(call.name))
+    return RemoteAnswer(entries=entries, line=line)
+
+
+def _restore_key(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(entries=remote_keys.restore(call, _remotes(call).get(call.name)))
 
 
 _VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
+    RemoteVerb.CREATE: _create,
     RemoteVerb.ADD: _add,
     RemoteVerb.TEST: _test,
     RemoteVerb.LIST: _list,
     RemoteVerb.REMOVE: _remove,
     RemoteVerb.PAUSE: _pause,
     RemoteVerb.RESUME: _resume,
-    RemoteVerb.HOLDERS: _holders,
-    RemoteVerb.ADD_HOLDER: _add_holder,
-    RemoteVerb.REMOVE_HOLDER: _remove_holder,
-    RemoteVerb.REKEY: _rekey,
+    RemoteVerb.LIST_KEY: _list_key,
+    RemoteVerb.ADD_CODE: _add_code,
+    RemoteVerb.ADD_PASSWORD: _add_password,
+    RemoteVerb.REMOVE_ENTRY: _remove_entry,
+    RemoteVerb.ROTATE_KEY: _rotate_key,
+    RemoteVerb.RESTORE_KEY: _restore_key,
     RemoteVerb.PLAN_ERASE: _plan_erase,
     RemoteVerb.ERASE: _erase,
     RemoteVerb.VERIFY: _verify,
