@@ -10,7 +10,7 @@
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
-# make front-end  build the front end's bundle, which is committed
+# make front-end  make the front end's types of REST records and its bundle, which are committed
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, with our part in place
@@ -21,7 +21,7 @@
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make docs    the documentation; docs/_build/index.html is its first page
-# make lint    ruff, mypy and the layers
+# make lint    ruff, mypy and the layers, and the front end's linters
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
 # is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make; where a target needs node, it is PyPI's.
@@ -116,9 +116,11 @@ test-node: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check
 	cd labextension && $(run_node) jlpm tsc --noEmit --project tsconfig.test.json
 	cd labextension && $(run_node) jlpm test
+	$(run_node) $(BIN)/python tools/rest_types.py --check
 	$(run_node) $(BIN)/python tools/compare_front_end.py
 
 front-end: $(STAMPS)/node
+	$(run_node) $(BIN)/python tools/rest_types.py
 	cd labextension && $(run_node) jlpm build:prod
 
 fuzz: setup $(STAMPS)/test
@@ -156,11 +158,12 @@ screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 docs: $(STAMPS)/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
 
-lint: setup $(STAMPS)/test
+lint: setup $(STAMPS)/test $(STAMPS)/node
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	cd labextension && $(run_node) jlpm lint:check
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
