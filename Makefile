@@ -11,7 +11,7 @@
 # make test-labs  the browser tests with older versions of JupyterLab and Notebook, three minutes each; LABS names some: LABS="4.2 4.4"
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
-# make front-end  build the front end's bundle, which is committed
+# make front-end  make the front end's types of REST records and its bundle, which are committed
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases, each in an environment of its own: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, fetched from PyPI, with our part in place: 20 minutes; also kernels of six kinds without and with the extension, R and deno where they are installed
@@ -24,7 +24,7 @@
 # make screenshots  the pictures in docs/screenshots
 # make docs    the documentation; docs/_build/index.html is its first page
 # make clean   remove the set-up; CRIU stays in its cache
-# make lint    ruff, mypy, the layers, and the subjects of the commits that main does not have
+# make lint    ruff, mypy, the layers, the front end's linters, and the subjects of the commits that main does not have
 # make check   lint and the quick unit tests, about a minute on 2 idle cores: before every commit
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
@@ -123,9 +123,11 @@ test-node: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check
 	cd labextension && $(run_node) jlpm tsc --noEmit --project tsconfig.test.json
 	cd labextension && $(run_node) jlpm test
+	$(run_node) $(BIN)/python tools/rest_types.py --check
 	$(run_node) $(BIN)/python tools/compare_front_end.py
 
 front-end: $(STAMPS)/node
+	$(run_node) $(BIN)/python tools/rest_types.py
 	cd labextension && $(run_node) jlpm build:prod
 
 fuzz: setup $(STAMPS)/test
@@ -167,12 +169,13 @@ screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 docs: $(STAMPS)/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
 
-lint: setup $(STAMPS)/test
+lint: setup $(STAMPS)/test $(STAMPS)/node
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	tools/check-subjects
+	cd labextension && $(run_node) jlpm lint:check
 
 check: lint
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 tests/test_shape.py tests/unit $(PYTEST_ARGS)

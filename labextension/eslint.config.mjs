@@ -4,8 +4,43 @@ import prettier from 'eslint-plugin-prettier/recommended';
 import globals from 'globals';
 import tseslint from 'typescript-eslint';
 
+/** The rooms of `src` from the top to the bottom, and for each the rooms from which it may import. `index.ts` and what stands beside it is above all. */
+const MAY_IMPORT = {
+  snapshot: ['kernel', 'remote', 'shared'],
+  kernel: ['remote', 'shared'],
+  remote: ['shared'],
+  machine: ['shared'],
+  shared: []
+};
+
+/** A room's imports: of its own modules, or of modules of those rooms. */
+const roomRule = ([room, below]) => ({
+  files: [`src/${room}/**`],
+  rules: {
+    'no-restricted-imports': [
+      'error',
+      {
+        patterns: [
+          {
+            regex: `^\\.\\./(?!\\.\\./style/|(${below.join('|') || 'no room'})/)`,
+            message: `Modules in src/${room} import from ${['their own room', ...below].join(', ')} only.`
+          }
+        ]
+      }
+    ]
+  }
+});
+
 export default tseslint.config(
-  { ignores: ['node_modules', 'lib', 'coverage', '.yarn'] },
+  {
+    ignores: [
+      'node_modules',
+      'lib',
+      'coverage',
+      '.yarn',
+      'src/shared/rest-types.ts'
+    ]
+  },
   eslint.configs.recommended,
   prettier,
   { plugins: { jupyter } },
@@ -32,6 +67,7 @@ export default tseslint.config(
     files: ['src/__tests__/**'],
     rules: { 'jupyter/no-untranslated-string': 'off' }
   },
+  ...Object.entries(MAY_IMPORT).map(roomRule),
   {
     files: ['*.config.js'],
     languageOptions: { globals: globals.node, sourceType: 'commonjs' }

@@ -8,6 +8,7 @@
 - `file_records`: the records of a snapshot that describe files on the disk.
 - `hub_records`: the records that the hub's spawner keeps in its state.
 - `ids`: validation of ids of kernels, snapshots, operations and owners.
+- `join_line`: the line by which a machine joins a remote.
 - `manager_secrets`: the secrets in the description of a kernel's manager.
 - `manifest_records`: the records that describe a snapshot.
 - `message_log`: files of a kernel's messages.

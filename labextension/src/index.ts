@@ -11,40 +11,43 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator } from '@jupyterlab/translation';
 
-import { GpuCkptApi } from './api';
-import { SuspendedBanner } from './banner';
-import { StateChip } from './chip';
-import { addCleanUpCommand, cleanUpCommandId } from './clean-up';
-import { consoles } from './consoles';
-import { actions, addCommands, commandIds } from './commands';
-import { addFetchCommand, FetchActions } from './fetch-commands';
-import { fileMarks } from './file-marks';
-import { followIdleKernels } from './idle-notice';
-import { KernelActions } from './kernel-actions';
-import { followState } from './kernel-indicator';
-import { KeptOutput } from './kept-output';
-import { LostSessionBanner } from './lost-session';
-import { MachineNotices } from './machine-notices';
-import { hasSession, queueSaves, saveDocument } from './notebooks';
-import { NoticeBanner } from './notice-banner';
-import { Operations } from './operations';
+import { GpuCkptApi } from './shared/api';
+import { SuspendedBanner } from './kernel/banner';
+import { StateChip } from './kernel/chip';
+import { addCleanUpCommand, cleanUpCommandId } from './snapshot/clean-up';
+import { consoles } from './kernel/consoles';
+import { actions, addCommands, commandIds } from './kernel/commands';
+import { addFetchCommand, FetchActions } from './remote/fetch-commands';
+import { fileMarks } from './kernel/file-marks';
+import { followIdleKernels } from './kernel/idle-notice';
+import { KernelActions } from './kernel/kernel-actions';
+import { followState } from './kernel/kernel-indicator';
+import { KeptOutput } from './kernel/kept-output';
+import { LostSessionBanner } from './kernel/lost-session';
+import { MachineNotices } from './machine/machine-notices';
+import { hasSession, queueSaves, saveDocument } from './shared/notebooks';
+import { NoticeBanner } from './machine/notice-banner';
+import { Operations } from './shared/operations';
 import { running, status, welcome } from './overviews';
-import { press } from './press';
+import { press } from './shared/press';
 import { settings, snapshots, states } from './providers';
-import { askAgainAfterOutages } from './reconnection';
-import { Remotes } from './remotes';
-import { restarts } from './restart-dialog';
-import { SessionButton } from './session-button';
+import { askAgainAfterOutages } from './kernel/reconnection';
+import { Remotes } from './remote/remotes';
+import { restarts } from './kernel/restart-dialog';
+import { SessionButton } from './kernel/session-button';
 import { SessionsPanel, showSessionsId } from './sessions-panel';
-import { SnapshotActions } from './snapshot-actions';
-import { addSnapshotCommands, importCommandId } from './snapshot-commands';
-import { cellsOf } from './stored-cells';
-import { Targets } from './targets';
-import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
-import { textsOf } from './translation';
-import { Undo } from './undo';
+import { SnapshotActions } from './snapshot/snapshot-actions';
+import {
+  addSnapshotCommands,
+  importCommandId
+} from './snapshot/snapshot-commands';
+import { cellsOf } from './snapshot/stored-cells';
+import { Targets } from './kernel/targets';
+import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
+import { textsOf } from './shared/translation';
+import { Undo } from './snapshot/undo';
 
-export { IKernelStates, ISnapshots, IUserSettings } from './tokens';
+export { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 
 const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:commands',

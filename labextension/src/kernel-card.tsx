@@ -4,13 +4,13 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
-import { atRisk, riskText } from './at-risk';
-import { CommandButton, MenuButton } from './command-button';
-import { actions, buttonKey, commandIds, icons } from './commands';
-import type { IKernel, IOperation, ISnapshot } from './protocol';
-import { openMenu } from './reason-menu';
+import { atRisk, riskText } from './kernel/at-risk';
+import { CommandButton, MenuButton } from './shared/command-button';
+import { actions, buttonKey, commandIds, icons } from './kernel/commands';
+import type { IKernel, IOperation, ISnapshot } from './shared/records';
+import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
-import { snapshotTitle } from './snapshot-texts';
+import { snapshotTitle } from './snapshot/snapshot-texts';
 import {
   kernelName,
   lastErrorText,
@@ -19,8 +19,8 @@ import {
   stateCaption,
   stateLabel,
   usageTexts
-} from './texts';
-import { Timeline } from './timeline';
+} from './shared/texts';
+import { Timeline } from './snapshot/timeline';
 
 /** The commands that have their own buttons. */
 type Main = 'save' | 'suspend' | 'resume';

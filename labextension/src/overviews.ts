@@ -10,14 +10,14 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
 
-import { commandIds } from './commands';
-import { press } from './press';
-import { listOnce, SuspendedKernels } from './running';
+import { commandIds } from './kernel/commands';
+import { press } from './shared/press';
+import { listOnce, SuspendedKernels } from './kernel/running';
 import { showSessionsId } from './sessions-panel';
-import { OperationStatus } from './status';
-import { IKernelStates } from './tokens';
-import { textsOf } from './translation';
-import { SuspendedSessions } from './welcome';
+import { OperationStatus } from './kernel/status';
+import { IKernelStates } from './shared/tokens';
+import { textsOf } from './shared/translation';
+import { SuspendedSessions } from './kernel/welcome';
 
 export const running: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:running',

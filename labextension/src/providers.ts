@@ -7,12 +7,12 @@ import type {
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 
-import { GpuCkptApi, GpuCkptError } from './api';
-import { KernelStates } from './model';
-import { askAgainAfterOutages } from './reconnection';
-import { Snapshots } from './snapshots';
-import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
-import { UserSettings } from './user-settings';
+import { GpuCkptApi, GpuCkptError } from './shared/api';
+import { KernelStates } from './kernel/model';
+import { askAgainAfterOutages } from './kernel/reconnection';
+import { Snapshots } from './snapshot/snapshots';
+import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
+import { UserSettings } from './shared/user-settings';
 
 export const states: JupyterFrontEndPlugin<IKernelStates> = {
   id: 'jupyter-gpuckpt:states',

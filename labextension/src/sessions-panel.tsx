@@ -1,15 +1,13 @@
 // The side panel "Sessions". Its content is loaded when the panel is shown.
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
-import type { CommandRegistry } from '@lumino/commands';
 import type { IDisposable } from '@lumino/disposable';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
-import { sessionsIcon } from './icons';
-import type { Remotes } from './remotes';
-import type { IKernelStates, ISnapshots } from './tokens';
+import { sessionsIcon } from './shared/icons';
+import type { Remotes } from './remote/remotes';
+import type { IPanelContext } from './shared/tokens';
 
 /** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
 export const showSessionsId = 'gpuckpt:show-sessions';
@@ -96,18 +94,10 @@ export class SessionsPanel extends ReactWidget {
 }
 
 export namespace SessionsPanel {
-  /** The data of the panel and the actions of its buttons. */
-  export interface IContext {
-    states: IKernelStates;
-    snapshots: ISnapshots;
+  export interface IContext extends IPanelContext {
     remotes: Remotes;
-    commands: CommandRegistry;
-    openNotebook: (path: string) => void;
-    /** Returns the path of the current notebook, or ''. */
-    currentPath: () => string;
     /** Give the focus back to the notebook. */
     leave: () => void;
-    trans: TranslationBundle;
   }
 
   export interface IRevealed {

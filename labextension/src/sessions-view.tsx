@@ -2,16 +2,16 @@
 
 import * as React from 'react';
 
-import { CommandButton } from './command-button';
-import { FarSessions } from './far-sessions';
-import { nameOfPath } from './format';
+import { CommandButton } from './shared/command-button';
+import { RemoteSessions } from './remote/remote-sessions';
+import { nameOfPath } from './shared/format';
 import { KernelCard } from './kernel-card';
-import type { ISnapshot } from './protocol';
-import { importCommandId } from './snapshot-commands';
+import type { ISnapshot } from './shared/records';
+import { importCommandId } from './snapshot/snapshot-commands';
 import type { SessionsPanel } from './sessions-panel';
-import { StorePicture } from './store-picture';
-import { explain, kernelName } from './texts';
-import { Timeline } from './timeline';
+import { StorePicture } from './snapshot/store-picture';
+import { explain, kernelName } from './shared/texts';
+import { Timeline } from './snapshot/timeline';
 
 /** The interval at which ages are drawn again, in milliseconds. */
 const MINUTE = 60000;
@@ -95,7 +95,7 @@ export default function SessionsView(props: {
           </ul>
         </section>
       ) : null}
-      <FarSessions context={context} />
+      <RemoteSessions context={context} remotes={context.remotes} />
       {snapshots.store ? (
         <StorePicture
           store={snapshots.store}

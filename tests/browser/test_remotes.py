@@ -177,7 +177,7 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     other.write_notebook(NOTEBOOK, "print(x + 1)")
     here = NotebookPage(context.new_page(), expect, other, "later.ipynb").open()
     here.page.locator("[data-id='jp-gpuckpt-sessions']").click()
-    offered = here.sessions.locator(".jp-GpuCkptFar li.jp-GpuCkptKernel")
+    offered = here.sessions.locator(".jp-GpuCkptRemote li.jp-GpuCkptKernel")
     expect(offered).to_have_count(2)
     expect(offered.first).to_have_attribute("data-path", NOTEBOOK)
     expect(offered.first).to_contain_text("moved")

@@ -71,7 +71,7 @@ def test_every_request_is_in_the_reference(generate):
 def test_every_command_of_the_extension_is_in_the_reference(generate):
     rows = generate.jupyterlab.commands().splitlines()[2:]
     declared = re.findall(
-        r"'(gpuckpt:[\w-]+)'", (ROOT / "labextension/src/commands.ts").read_text()
+        r"'(gpuckpt:[\w-]+)'", (ROOT / "labextension/src/kernel/commands.ts").read_text()
     )
     assert len(rows) == len(set(declared))
     for row in rows:

@@ -1,4 +1,4 @@
-import { GpuCkptApi, GpuCkptError, request } from '../api';
+import { GpuCkptApi, GpuCkptError, request } from '../shared/api';
 import { aDone, aKernel, aSave, FakeServer, refused } from './fakes';
 
 describe('request', () => {

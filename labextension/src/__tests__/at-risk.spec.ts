@@ -1,8 +1,7 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
-import { atRisk, riskText } from '../at-risk';
-import type { IUpload } from '../far-protocol';
-import type { IKernel, ISnapshot } from '../protocol';
+import { atRisk, riskText } from '../kernel/at-risk';
+import type { IKernel, ISnapshot, IUpload } from '../shared/records';
 import { aKernel, aSnapshot, anUpload } from './fakes';
 
 const trans = nullTranslator.load('');

@@ -2,9 +2,9 @@ import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
-import { GpuCkptApi } from '../api';
-import { addCleanUpCommand, cleanUpCommandId } from '../clean-up';
-import { Snapshots } from '../snapshots';
+import { GpuCkptApi } from '../shared/api';
+import { addCleanUpCommand, cleanUpCommandId } from '../snapshot/clean-up';
+import { Snapshots } from '../snapshot/snapshots';
 import {
   aSnapshot,
   dialog,

@@ -6,17 +6,17 @@ import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import type { Widget } from '@lumino/widgets';
 
-import { GpuCkptApi } from '../api';
-import type { Action } from '../commands';
-import { actions, addCommands, commandIds } from '../commands';
-import { followIdleKernels } from '../idle-notice';
-import { KernelActions } from '../kernel-actions';
-import { KernelStates } from '../model';
-import { Operations } from '../operations';
-import { press as pressed } from '../press';
-import { OPERATION_EVENT_SCHEMA } from '../server-events';
-import { Targets } from '../targets';
-import type { IChoices } from '../tokens';
+import { GpuCkptApi } from '../shared/api';
+import type { Action } from '../kernel/commands';
+import { actions, addCommands, commandIds } from '../kernel/commands';
+import { followIdleKernels } from '../kernel/idle-notice';
+import { KernelActions } from '../kernel/kernel-actions';
+import { KernelStates } from '../kernel/model';
+import { Operations } from '../shared/operations';
+import { press as pressed } from '../shared/press';
+import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
+import { Targets } from '../kernel/targets';
+import type { IChoices } from '../shared/tokens';
 import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
 
 const trans = nullTranslator.load('');
@@ -359,7 +359,7 @@ describe('a branch', () => {
   });
 
   it('is not begun when the save fails', async () => {
-    const error = { message: 'No.', code: 'x', hint: null };
+    const error = { message: 'No.', code: 'x', hint: null, details: null };
     server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
     await commands.execute(commandIds.branch);
     expect(server.requests).not.toContain('POST snapshots/s/branch');
@@ -445,7 +445,7 @@ describe('a move', () => {
     expect(notifications()).toMatchObject([
       {
         type: 'warning',
-        message: 'Moved a.ipynb. Read this before you close this machine.',
+        message: 'Moved a.ipynb with warnings. Read them before you shut this machine down.',
         options: { autoClose: false, actions: [{ label: 'Details' }] }
       }
     ]);
@@ -509,7 +509,8 @@ describe('a resume of what another machine runs', () => {
   const error = {
     message: 'Session k runs on machine desk, since 10:00.',
     code: 'session_held',
-    hint: 'Suspend it there.'
+    hint: 'Suspend it there.',
+    details: null
   };
 
   beforeEach(() => {
@@ -546,12 +547,14 @@ describe('a resume of a kernel whose file is shorter', () => {
     message:
       'The file /data.npy has only 5 bytes now, 800,128 at the snapshot.',
     code: 'files_changed',
-    hint: 'Put it back.'
+    hint: 'Put it back.',
+    details: null
   };
   const held = {
     message: 'It runs on desk.',
     code: 'session_held',
-    hint: null
+    hint: null,
+    details: null
   };
   const refused = (why: typeof error | typeof held) =>
     aSave({ kind: 'resume', state: 'failed', error: why });
@@ -631,7 +634,7 @@ describe('notifications', () => {
   it('tell of what others did, if that is wanted', () => {
     register(null, { notifications: 'all' });
     end();
-    const error = { message: 'Full.', code: 'x', hint: null };
+    const error = { message: 'Full.', code: 'x', hint: null, details: null };
     end({ state: 'failed', error });
     expect(notifications().map(({ message }) => message)).toEqual([
       'Suspending a.ipynb failed: Full.',
@@ -670,7 +673,7 @@ describe('notifications', () => {
     server.on('POST kernels/k/save', aDone());
     await quiet.execute(commandIds.save, { kernelId: 'k' });
     expect(notifications()).toEqual([]);
-    const error = { message: 'Full.', code: 'x', hint: null };
+    const error = { message: 'Full.', code: 'x', hint: null, details: null };
     server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
     await quiet.execute(commandIds.save, { kernelId: 'k' });
     expect(notifications()).toMatchObject([{ type: 'error' }]);

@@ -4,12 +4,17 @@ import type { Event } from '@jupyterlab/services';
 import { ServerConnection } from '@jupyterlab/services';
 import { Stream } from '@lumino/signaling';
 
-import type { IFarSession, IFarSnapshot, IUpload } from '../far-protocol';
-import type { IKernel, IOperation, ISnapshot } from '../protocol';
-import { asKernel, asSnapshot } from '../protocol';
-import { KERNEL_EVENT_SCHEMA } from '../server-events';
-import type { IChoices, IUserSettings } from '../tokens';
-import { UserSettings } from '../user-settings';
+import type {
+  IKernel,
+  IOperation,
+  IRemoteSession,
+  IRemoteSnapshot,
+  ISnapshot,
+  IUpload
+} from '../shared/records';
+import { KERNEL_EVENT_SCHEMA } from '../shared/server-events';
+import type { IChoices, IUserSettings } from '../shared/tokens';
+import { UserSettings } from '../shared/user-settings';
 
 /** What the server answers: a JSON body, a status with a body, or a failure of the network. */
 export type Answer = object | { status: number; body: string } | TypeError;
@@ -73,17 +78,74 @@ export function refused(status: number, record: object): Answer {
   return { status, body: JSON.stringify(record) };
 }
 
+const KERNEL: Omit<IKernel, 'kernel_id'> = {
+  state: 'starting',
+  managed: false,
+  reason: null,
+  hint: null,
+  error_code: null,
+  snapshot_id: null,
+  operation: null,
+  path: '',
+  kernel_name: '',
+  since: 0,
+  memory_bytes: 0,
+  gpu_bytes: 0,
+  gpu_utilization: null,
+  resume_seconds: null,
+  suspended_bytes: 0,
+  suspend_cause: null,
+  suspends_at: null,
+  cells_resume: true,
+  restart_save_seconds: 0,
+  before_restart: null,
+  former_kept: false,
+  restart_lost: null,
+  cell_paused: false,
+  taken_over: null,
+  changed_at: null,
+  autosave_seconds: 0,
+  parent_snapshot_id: null
+};
+
+const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
+  kernel_id: '',
+  created: 0,
+  reason: 'save',
+  cause: 'manual',
+  name: '',
+  title: '',
+  cell: 0,
+  in_cell: false,
+  note: '',
+  pinned: false,
+  needed: false,
+  kernel_live: false,
+  variables: [],
+  raw_bytes: 0,
+  stored_bytes: 0,
+  new_bytes: 0,
+  gpu_bytes: 0,
+  frozen_seconds: 0,
+  seconds: 0,
+  host_name: '',
+  uploads: [],
+  far_only: null
+};
+
 export function aKernel(changes: Partial<IKernel> = {}): IKernel {
-  return asKernel({
+  return {
+    ...KERNEL,
     kernel_id: 'k',
     state: 'running',
     managed: true,
     ...changes
-  });
+  };
 }
 
 export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
-  return asSnapshot({
+  return {
+    ...SNAPSHOT,
     snapshot_id: 's',
     kernel_id: 'k',
     name: 'work/a.ipynb',
@@ -91,7 +153,7 @@ export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
     stored_bytes: 412e6,
     new_bytes: 35.4e6,
     ...changes
-  });
+  };
 }
 
 /** The defaults with some choices changed. */
@@ -132,7 +194,9 @@ export function aDone(changes: Partial<IOperation> = {}): IOperation {
       raw_bytes: 999e6,
       stored_bytes: 412e6,
       new_bytes: 35.4e6,
-      gpu_bytes: 0
+      gpu_bytes: 0,
+      warnings: [],
+      moved_ports: {}
     },
     ...changes
   });
@@ -151,10 +215,10 @@ export function anUpload(changes: Partial<IUpload> = {}): IUpload {
 }
 
 /** What a remote has of a notebook; the snapshots are the newest first. */
-export function aFarSession(
-  changes: Partial<IFarSession> = {},
-  ...snapshots: Partial<IFarSnapshot>[]
-): IFarSession {
+export function aRemoteSession(
+  changes: Partial<IRemoteSession> = {},
+  ...snapshots: Partial<IRemoteSnapshot>[]
+): IRemoteSession {
   const made = (snapshots.length > 0 ? snapshots : [{}]).map(snapshot => ({
     snapshot_id: 'far',
     kernel_id: 'there',
@@ -163,11 +227,17 @@ export function aFarSession(
     raw_bytes: 100e6,
     stored_bytes: 40e6,
     here: false,
+    stub: false,
     ...snapshot
   }));
   return {
     session_id: 'session',
     host_name: 'laptop',
+    hub_user: '',
+    server_name: '',
+    leased_to: '',
+    leased_since: 0,
+    moved_at: 0,
     path: 'work/a.ipynb',
     title: '',
     snapshots: made,

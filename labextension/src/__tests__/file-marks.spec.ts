@@ -3,9 +3,9 @@ import type { IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { GpuCkptApi } from '../api';
-import { fileMarks } from '../file-marks';
-import { KernelStates } from '../model';
+import { GpuCkptApi } from '../shared/api';
+import { fileMarks } from '../kernel/file-marks';
+import { KernelStates } from '../kernel/model';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
 /** A list of files, as JupyterLab draws it: all of them have a kernel. */

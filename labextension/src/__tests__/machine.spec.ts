@@ -8,13 +8,13 @@ import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { GpuCkptApi } from '../api';
-import { LostSessionBanner } from '../lost-session';
-import { MachineNotices } from '../machine-notices';
-import { KernelStates } from '../model';
-import { countdown, NoticeBanner } from '../notice-banner';
-import type { INotice } from '../protocol';
-import { NOTICE_EVENT_SCHEMA } from '../server-events';
+import { GpuCkptApi } from '../shared/api';
+import { LostSessionBanner } from '../kernel/lost-session';
+import { MachineNotices } from '../machine/machine-notices';
+import { KernelStates } from '../kernel/model';
+import { countdown, NoticeBanner } from '../machine/notice-banner';
+import type { INotice } from '../shared/records';
+import { NOTICE_EVENT_SCHEMA } from '../shared/server-events';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
 const trans = nullTranslator.load('');
@@ -64,7 +64,9 @@ describe('the banner of a machine that goes', () => {
     return {
       id: 'aws-spot:1',
       kind: 'reclaim',
+      deadline: null,
       seconds_left: 105,
+      is_saving: false,
       disk_survives: false,
       is_due: false,
       withdrawn: false,

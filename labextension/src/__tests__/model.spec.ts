@@ -1,6 +1,9 @@
-import { GpuCkptApi, GpuCkptError } from '../api';
-import { KernelStates } from '../model';
-import { KERNEL_ACTION_SCHEMA, OPERATION_EVENT_SCHEMA } from '../server-events';
+import { GpuCkptApi, GpuCkptError } from '../shared/api';
+import { KernelStates } from '../kernel/model';
+import {
+  KERNEL_ACTION_SCHEMA,
+  OPERATION_EVENT_SCHEMA
+} from '../shared/server-events';
 import {
   aDone,
   aKernel,

@@ -1,6 +1,6 @@
 import { Signal } from '@lumino/signaling';
 
-import { queueSaves, saveDocument } from '../notebooks';
+import { queueSaves, saveDocument } from '../shared/notebooks';
 
 class FakeDocument {
   readonly stateChanged = new Signal<FakeDocument, unknown>(this);

@@ -2,29 +2,33 @@ import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
-import { GpuCkptApi } from '../api';
-import type { IFarListing, IFetchEstimate, IUpload } from '../far-protocol';
+import { GpuCkptApi } from '../shared/api';
+import type {
+  IFetchEstimate,
+  IProgress,
+  IRemoteListing,
+  IUpload
+} from '../shared/records';
 import {
   copiesOfDeleted,
-  farTitle,
+  remoteTitle,
   uploadCaption,
   uploadLabel,
   weightiest
-} from '../far-texts';
+} from '../remote/remote-texts';
 import {
   addFetchCommand,
   FetchActions,
   fetchCommandId
-} from '../fetch-commands';
-import { KernelStates } from '../model';
-import { Operations } from '../operations';
-import type { IProgress } from '../protocol';
-import { elsewhere, Remotes } from '../remotes';
-import { OPERATION_EVENT_SCHEMA } from '../server-events';
+} from '../remote/fetch-commands';
+import { KernelStates } from '../kernel/model';
+import { Operations } from '../shared/operations';
+import { elsewhere, Remotes } from '../remote/remotes';
+import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import type { Answer } from './fakes';
 import {
   aDone,
-  aFarSession,
+  aRemoteSession,
   aKernel,
   anUpload,
   aSave,
@@ -48,7 +52,7 @@ beforeEach(() => {
   api = new GpuCkptApi(server.settings);
 });
 
-function listing(remote: string, ...sessions: IFarListing['sessions']) {
+function listing(remote: string, ...sessions: IRemoteListing['sessions']) {
   return { remote, sessions, unreadable: [] };
 }
 
@@ -68,7 +72,7 @@ describe('Remotes', () => {
   it('asks each what it has, and again only when it is asked to', async () => {
     server
       .on('GET remotes', { remotes: [team, home] })
-      .on('GET remotes/team/sessions', listing('team', aFarSession()))
+      .on('GET remotes/team/sessions', listing('team', aRemoteSession()))
       .on('GET remotes/home/sessions', listing('home'));
     const remotes = new Remotes(api);
     await remotes.look();
@@ -82,7 +86,12 @@ describe('Remotes', () => {
   });
 
   it('says why one cannot be read, beside the others', async () => {
-    const record = { message: 'Denied.', code: 'far_denied', hint: 'Log in.' };
+    const record = {
+      message: 'Denied.',
+      code: 'far_denied',
+      hint: 'Log in.',
+      details: null
+    };
     const refusals = ['It overwrites objects.'];
     server
       .on('GET remotes', { remotes: [{ ...home, refusals }, team] })
@@ -108,7 +117,7 @@ describe('Remotes', () => {
 });
 
 describe('elsewhere', () => {
-  const known = (...sessions: IFarListing['sessions']) => [
+  const known = (...sessions: IRemoteListing['sessions']) => [
     { name: 'team', listing: listing('team', ...sessions), problem: null }
   ];
   const ids = (
@@ -121,16 +130,16 @@ describe('elsewhere', () => {
     );
 
   it('leaves out whose newest snapshot is here', () => {
-    const one = aFarSession({}, { snapshot_id: 'a', here: true });
-    const other = aFarSession({}, { snapshot_id: 'b' });
-    const empty = { ...aFarSession(), snapshots: [] };
+    const one = aRemoteSession({}, { snapshot_id: 'a', here: true });
+    const other = aRemoteSession({}, { snapshot_id: 'b' });
+    const empty = { ...aRemoteSession(), snapshots: [] };
     expect(ids(known(one, other, empty))).toEqual(['b']);
     expect(ids(known(one, other), ['b'])).toEqual([]);
   });
 
   it('keeps what went on elsewhere after it was here', () => {
     // In the order of the server. The clock of the other machine is behind.
-    const session = aFarSession(
+    const session = aRemoteSession(
       {},
       { snapshot_id: 'newer', created: 10 },
       { snapshot_id: 'older', created: 20, here: true }
@@ -140,7 +149,7 @@ describe('elsewhere', () => {
 
   it('puts the notebooks of this machine first, then the newest', () => {
     const at = (path: string, snapshot_id: string, created: number) =>
-      aFarSession({ path }, { snapshot_id, created });
+      aRemoteSession({ path }, { snapshot_id, created });
     const remotes = known(
       at('x.ipynb', 'x', 30),
       at('open.ipynb', 'open', 1),
@@ -152,8 +161,8 @@ describe('elsewhere', () => {
   });
 
   it('puts what was moved before all, the latest first', () => {
-    const at = (path: string, snapshot_id: string, moved_at?: number) =>
-      aFarSession({ path, moved_at }, { snapshot_id, created: 1 });
+    const at = (path: string, snapshot_id: string, moved_at = 0) =>
+      aRemoteSession({ path, moved_at }, { snapshot_id, created: 1 });
     const remotes = known(
       at('open.ipynb', 'open'),
       at('x.ipynb', 'before', 10),
@@ -165,9 +174,9 @@ describe('elsewhere', () => {
   });
 
   it('offers once what two remotes have', () => {
-    expect(ids([...known(aFarSession()), ...known(aFarSession())])).toEqual([
-      'far'
-    ]);
+    expect(
+      ids([...known(aRemoteSession()), ...known(aRemoteSession())])
+    ).toEqual(['far']);
   });
 });
 
@@ -188,7 +197,12 @@ describe('the texts on uploads', () => {
   });
 
   it('say what went wrong and what helps, also while it is tried again', () => {
-    const error = { message: 'Denied.', code: 'denied', hint: 'Log in.' };
+    const error = {
+      message: 'Denied.',
+      code: 'denied',
+      hint: 'Log in.',
+      details: null
+    };
     expect(caption({ state: 'failed', error })).toBe(
       'Not uploaded to team. Denied. Log in.'
     );
@@ -224,9 +238,9 @@ describe('the texts on uploads', () => {
 
   it('name a session by what its user knows of it', () => {
     const title = (session = {}, snapshot = {}) => {
-      const made = aFarSession(session, snapshot);
+      const made = aRemoteSession(session, snapshot);
       const [first] = made.snapshots;
-      return farTitle({ remote: '', session: made, snapshot: first }, trans);
+      return remoteTitle({ remote: '', session: made, snapshot: first }, trans);
     };
     expect(title()).toBe('a.ipynb');
     expect(title({ title: 'Thesis' })).toBe('Thesis');
@@ -249,7 +263,7 @@ describe('fetching', () => {
     Notification.manager.notifications.map(({ message }) => message);
 
   function estimate(changes: Partial<IFetchEstimate> = {}): IFetchEstimate {
-    const session = aFarSession();
+    const session = aRemoteSession();
     return {
       session,
       snapshot: session.snapshots[0],
@@ -362,13 +376,14 @@ describe('fetching', () => {
     const held = refused(409, {
       message: 'Session session runs on machine desk, since 10:00.',
       code: 'session_held',
-      hint: null
+      hint: null,
+      details: null
     });
     const question =
       'The machine desk may still run it. Taking over does not stop it there:';
 
     beforeEach(() => {
-      const session = { ...aFarSession(), leased_to: 'desk' };
+      const session = { ...aRemoteSession(), leased_to: 'desk' };
       estimates({ session });
       server.on('POST remotes/team/snapshots/far/fetch', held, aFetch());
     });
@@ -398,7 +413,12 @@ describe('fetching', () => {
   });
 
   it('says why nothing is known of a snapshot', async () => {
-    const record = { message: 'Denied.', code: 'far_denied', hint: 'Log in.' };
+    const record = {
+      message: 'Denied.',
+      code: 'far_denied',
+      hint: 'Log in.',
+      details: null
+    };
     server.on(
       'GET remotes/team/snapshots/far?session_id=session',
       refused(502, record)
@@ -408,7 +428,12 @@ describe('fetching', () => {
   });
 
   it('resumes nothing after a fetch that failed', async () => {
-    const error = { message: 'Damaged.', code: 'far_invalid', hint: null };
+    const error = {
+      message: 'Damaged.',
+      code: 'far_invalid',
+      hint: null,
+      details: null
+    };
     server.on('GET operations/f?wait=1', {
       ...aFetch(),
       state: 'failed',

@@ -1,10 +1,10 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext } from '@jupyterlab/apputils';
 
-import { GpuCkptApi } from '../api';
-import { KernelStates } from '../model';
-import type { IKernel } from '../protocol';
-import { restarts } from '../restart-dialog';
+import { GpuCkptApi } from '../shared/api';
+import { KernelStates } from '../kernel/model';
+import type { IKernel } from '../shared/records';
+import { restarts } from '../kernel/restart-dialog';
 import { aKernel, dialog, FakeEvents, FakeServer, press } from './fakes';
 
 const theirs = jest.fn(() => Promise.resolve(true));

@@ -2,22 +2,22 @@ import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
-import { GpuCkptApi } from '../api';
-import type { KernelActions } from '../kernel-actions';
-import { KernelStates } from '../model';
-import { Operations } from '../operations';
-import type { IChoices } from '../tokens';
-import type { IChanges, IKernel, ISnapshot } from '../protocol';
-import { SnapshotActions } from '../snapshot-actions';
-import type { SnapshotAction } from '../snapshot-commands';
+import { GpuCkptApi } from '../shared/api';
+import type { KernelActions } from '../kernel/kernel-actions';
+import { KernelStates } from '../kernel/model';
+import { Operations } from '../shared/operations';
+import type { IChoices } from '../shared/tokens';
+import type { IChanges, IKernel, ISnapshot } from '../shared/records';
+import { SnapshotActions } from '../snapshot/snapshot-actions';
+import type { SnapshotAction } from '../snapshot/snapshot-commands';
 import {
   addSnapshotCommands,
   snapshotActions,
   snapshotCommandIds,
   snapshotRefusal
-} from '../snapshot-commands';
-import { Snapshots } from '../snapshots';
-import type { Undo } from '../undo';
+} from '../snapshot/snapshot-commands';
+import { Snapshots } from '../snapshot/snapshots';
+import type { Undo } from '../snapshot/undo';
 import {
   aDone,
   aKernel,

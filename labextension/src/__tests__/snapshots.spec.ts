@@ -1,9 +1,9 @@
-import { GpuCkptApi, GpuCkptError } from '../api';
+import { GpuCkptApi, GpuCkptError } from '../shared/api';
 import {
   OPERATION_EVENT_SCHEMA,
   SNAPSHOT_EVENT_SCHEMA
-} from '../server-events';
-import { Snapshots } from '../snapshots';
+} from '../shared/server-events';
+import { Snapshots } from '../snapshot/snapshots';
 import { anUpload, aSnapshot, FakeEvents, FakeServer, refused } from './fakes';
 
 const store = { path: '/store', snapshots: 1 };

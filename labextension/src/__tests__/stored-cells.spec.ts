@@ -2,8 +2,12 @@ import { YNotebook } from '@jupyter/ydoc';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { ICell, IOpenCells } from '../stored-cells';
-import { cellChanges, cellChangesText, cellsOf } from '../stored-cells';
+import type { ICell, IOpenCells } from '../snapshot/stored-cells';
+import {
+  cellChanges,
+  cellChangesText,
+  cellsOf
+} from '../snapshot/stored-cells';
 
 const trans = nullTranslator.load('');
 

@@ -1,7 +1,7 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
-import { GpuCkptError } from '../api';
-import { formatBytes, formatSeconds, nameOfPath } from '../format';
+import { GpuCkptError } from '../shared/api';
+import { formatBytes, formatSeconds, nameOfPath } from '../shared/format';
 import type {
   IExpiry,
   IKernel,
@@ -9,8 +9,8 @@ import type {
   IResult,
   KernelState,
   OperationKind
-} from '../protocol';
-import { expiryTexts, snapshotTitle } from '../snapshot-texts';
+} from '../shared/records';
+import { expiryTexts, snapshotTitle } from '../snapshot/snapshot-texts';
 import {
   doneText,
   explain,
@@ -22,8 +22,8 @@ import {
   stateLabel,
   suspendedTexts,
   usageTexts
-} from '../texts';
-import type { IKernelStates } from '../tokens';
+} from '../shared/texts';
+import type { IKernelStates } from '../shared/tokens';
 import { aDone, aKernel, aSave, aSnapshot } from './fakes';
 
 const trans = nullTranslator.load('');
@@ -50,7 +50,8 @@ const noRule = {
   keep_last: 0,
   keep_within_seconds: 0,
   keep_suspends: 0,
-  max_bytes: 0
+  max_bytes: 0,
+  manual_too: false
 };
 
 it.each<[Partial<IExpiry>, string[]]>([

@@ -1,12 +1,12 @@
 import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import { GpuCkptApi } from '../api';
-import { KernelStates } from '../model';
-import { failureText } from '../notices';
-import { Operations } from '../operations';
-import { KERNEL_ACTION_SCHEMA } from '../server-events';
-import { Undo } from '../undo';
+import { GpuCkptApi } from '../shared/api';
+import { KernelStates } from '../kernel/model';
+import { failureText } from '../shared/notices';
+import { Operations } from '../shared/operations';
+import { KERNEL_ACTION_SCHEMA } from '../shared/server-events';
+import { Undo } from '../snapshot/undo';
 import {
   aDone,
   aKernel,

@@ -2,7 +2,7 @@ import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { Signal } from '@lumino/signaling';
 
 import schema from '../../schema/settings.json';
-import { UserSettings } from '../user-settings';
+import { UserSettings } from '../shared/user-settings';
 
 describe('UserSettings', () => {
   it('has the defaults of the schema, and no others', () => {

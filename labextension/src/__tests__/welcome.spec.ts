@@ -5,9 +5,9 @@ import { CommandRegistry } from '@lumino/commands';
 import { DisposableDelegate } from '@lumino/disposable';
 import { Panel, Widget } from '@lumino/widgets';
 
-import { GpuCkptApi } from '../api';
-import { KernelStates } from '../model';
-import { continueCommandId, SuspendedSessions } from '../welcome';
+import { GpuCkptApi } from '../shared/api';
+import { KernelStates } from '../kernel/model';
+import { continueCommandId, SuspendedSessions } from '../kernel/welcome';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
 describe('the card in the launcher and the button above files', () => {

@@ -7,21 +7,21 @@ import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { GpuCkptApi } from '../api';
-import { SuspendedBanner } from '../banner';
-import { StateChip } from '../chip';
-import { fetchCommandId } from '../fetch-commands';
-import { followState } from '../kernel-indicator';
-import { KernelStates } from '../model';
-import type { IKernel, IOperation } from '../protocol';
-import { Remotes } from '../remotes';
+import { GpuCkptApi } from '../shared/api';
+import { SuspendedBanner } from '../kernel/banner';
+import { StateChip } from '../kernel/chip';
+import { fetchCommandId } from '../remote/fetch-commands';
+import { followState } from '../kernel/kernel-indicator';
+import { KernelStates } from '../kernel/model';
+import type { IKernel, IOperation } from '../shared/records';
+import { Remotes } from '../remote/remotes';
 import { SessionsPanel } from '../sessions-panel';
-import { addSnapshotCommands } from '../snapshot-commands';
-import type { SnapshotActions } from '../snapshot-actions';
-import { Snapshots } from '../snapshots';
-import { OperationStatus } from '../status';
+import { addSnapshotCommands } from '../snapshot/snapshot-commands';
+import type { SnapshotActions } from '../snapshot/snapshot-actions';
+import { Snapshots } from '../snapshot/snapshots';
+import { OperationStatus } from '../kernel/status';
 import {
-  aFarSession,
+  aRemoteSession,
   aKernel,
   anUpload,
   aSave,
@@ -376,7 +376,7 @@ describe('the panel', () => {
     server.on('GET snapshots', { snapshots: [far] });
     make();
     await shown('not on this disk');
-    const badge = widget.node.querySelector("[data-upload='far']");
+    const badge = widget.node.querySelector("[data-upload='remote']");
     expect(badge?.getAttribute('title')).toBe(
       'Stored only in team. Resuming downloads it.\nUploaded to team.'
     );
@@ -396,9 +396,9 @@ describe('the panel', () => {
   });
 
   it('lists what remotes have and this machine has not', async () => {
-    const session = aFarSession();
-    const known = aFarSession({ path: 'b.ipynb' }, { snapshot_id: 'lone' });
-    const newer = aFarSession(
+    const session = aRemoteSession();
+    const known = aRemoteSession({ path: 'b.ipynb' }, { snapshot_id: 'lone' });
+    const newer = aRemoteSession(
       { path: 'c.ipynb' },
       { snapshot_id: 'c', created: 2000 }
     );
@@ -415,7 +415,7 @@ describe('the panel', () => {
     make();
     await shown('Fetch and Resume…');
     await shown('Newest');
-    const items = widget.node.querySelectorAll('[data-far-session]');
+    const items = widget.node.querySelectorAll('[data-remote-session]');
     const texts = Array.from(items).map(item => item.textContent);
     expect(texts).toHaveLength(2);
     expect(texts[0]).toMatch(/a\.ipynb.*40 MB.*laptop.*team/);

@@ -1,0 +1,85 @@
+// The chip in the toolbar of a notebook or a console: the kernel's state, or the progress of an operation. A click shows the kernel's snapshots.
+
+import { ReactWidget } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import type { ISessionPanel } from '../shared/notebooks';
+import { kernelIdOf, watchKernel } from '../shared/notebooks';
+import {
+  percentOf,
+  progressText,
+  stateCaption,
+  stateLabel,
+  usageTexts
+} from '../shared/texts';
+import type { IKernelStates, IUserSettings } from '../shared/tokens';
+
+/** Return a text about a lost connection to a kernel or about its restart; null if the kernel's state must be shown. */
+function connectionLabel(
+  panel: ISessionPanel,
+  trans: TranslationBundle
+): string | null {
+  const kernel = panel.sessionContext.session?.kernel;
+  if (kernel && kernel.connectionStatus !== 'connected') {
+    return trans.__('Connecting');
+  }
+  return kernel?.status.endsWith('restarting') ? trans.__('Restarting') : null;
+}
+
+export class StateChip extends ReactWidget {
+  constructor(
+    private readonly _panel: ISessionPanel,
+    private readonly _states: IKernelStates,
+    private readonly _settings: IUserSettings,
+    private readonly _showHistory: () => void,
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-GpuCkptChip');
+    watchKernel(_panel, _states, () => this.update());
+    _settings.changed.connect(this.update, this);
+  }
+
+  dispose(): void {
+    this._settings.changed.disconnect(this.update, this);
+    super.dispose();
+  }
+
+  protected render(): JSX.Element | null {
+    const kernel = this._states.get(kernelIdOf(this._panel) ?? '');
+    if (kernel === undefined || !this._settings.choices.showChip) {
+      return null;
+    }
+    const trans = this._trans;
+    const { operation, managed, state } = kernel;
+    const label =
+      connectionLabel(this._panel, trans) ??
+      (managed ? stateLabel(state, trans) : trans.__('Cannot be saved'));
+    const percent = operation && percentOf(operation.progress);
+    const caption = [
+      stateCaption(kernel, trans),
+      usageTexts(kernel, trans).join(', '),
+      operation ? progressText(operation.progress, trans) : ''
+    ];
+    return (
+      <>
+        <button
+          type="button"
+          className="jp-GpuCkptChip-content"
+          data-state={managed ? state : 'unmanaged'}
+          title={caption.filter(Boolean).join('\n')}
+          onClick={this._showHistory}
+        >
+          {label}
+          {percent !== null ? (
+            <span className="jp-GpuCkptChip-progress"> {percent}%</span>
+          ) : null}
+        </button>
+        <span role="status" className="jp-GpuCkpt-spoken">
+          {trans.__('Kernel session: %1', label)}
+        </span>
+      </>
+    );
+  }
+}

@@ -1,0 +1,62 @@
+// The notification that an idle kernel will be suspended, with a button that keeps the kernel running.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { GpuCkptApi } from '../shared/api';
+import { GpuCkptError } from '../shared/api';
+import { formatInstant } from '../shared/format';
+import { tellFailure } from '../shared/notices';
+import type { Operations } from '../shared/operations';
+import { kernelName } from '../shared/texts';
+import type { IKernelStates } from '../shared/tokens';
+
+/** Show the notification for every kernel that will be suspended, and after the suspend one about the memory that was freed. */
+export function followIdleKernels(
+  states: IKernelStates,
+  api: GpuCkptApi,
+  operations: Operations,
+  trans: TranslationBundle
+): void {
+  /** The ids of the visible notifications, by kernel. */
+  const shown = new Map<string, string>();
+  const keep = async (kernelId: string) => {
+    try {
+      await api.keepRunning(kernelId);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      tellFailure(
+        '',
+        trans.__('The kernel may still be suspended'),
+        error,
+        trans
+      );
+    }
+  };
+  states.changed.connect(() => {
+    const soon = states.all().filter(({ suspends_at }) => suspends_at !== null);
+    for (const kernel of soon) {
+      const { kernel_id, suspends_at } = kernel;
+      if (!shown.has(kernel_id)) {
+        operations.expect(kernel_id);
+        const message = trans.__(
+          '%1 is idle. It will be suspended at %2 to free its memory and GPU.',
+          kernelName(kernel, trans),
+          formatInstant(suspends_at ?? 0)
+        );
+        const label = trans.__('Keep Running');
+        const action = { label, callback: () => void keep(kernel_id) };
+        const options = { autoClose: false as const, actions: [action] };
+        shown.set(kernel_id, Notification.warning(message, options));
+      }
+    }
+    for (const [kernelId, id] of shown) {
+      if (!soon.some(({ kernel_id }) => kernel_id === kernelId)) {
+        shown.delete(kernelId);
+        Notification.dismiss(id);
+      }
+    }
+  });
+}

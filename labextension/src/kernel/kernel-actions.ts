@@ -1,0 +1,213 @@
+// The actions of the commands on a kernel, with their confirmation dialogs.
+
+import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
+
+import type { GpuCkptApi } from '../shared/api';
+import { GpuCkptError } from '../shared/api';
+import type { Action } from './commands';
+import { tellFailure } from '../shared/notices';
+import type { Operations } from '../shared/operations';
+import type { IOperation } from '../shared/records';
+import type { ITarget } from './targets';
+import { failedText } from '../shared/texts';
+import type { IKernelStates, IUserSettings } from '../shared/tokens';
+
+export class KernelActions {
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _states: IKernelStates,
+    private readonly _operations: Operations,
+    private readonly _settings: IUserSettings,
+    private readonly _showHistory: (kernelId: string | null) => void,
+    private readonly _openNotebook: (path: string) => void,
+    /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
+    readonly saveNotebook: (path: string) => Promise<boolean>,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
+  async run(
+    action: Action,
+    { kernelId, name }: ITarget
+  ): Promise<IOperation | null> {
+    if (action === 'history') {
+      this._showHistory(kernelId);
+      return null;
+    }
+    if (kernelId === null) {
+      return null;
+    }
+    switch (action) {
+      case 'save':
+        return this._settings.choices.askForTitle
+          ? this._saveAs(kernelId, name)
+          : this._freeze('save', kernelId, name);
+      case 'saveAs':
+        return this._saveAs(kernelId, name);
+      case 'suspend':
+        return this._settings.choices.confirmSuspend &&
+          !(await this._maySuspend(name))
+          ? null
+          : this._freeze('suspend', kernelId, name);
+      case 'branch':
+        return this._branch(kernelId, name);
+      case 'move':
+        return this._move(kernelId, name);
+      case 'resume':
+        return this._operations.run('resume', kernelId, name, {
+          otherwise: error => this._mayTakeOver(error, name)
+        });
+      default:
+        return this._operations.run(action, kernelId, name);
+    }
+  }
+
+  /** Start a second kernel from a snapshot and show its notebook, a copy of the notebook at `path`, which is saved first. */
+  async branchFrom(
+    snapshotId: string,
+    name: string,
+    path: string
+  ): Promise<IOperation | null> {
+    if (!(await this.saveNotebook(path))) {
+      return null;
+    }
+    const operation = await this._operations.branch(snapshotId, name);
+    if (operation?.path) {
+      this._openNotebook(operation.path);
+    }
+    return operation;
+  }
+
+  /** Resume a snapshot of a kernel that has ended into its own notebook, and show it. */
+  async resumeInto(
+    snapshotId: string,
+    path: string,
+    name: string
+  ): Promise<IOperation | null> {
+    // A console's path has no extension and is no file; the kernel gets a notebook.
+    const notebook = PathExt.extname(path) ? path : '';
+    const resumed = await this._operations.resumeInto(
+      notebook,
+      snapshotId,
+      name
+    );
+    if (resumed?.path) {
+      this._openNotebook(resumed.path);
+    }
+    return resumed;
+  }
+
+  /** Save or suspend a kernel. Its notebook is saved before, because the snapshot contains the notebook's file. */
+  private _freeze(
+    kind: 'save' | 'suspend',
+    kernelId: string,
+    name: string,
+    body?: JSONObject
+  ): Promise<IOperation | null> {
+    const path = this._states.get(kernelId)?.path ?? '';
+    const before = () => this.saveNotebook(path);
+    return this._operations.run(kind, kernelId, name, { before, body });
+  }
+
+  private async _saveAs(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const trans = this._trans;
+    const { button, value } = await InputDialog.getText({
+      title: trans.__('Save a Snapshot of %1', name),
+      label: trans.__('Name (named snapshots are pinned)'),
+      okLabel: trans.__('Save')
+    });
+    return button.accept
+      ? this._freeze('save', kernelId, name, { name: value?.trim() ?? '' })
+      : null;
+  }
+
+  /** The notebook is written first: its file may lie in a folder that the other machine sees, too. */
+  private async _move(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const remotes = await this._remotes(name);
+    if (remotes === null) {
+      return null;
+    }
+    const { whereToMove } = await import('../remote/move-dialog');
+    const remote = await whereToMove(name, remotes, this._trans);
+    const path = this._states.get(kernelId)?.path ?? '';
+    return remote !== null && (await this.saveNotebook(path))
+      ? this._operations.run('move', kernelId, name, { body: { remote } })
+      : null;
+  }
+
+  /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
+  private async _remotes(name: string): Promise<string[] | null> {
+    const trans = this._trans;
+    try {
+      const remotes = await this._api.remotes();
+      if (remotes.length === 0) {
+        throw new GpuCkptError({
+          message: trans.__('There is no remote.'),
+          code: 'configuration',
+          hint: trans.__('`jupyter gpuckpt remote add` adds one.')
+        });
+      }
+      return remotes.map(remote => remote.name);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      tellFailure('', failedText('move', name, error, trans), error, trans);
+      return null;
+    }
+  }
+
+  /** After the refusal of a session that another machine runs: the body that takes it over, if the user wants that. */
+  private async _mayTakeOver(
+    error: GpuCkptError,
+    name: string
+  ): Promise<JSONObject | null> {
+    if (error.code !== GpuCkptError.SESSION_HELD) {
+      return null;
+    }
+    const { mayTakeOver } = await import('../remote/fetch-dialog');
+    if (await mayTakeOver(name, '', this._trans, error.message)) {
+      return { take_over: true };
+    }
+    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
+  }
+
+  private async _maySuspend(name: string): Promise<boolean> {
+    const trans = this._trans;
+    const { button } = await showDialog({
+      title: trans.__('Suspend %1?', name),
+      body: trans.__(
+        'The kernel is saved to disk and its memory and GPU are freed. Running a cell resumes it.'
+      ),
+      buttons: [
+        Dialog.cancelButton(),
+        Dialog.okButton({ label: trans.__('Suspend') })
+      ]
+    });
+    return button.accept;
+  }
+
+  /** Branch a kernel from its latest snapshot. A kernel that runs is saved first. */
+  private async _branch(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const kernel = this._states.get(kernelId);
+    const asleep = kernel?.state === 'suspended' || kernel?.state === 'lost';
+    const snapshotId = asleep
+      ? kernel.snapshot_id
+      : (await this._freeze('save', kernelId, name))?.result?.snapshot_id;
+    return snapshotId
+      ? this.branchFrom(snapshotId, name, kernel?.path ?? '')
+      : null;
+  }
+}

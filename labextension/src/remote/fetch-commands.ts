@@ -1,0 +1,158 @@
+// The command that fetches a snapshot from a remote and resumes it.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+
+import type { GpuCkptApi } from '../shared/api';
+import { GpuCkptError } from '../shared/api';
+import type {
+  IFetchEstimate,
+  IOperation,
+  IRemotePlace,
+  IRemoteSession
+} from '../shared/records';
+import { remoteTitle } from './remote-texts';
+import { tellFailure } from '../shared/notices';
+import type { Operations } from '../shared/operations';
+
+export const fetchCommandId = 'gpuckpt:fetch-snapshot';
+
+const ARGUMENTS = {
+  type: 'object' as const,
+  required: ['remote', 'sessionId', 'snapshotId'],
+  properties: {
+    remote: { type: 'string' as const, description: 'The name of the remote.' },
+    sessionId: {
+      type: 'string' as const,
+      description: 'The id of the session in the remote.'
+    },
+    snapshotId: {
+      type: 'string' as const,
+      description: 'The id of the snapshot.'
+    }
+  }
+};
+
+export class FetchActions {
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _operations: Operations,
+    /** Returns whether a notebook has a kernel here. */
+    private readonly _isBusy: (path: string) => boolean,
+    private readonly _openNotebook: (path: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Return whether this snapshot is being fetched. */
+  isComing(snapshotId: string): boolean {
+    return this._coming.has(snapshotId);
+  }
+
+  /** Ask the user, fetch a snapshot, resume it and show its notebook. Notifications show the progress and the result. */
+  async run(place: IRemotePlace): Promise<void> {
+    if (this.isComing(place.snapshotId)) {
+      return;
+    }
+    this._coming.add(place.snapshotId);
+    try {
+      await this._run(place);
+    } finally {
+      this._coming.delete(place.snapshotId);
+    }
+  }
+
+  private async _run(place: IRemotePlace): Promise<void> {
+    const estimate = await this._estimate(place);
+    if (estimate === null) {
+      return;
+    }
+    const { session, snapshot, obstacles } = estimate;
+    const { path } = session;
+    const isBusy = this._isBusy(path);
+    const { mayFetch } = await import('./fetch-dialog');
+    if (!(await mayFetch(place.remote, estimate, isBusy, this._trans))) {
+      return;
+    }
+    const { remote } = place;
+    const name = remoteTitle({ remote, session, snapshot }, this._trans);
+    const force = obstacles.length > 0;
+    const started = await this._begin(place, force, name, session);
+    const fetched = started && (await this._operations.fetch(started(), name));
+    if (!fetched || force) {
+      return;
+    }
+    const resumed = await this._operations.resumeInto(
+      // If the notebook has got a kernel meanwhile, the snapshot is resumed into a copy.
+      this._isBusy(path) ? '' : path,
+      place.snapshotId,
+      name
+    );
+    if (resumed?.path) {
+      this._openNotebook(resumed.path);
+    }
+  }
+
+  /** Start the fetch. Return null if another machine runs the session and the user does not take it over. */
+  private async _begin(
+    place: IRemotePlace,
+    force: boolean,
+    name: string,
+    { leased_to }: IRemoteSession
+  ): Promise<(() => Promise<IOperation>) | null> {
+    const started = this._api.fetch(place, force);
+    try {
+      await started;
+    } catch (error) {
+      const isHeld =
+        error instanceof GpuCkptError &&
+        error.code === GpuCkptError.SESSION_HELD;
+      if (isHeld) {
+        const { mayTakeOver } = await import('./fetch-dialog');
+        return (await mayTakeOver(name, leased_to, this._trans))
+          ? () => this._api.fetch(place, force, true)
+          : null;
+      }
+    }
+    // The caller reports a failure together with the operation's other errors.
+    return () => started;
+  }
+
+  private async _estimate(place: IRemotePlace): Promise<IFetchEstimate | null> {
+    try {
+      return await this._api.fetchEstimate(place);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      const headline = this._trans.__('Reading %1 failed', place.remote);
+      tellFailure('', headline, error, this._trans);
+      return null;
+    }
+  }
+
+  /** The snapshots about which the user is being asked, or that are being fetched. */
+  private readonly _coming = new Set<string>();
+}
+
+/** Add the command. */
+export function addFetchCommand(
+  commands: CommandRegistry,
+  actions: FetchActions,
+  trans: TranslationBundle
+): void {
+  commands.addCommand(fetchCommandId, {
+    label: trans.__('Fetch and Resume…'),
+    caption: ({ snapshotId }) =>
+      actions.isComing(String(snapshotId))
+        ? trans.__('Please wait: a snapshot is being fetched.')
+        : trans.__('Bring the snapshot to this machine and resume its kernel'),
+    isEnabled: ({ snapshotId }) => !actions.isComing(String(snapshotId)),
+    describedBy: { args: ARGUMENTS },
+    execute: ({ remote, sessionId, snapshotId }) =>
+      actions.run({
+        remote: String(remote),
+        sessionId: String(sessionId),
+        snapshotId: String(snapshotId)
+      })
+  });
+}

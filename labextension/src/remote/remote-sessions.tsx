@@ -1,0 +1,158 @@
+// The panel's list of the sessions that remotes have and this machine has not.
+
+import * as React from 'react';
+
+import { CommandButton } from '../shared/command-button';
+import { remoteTitle } from './remote-texts';
+import { fetchCommandId } from './fetch-commands';
+import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { resumeIcon } from '../shared/icons';
+import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
+import { elsewhere } from './remotes';
+import type { IPanelContext } from '../shared/tokens';
+import { explain } from '../shared/texts';
+
+/** The number of sessions that are shown at first. */
+const FIRST = 5;
+
+export function RemoteSessions(props: {
+  context: IPanelContext;
+  remotes: Remotes;
+}): JSX.Element | null {
+  const { remotes } = props;
+  const { snapshots, states, currentPath, trans } = props.context;
+  const [showsAll, showAll] = React.useState(false);
+  const { known } = remotes;
+  if (known.length === 0) {
+    return null;
+  }
+  const list = snapshots.list ?? [];
+  const paths = [
+    currentPath(),
+    ...states.all().map(({ path }) => path),
+    ...list.map(({ name }) => name)
+  ];
+  const here = new Set(list.map(({ snapshot_id }) => snapshot_id));
+  const choices = elsewhere(known, here, paths);
+  const shown = showsAll ? choices : choices.slice(0, FIRST);
+  return (
+    <section
+      className="jp-GpuCkptRemote"
+      aria-labelledby="jp-gpuckpt-elsewhere"
+      aria-busy={remotes.isAsking}
+    >
+      <h3 id="jp-gpuckpt-elsewhere">{trans.__('From other machines')}</h3>
+      {known.map(remote => (
+        <Problems key={remote.name} remote={remote} context={props.context} />
+      ))}
+      {choices.length === 0 && !remotes.isAsking ? (
+        <p className="jp-GpuCkptSessions-none">
+          {trans.__('All sessions in the remotes are on this machine.')}
+        </p>
+      ) : null}
+      <ul className="jp-GpuCkptSessions-list">
+        {shown.map(choice => (
+          <Choice
+            key={choice.snapshot.snapshot_id}
+            choice={choice}
+            context={props.context}
+          />
+        ))}
+      </ul>
+      {shown.length < choices.length ? (
+        <button
+          type="button"
+          className="jp-GpuCkptLink"
+          onClick={() => showAll(true)}
+        >
+          {trans._n(
+            'Show %1 more',
+            'Show %1 more',
+            choices.length - shown.length
+          )}
+        </button>
+      ) : null}
+      <button
+        type="button"
+        className="jp-GpuCkptLink"
+        aria-disabled={remotes.isAsking}
+        onClick={() => void remotes.refresh()}
+      >
+        {remotes.isAsking ? trans.__('Looking…') : trans.__('Look again')}
+      </button>
+    </section>
+  );
+}
+
+function Choice(props: {
+  choice: IRemoteChoice;
+  context: IPanelContext;
+}): JSX.Element {
+  const { choice, context } = props;
+  const { commands, trans } = context;
+  const { remote, session, snapshot } = choice;
+  const title = remoteTitle(choice, trans);
+  return (
+    <li
+      className="jp-GpuCkptKernel"
+      data-remote-session={session.session_id}
+      data-path={session.path}
+    >
+      <h4 title={session.path}>{title}</h4>
+      <div className="jp-GpuCkptSnapshot-facts">
+        <time
+          dateTime={new Date(snapshot.created * 1000).toISOString()}
+          title={formatMoment(snapshot.created)}
+        >
+          {formatAge(snapshot.created)}
+        </time>
+        <span>{formatBytes(snapshot.stored_bytes)}</span>
+        {session.host_name ? <span>{session.host_name}</span> : null}
+        {session.moved_at ? (
+          <span
+            className="jp-GpuCkptCause"
+            title={trans.__('Moved %1', formatAge(session.moved_at))}
+          >
+            {trans.__('moved')}
+          </span>
+        ) : null}
+        <span className="jp-GpuCkptCause" title={trans.__('The remote')}>
+          {remote}
+        </span>
+      </div>
+      <div className="jp-GpuCkptActions">
+        <CommandButton
+          commands={commands}
+          id={fetchCommandId}
+          args={{
+            remote,
+            sessionId: session.session_id,
+            snapshotId: snapshot.snapshot_id
+          }}
+          icon={resumeIcon}
+          label={trans.__('Fetch and Resume…')}
+        />
+      </div>
+    </li>
+  );
+}
+
+/** Draw the reasons why some content of a remote is not listed. */
+function Problems(props: {
+  remote: IKnownRemote;
+  context: IPanelContext;
+}): JSX.Element | null {
+  const { remote, context } = props;
+  const { trans } = context;
+  const texts = [
+    ...(remote.problem ? [explain(remote.problem, trans).join(' ')] : []),
+    ...(remote.listing?.unreadable ?? [])
+  ];
+  return texts.length === 0 ? null : (
+    <div role="alert" className="jp-GpuCkptSessions-problem">
+      {texts.map(text => (
+        <p key={text}>{trans.__('%1: %2', remote.name, text)}</p>
+      ))}
+    </div>
+  );
+}

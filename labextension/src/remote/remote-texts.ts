@@ -1,0 +1,146 @@
+// All texts for users about remotes. Pure functions.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { IFetchEstimate, ISnapshot, IUpload } from '../shared/records';
+import {
+  formatAge,
+  formatBytes,
+  formatShare,
+  nameOfPath
+} from '../shared/format';
+import type { IRemoteChoice } from './remotes';
+import { explain } from '../shared/texts';
+
+/** The states of uploads, the most important first. */
+const BY_WEIGHT: readonly IUpload['state'][] = [
+  'failed',
+  'uploading',
+  'waiting',
+  'uploaded'
+];
+
+/** Return the upload that a snapshot's badge shows; null if the snapshot is uploaded to no remote. */
+export function weightiest(uploads: readonly IUpload[]): IUpload | null {
+  return uploads.reduce<IUpload | null>(
+    (found, one) =>
+      found && BY_WEIGHT.indexOf(found.state) <= BY_WEIGHT.indexOf(one.state)
+        ? found
+        : one,
+    null
+  );
+}
+
+/** Return the state of an upload in a word or two. */
+export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
+  switch (upload.state) {
+    case 'uploading':
+      return upload.total_bytes > 0
+        ? trans.__('uploading %1', share(upload))
+        : trans.__('uploading');
+    case 'waiting':
+      return trans.__('not uploaded yet');
+    case 'failed':
+      return trans.__('upload failed');
+    default:
+      return trans.__('uploaded');
+  }
+}
+
+/** Return the state of an upload in a sentence, with the remote and the error. */
+export function uploadCaption(
+  upload: IUpload,
+  trans: TranslationBundle
+): string {
+  const { remote, state, done_bytes, total_bytes, error } = upload;
+  const texts: Record<IUpload['state'], string> = {
+    uploading: trans.__(
+      'Uploading to %1: %2 of %3.',
+      remote,
+      formatBytes(Math.min(done_bytes, total_bytes)),
+      formatBytes(total_bytes)
+    ),
+    waiting: trans.__('Waiting to be uploaded to %1.', remote),
+    failed: trans.__('Not uploaded to %1.', remote),
+    uploaded: trans.__('Uploaded to %1.', remote)
+  };
+  const reason = error ? explain(error, trans) : [];
+  return [texts[state] ?? remote, ...reason].join(' ');
+}
+
+/** Return a text about the place of a snapshot's content and the states of its uploads; '' if it is uploaded to no remote. */
+export function uploadsCaption(
+  { uploads, far_only }: Pick<ISnapshot, 'uploads' | 'far_only'>,
+  trans: TranslationBundle
+): string {
+  const found = uploads.map(upload => uploadCaption(upload, trans));
+  if (far_only !== null) {
+    found.unshift(
+      far_only
+        ? trans.__('Stored only in %1. Resuming downloads it.', far_only)
+        : trans.__('Stored only in a remote. Resuming downloads it.')
+    );
+  }
+  return found.join('\n');
+}
+
+/** Return a sentence about what happens to the copies in remotes of a deleted snapshot; '' if no remote has one. */
+export function copiesOfDeleted(
+  { uploads, pinned }: Pick<ISnapshot, 'uploads' | 'pinned'>,
+  trans: TranslationBundle
+): string {
+  const remotes = uploads
+    .filter(({ state }) => state === 'uploaded')
+    .map(({ remote }) => remote);
+  const names = remotes.join(', ');
+  if (remotes.length === 0) {
+    return '';
+  }
+  return pinned
+    ? trans.__('It is pinned, so %1 keeps its copy.', names)
+    : trans._n(
+        'Its copy in %2 will be deleted, too.',
+        'Its copies in %2 will be deleted, too.',
+        remotes.length,
+        names
+      );
+}
+
+/** Return the name of a remote session for users. */
+export function remoteTitle(
+  { session, snapshot }: IRemoteChoice,
+  trans: TranslationBundle
+): string {
+  return snapshot.title || session.title || nameOfPath(session.path, trans);
+}
+
+/** Return a text about the size of a fetch. */
+export function movedText(
+  { move_bytes, here_bytes }: IFetchEstimate,
+  trans: TranslationBundle
+): string {
+  return here_bytes > 0
+    ? trans.__(
+        '%1 to download; %2 already on this machine.',
+        formatBytes(move_bytes),
+        formatBytes(here_bytes)
+      )
+    : trans.__('%1 to download.', formatBytes(move_bytes));
+}
+
+/** Return a text about a snapshot's machine, its age and the memory that its kernel needs. */
+export function originText(
+  { session, snapshot }: IFetchEstimate,
+  trans: TranslationBundle
+): string {
+  return trans.__(
+    'Saved on %1 %2, with %3 of memory.',
+    session.host_name || trans.__('an unnamed machine'),
+    formatAge(snapshot.created),
+    formatBytes(snapshot.raw_bytes)
+  );
+}
+
+function share({ done_bytes, total_bytes }: IUpload): string {
+  return formatShare(Math.min(done_bytes, total_bytes), total_bytes);
+}

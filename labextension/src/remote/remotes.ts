@@ -1,0 +1,163 @@
+// The snapshots in remotes, requested when a user looks at them.
+
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+
+import type { GpuCkptApi } from '../shared/api';
+import { GpuCkptError } from '../shared/api';
+import type {
+  IRemoteListing,
+  IRemoteSession,
+  IRemoteSnapshot,
+  IRemote
+} from '../shared/records';
+
+/** The age in milliseconds up to which an answer is used again: a request to a remote takes long and may cost money. */
+const FRESH = 300000;
+
+/** A remote with its list, or with the error of the last request; both are null during the first request. */
+export interface IKnownRemote {
+  name: string;
+  listing: IRemoteListing | null;
+  problem: GpuCkptError | null;
+}
+
+/** A remote session that can be fetched. */
+export interface IRemoteChoice {
+  remote: string;
+  session: IRemoteSession;
+  /** The newest snapshot of the session. */
+  snapshot: IRemoteSnapshot;
+}
+
+export class Remotes {
+  constructor(private readonly _api: GpuCkptApi) {}
+
+  /** A signal for every new answer about a remote. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** The known remotes; empty if none is configured, and before the first `look`. */
+  get known(): readonly IKnownRemote[] {
+    return this._known;
+  }
+
+  /** Whether a request is in flight. */
+  get isAsking(): boolean {
+    return this._asking !== null;
+  }
+
+  /** Request the remotes and their snapshots, unless the last answer is recent. */
+  async look(): Promise<void> {
+    if (performance.now() - this._lookedAt >= FRESH) {
+      await this.refresh();
+    }
+  }
+
+  /** Request the list of remotes, and the snapshots in each of them. */
+  refresh(): Promise<void> {
+    this._asking ??= this._ask().finally(() => {
+      this._asking = null;
+      this._changed.emit();
+    });
+    this._changed.emit();
+    return this._asking;
+  }
+
+  private async _ask(): Promise<void> {
+    let remotes: IRemote[];
+    try {
+      remotes = await this._api.remotes();
+    } catch (error) {
+      // A server without these routes has no remotes. The list of snapshots reports any other error.
+      if (isOurs(error) && error.code === GpuCkptError.NO_EXTENSION) {
+        this._known = [];
+      }
+      return;
+    }
+    this._lookedAt = performance.now();
+    const before = this._known;
+    this._known = remotes.map(
+      ({ name }) =>
+        before.find(known => known.name === name) ?? {
+          name,
+          listing: null,
+          problem: null
+        }
+    );
+    this._changed.emit();
+    await Promise.all(remotes.map(remote => this._askOne(remote)));
+  }
+
+  private async _askOne({ name, refusals }: IRemote): Promise<void> {
+    const learnt: IKnownRemote = { name, listing: null, problem: null };
+    try {
+      if (refusals.length > 0) {
+        const message = refusals.join(' ');
+        throw new GpuCkptError({ message, code: 'remote_refused', hint: null });
+      }
+      learnt.listing = await this._api.remoteSessions(name);
+    } catch (error) {
+      learnt.problem = isOurs(error) ? error : null;
+    }
+    this._known = this._known.map(known =>
+      known.name === name ? learnt : known
+    );
+    this._changed.emit();
+  }
+
+  private _known: readonly IKnownRemote[] = [];
+  private _asking: Promise<void> | null = null;
+  private _lookedAt = -Infinity;
+  private readonly _changed = new Signal<this, void>(this);
+}
+
+/**
+ * Return the remote sessions whose newest snapshot is not on this machine.
+ *
+ * Sessions that their users have moved for another machine come first.
+ *
+ * @param here - the ids of the snapshots on this machine.
+ * @param paths - notebooks whose sessions come first, in this order; the others follow, the newest first.
+ */
+export function elsewhere(
+  known: readonly IKnownRemote[],
+  here: ReadonlySet<string>,
+  paths: readonly string[]
+): IRemoteChoice[] {
+  const found = new Map<string, IRemoteChoice>();
+  for (const { name, listing } of known) {
+    for (const session of listing?.sessions ?? []) {
+      // Their order is the server's: clocks of machines differ.
+      const [snapshot] = session.snapshots;
+      // A snapshot in two remotes is offered once.
+      if (
+        snapshot &&
+        !snapshot.here &&
+        !here.has(snapshot.snapshot_id) &&
+        !found.has(snapshot.snapshot_id)
+      ) {
+        found.set(snapshot.snapshot_id, { remote: name, session, snapshot });
+      }
+    }
+  }
+  const rank = ({ session }: IRemoteChoice) => {
+    const index = paths.indexOf(session.path);
+    return index < 0 ? paths.length : index;
+  };
+  const movedAt = ({ session }: IRemoteChoice) => session.moved_at;
+  return [...found.values()].sort(
+    (one, other) =>
+      movedAt(other) - movedAt(one) ||
+      rank(one) - rank(other) ||
+      other.snapshot.created - one.snapshot.created
+  );
+}
+
+function isOurs(error: unknown): error is GpuCkptError {
+  if (!(error instanceof GpuCkptError)) {
+    throw error;
+  }
+  return true;
+}

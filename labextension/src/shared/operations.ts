@@ -1,0 +1,287 @@
+// Runs operations and notifies the user of their progress and end, in this tab only; optionally also of the ends of others.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
+
+import { GpuCkptError } from './api';
+import { nameOfPath } from './format';
+import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
+import { Pace } from './pace';
+import type { IEnd, IOperation, IProgress, OperationKind } from './records';
+import {
+  doneText,
+  failedText,
+  leftText,
+  progressText,
+  startedText
+} from './texts';
+import type { IKernelStates, IUserSettings } from './tokens';
+
+/** The kinds of operations that the server carries out by operations of other kinds. */
+const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
+  branch: true,
+  roll_back: true
+};
+
+const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
+  save: true,
+  suspend: true,
+  move: true
+};
+
+/** What the user waits for before doing something else, so that its end is always told, until it is dismissed. */
+const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
+
+export interface IRunOptions {
+  /** What is done before the request, while the notification is shown already. */
+  before?: () => Promise<unknown>;
+  body?: JSONObject;
+  undo?: () => Promise<void>;
+  otherwise?: (error: GpuCkptError) => Promise<JSONObject | null>;
+}
+
+export class Operations {
+  constructor(
+    private readonly _states: IKernelStates,
+    private readonly _settings: IUserSettings,
+    private readonly _trans: TranslationBundle
+  ) {
+    _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
+    _states.changed.connect((_, kernelId) => this._withdrawMoved(kernelId));
+  }
+
+  /**
+   * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
+   * `otherwise`: returns, after an error, further fields of the body with which to try again, or null.
+   *
+   * @returns the operation, or null if it failed, of which the user is notified.
+   */
+  run(
+    kind: OperationKind,
+    kernelId: string,
+    name: string,
+    { before, body, undo, otherwise }: IRunOptions = {}
+  ): Promise<IOperation | null> {
+    return this._tell(
+      kind,
+      name,
+      async follow => {
+        follow(kernelId);
+        await before?.();
+        return this._asking(
+          name,
+          answers => this._states.run(kind, kernelId, { ...body, ...answers }),
+          otherwise
+        );
+      },
+      undo
+    );
+  }
+
+  /** Start a second kernel from a snapshot of the notebook `name`; return as `run` does. */
+  branch(snapshotId: string, name: string): Promise<IOperation | null> {
+    return this._tell('branch', name, follow => {
+      const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
+      return this._asking(name, answers =>
+        this._states.branch(snapshotId, onStarted, '', answers)
+      );
+    });
+  }
+
+  /** Follow the fetch of a snapshot of the notebook `name`; return as `run` does. */
+  fetch(
+    started: Promise<IOperation>,
+    name: string
+  ): Promise<IOperation | null> {
+    return this._tell('fetch', name, (_, show) =>
+      this._states.finish(started, show)
+    );
+  }
+
+  /** Resume a snapshot as a new kernel of the notebook at `path`, or of a copy if that is empty; return as `run` does. */
+  resumeInto(
+    path: string,
+    snapshotId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    return this._tell('resume', name, async follow => {
+      const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
+      const made = await this._asking(name, answers =>
+        this._states.branch(snapshotId, onStarted, path, answers)
+      );
+      return { ...made, kind: 'resume' };
+    });
+  }
+
+  /** Notify the user of the next operation on a kernel although this page does not request it. */
+  expect(kernelId: string): void {
+    this._expected.add(kernelId);
+  }
+
+  /** Start an operation, again after each refusal to which the user has answered that it is to go on. */
+  private async _asking(
+    name: string,
+    start: (answers: JSONObject) => Promise<IOperation>,
+    otherwise?: IRunOptions['otherwise']
+  ): Promise<IOperation> {
+    let answers: JSONObject = {};
+    for (;;) {
+      try {
+        return await start(answers);
+      } catch (error) {
+        if (!(error instanceof GpuCkptError)) {
+          throw error;
+        }
+        const more =
+          error.code === GpuCkptError.FILES_CHANGED
+            ? await this._mayGoOn(error, name)
+            : await otherwise?.(error);
+        if (!more) {
+          throw error;
+        }
+        answers = { ...answers, ...more };
+      }
+    }
+  }
+
+  /** After the refusal of files that changed: the field that goes on all the same, if the user wants that. */
+  private async _mayGoOn(
+    error: GpuCkptError,
+    name: string
+  ): Promise<JSONObject> {
+    const { mayResumeAnyway } = await import('./files-dialog');
+    if (await mayResumeAnyway(name, error, this._trans)) {
+      return { force: true };
+    }
+    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
+  }
+
+  private async _tell(
+    kind: OperationKind,
+    name: string,
+    start: (
+      follow: (kernelId: string) => void,
+      show: (progress: IProgress) => void
+    ) => Promise<IOperation>,
+    undo?: () => Promise<void>
+  ): Promise<IOperation | null> {
+    const trans = this._trans;
+    const started = startedText(kind, name, trans);
+    const quiet = this._settings.choices.notifications === 'failures';
+    const id = quiet
+      ? ''
+      : Notification.emit(started, 'in-progress', { autoClose: false });
+    let followed = '';
+    const show = (progress: IProgress, left = '') => {
+      const message = [started, progressText(progress, trans), left];
+      Notification.update({ id, message: message.filter(Boolean).join(' ') });
+    };
+    const pace = new Pace();
+    const cancel: Notification.IAction = {
+      label: trans.__('Cancel'),
+      callback: event => {
+        // The notification stays open and will show the result.
+        event.preventDefault();
+        // An operation that has ended meanwhile cannot be canceled.
+        void this._states.cancel(followed).catch(() => undefined);
+      }
+    };
+    const showProgress = () => {
+      const operation = this._states.get(followed)?.operation;
+      if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
+        const left = pace.of(operation)?.left ?? null;
+        show(operation.progress, leftText(left, trans));
+        if (kind in CAN_BE_CANCELED) {
+          Notification.update({ id, actions: [cancel] });
+        }
+      }
+    };
+    this._states.changed.connect(showProgress);
+    try {
+      const operation = await start(kernelId => {
+        followed = kernelId;
+      }, show);
+      this._tellSuccess(id, doneText(operation, name, trans), operation, undo);
+      return operation;
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        Notification.dismiss(id);
+        throw error;
+      }
+      tellFailure(id, failedText(kind, name, error, trans), error, trans);
+      return null;
+    } finally {
+      this._states.changed.disconnect(showProgress);
+    }
+  }
+
+  private _tellOfOther(end: IEnd): void {
+    const isExpected = this._expected.delete(end.kernel_id);
+    // A kernel that comes back with other files computes other results, whoever has resumed it.
+    const hasNews = end.kind === 'resume' && end.result?.warnings.length;
+    if (
+      this._settings.choices.notifications !== 'all' &&
+      !isExpected &&
+      !hasNews
+    ) {
+      return;
+    }
+    const name = nameOfPath(end.name, this._trans);
+    if (end.state === 'succeeded') {
+      this._tellSuccess('', doneText(end, name, this._trans), end);
+    } else if (end.error) {
+      const error = new GpuCkptError(end.error);
+      const text = failedText(end.kind, name, error, this._trans);
+      tellFailure('', text, error, this._trans);
+    }
+  }
+
+  private _tellSuccess(
+    id: string,
+    message: string,
+    {
+      kind,
+      kernel_id,
+      result
+    }: Pick<IOperation, 'kind' | 'kernel_id' | 'result'>,
+    undo?: () => Promise<void>
+  ): void {
+    const warnings = result?.warnings ?? [];
+    if (IS_AWAITED[kind]) {
+      const shown =
+        warnings.length > 0
+          ? tellWithDetails(id, message, warnings, this._trans, true)
+          : conclude(id, message, 'success', [], true);
+      this._moved.set(kernel_id, shown);
+    } else if (warnings.length > 0) {
+      // The first warning is shown at once, because it may name a file that the next cell reads.
+      const text = failureText(message, warnings.slice(0, 1));
+      tellWithDetails(id, message, warnings, this._trans, false, text);
+    } else if (this._settings.choices.notifications !== 'failures') {
+      conclude(
+        id,
+        message,
+        'success',
+        undo
+          ? [{ label: this._trans.__('Undo'), callback: () => void undo() }]
+          : []
+      );
+    }
+  }
+
+  /** Dismiss that a kernel was moved once it runs here again: then this machine cannot be closed. */
+  private _withdrawMoved(kernelId: string): void {
+    const shown = this._moved.get(kernelId);
+    const state = this._states.get(kernelId)?.state;
+    if (shown && state !== undefined && state !== 'suspended') {
+      Notification.dismiss(shown);
+      this._moved.delete(kernelId);
+    }
+  }
+
+  /** The notifications that kernels were moved, by the kernel's id. */
+  private readonly _moved = new Map<string, string>();
+  /** The kernels whose next operation leads to a notification. */
+  private readonly _expected = new Set<string>();
+}

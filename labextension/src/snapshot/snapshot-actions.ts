@@ -1,0 +1,394 @@
+// The actions of the commands on a snapshot, with their confirmation dialogs.
+
+import {
+  Dialog,
+  InputDialog,
+  Notification,
+  showDialog
+} from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
+
+import { GpuCkptError } from '../shared/api';
+import { copiesOfDeleted } from '../remote/remote-texts';
+import { nameOfPath } from '../shared/format';
+import type { KernelActions } from '../kernel/kernel-actions';
+import {
+  conclude,
+  SHOW_UNDO,
+  tellFailure,
+  tellWithDetails
+} from '../shared/notices';
+import type { Operations } from '../shared/operations';
+import type { ISnapshot, IStoredNotebook } from '../shared/records';
+import type { SnapshotAction } from './snapshot-commands';
+import { snapshotTitle, verifiedText } from './snapshot-texts';
+import type { IOpenCells } from './stored-cells';
+import { cellChanges, cellChangesText } from './stored-cells';
+import type {
+  IKernelStates,
+  ISnapshots,
+  IUserSettings
+} from '../shared/tokens';
+import type { Undo } from './undo';
+
+export class SnapshotActions {
+  constructor(
+    private readonly _snapshots: ISnapshots,
+    private readonly _states: IKernelStates,
+    private readonly _operations: Operations,
+    private readonly _kernelActions: KernelActions,
+    private readonly _undo: Undo,
+    private readonly _settings: IUserSettings,
+    /** Returns the cells of an open notebook; null if there are none that a snapshot can replace. */
+    private readonly _cellsAt: (path: string) => IOpenCells | null,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** The actions that the server does not support, because it is older than this page. */
+  readonly missing: ReadonlySet<SnapshotAction> = new Set();
+
+  /** Carry out an action on a snapshot, and notify the user of the result. */
+  async run(action: SnapshotAction, snapshot: ISnapshot): Promise<void> {
+    try {
+      await this._do(action, snapshot);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      if (error.code === GpuCkptError.NO_EXTENSION) {
+        (this.missing as Set<SnapshotAction>).add(action);
+      }
+      const headline = this._failed(
+        action,
+        snapshotTitle(snapshot, this._trans)
+      );
+      tellFailure('', headline, error, this._trans);
+    }
+  }
+
+  /** Let the user choose an exported snapshot, and import it into the store. */
+  async import(): Promise<void> {
+    const file = await chooseFile('.tar');
+    if (file === null) {
+      return;
+    }
+    const trans = this._trans;
+    const id = Notification.emit(
+      trans.__('Importing %1…', file.name),
+      'in-progress',
+      { autoClose: false }
+    );
+    try {
+      await this._snapshots.import(file);
+      conclude(id, trans.__('Imported %1', file.name), 'success');
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        Notification.dismiss(id);
+        throw error;
+      }
+      const headline = trans.__('Importing %1 failed', file.name);
+      tellFailure(id, headline, error, trans);
+    }
+  }
+
+  private async _do(
+    action: SnapshotAction,
+    snapshot: ISnapshot
+  ): Promise<void> {
+    const { snapshot_id: id, kernel_id: kernelId } = snapshot;
+    switch (action) {
+      case 'goBack':
+        return this._goBack(snapshot);
+      case 'branch':
+        await this._kernelActions.branchFrom(
+          id,
+          this._notebook(snapshot),
+          snapshot.name
+        );
+        return;
+      case 'compare': {
+        const comparison = await this._snapshots.api.compare(id, kernelId);
+        const { showComparison } = await import('./comparison');
+        return showComparison(snapshot, comparison, this._trans);
+      }
+      case 'details': {
+        const { showSnapshot } = await import('./snapshot-details');
+        return showSnapshot(snapshot, this._trans);
+      }
+      case 'rename':
+        return this._rename(snapshot);
+      case 'note':
+        return this._annotate(snapshot);
+      case 'pin':
+        return this._snapshots.change(id, { pinned: !snapshot.pinned });
+      case 'verify':
+        return this._verify(snapshot);
+      case 'export':
+        return this._export(snapshot);
+      case 'delete':
+        return this._delete(snapshot);
+    }
+  }
+
+  private async _goBack(snapshot: ISnapshot): Promise<void> {
+    const { snapshot_id, kernel_id } = snapshot;
+    const kernel = this._states.get(kernel_id);
+    const path = kernel?.path || snapshot.name;
+    const cells = this._cellsAt(path);
+    if (cells?.isShared) {
+      return this._restoreInCopy(snapshot);
+    }
+    const changes = await this._snapshots.api.changes(snapshot_id);
+    const isPlain =
+      changes.files.length === 0 && changes.obstacles.length === 0;
+    const stored = cells ? await this._stored(snapshot_id) : null;
+    const then = stored?.notebook?.cells ?? null;
+    const differences =
+      cells && then
+        ? cellChangesText(cellChanges(then, cells.read()), this._trans)
+        : '';
+    let wanted = differences ? then : null;
+    let body: JSONObject = { snapshot_id };
+    if (!isPlain || this._settings.choices.confirmRollBack) {
+      const { mayGoBack } = await import('./roll-back');
+      const may = await mayGoBack(
+        snapshot,
+        changes,
+        stored,
+        differences,
+        this._trans
+      );
+      if (!may.goBack) {
+        return;
+      }
+      wanted = may.withCells ? wanted : null;
+      body = may.force ? { ...body, force: true } : body;
+    }
+    // The current cells are saved first too, in the snapshot of the current state.
+    if (wanted && !(await this._kernelActions.saveNotebook(path))) {
+      return;
+    }
+    // Somebody may have opened the notebook meanwhile.
+    if (cells?.isShared) {
+      return this._restoreInCopy(snapshot);
+    }
+    const name = this._trans.__(
+      '%1 to %2',
+      this._notebook(snapshot),
+      snapshotTitle(snapshot, this._trans)
+    );
+    const before = cells?.read() ?? [];
+    // The state of a kernel without a process is in a snapshot already.
+    const saved =
+      kernel && ['suspended', 'lost'].includes(kernel.state)
+        ? kernel.snapshot_id
+        : null;
+    const undo = this._undo.ofRestore(snapshot, saved);
+    const restored = kernel
+      ? await this._operations.run('roll_back', kernel_id, name, {
+          body,
+          undo: async () => {
+            await undo();
+            if (wanted && !cells?.isShared) {
+              cells?.put(before);
+            }
+          }
+        })
+      : await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
+    if (restored && wanted && !cells?.isShared) {
+      cells?.put(wanted);
+    }
+  }
+
+  /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
+  private async _restoreInCopy(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const { button } = await showDialog({
+      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot, trans)),
+      body: trans.__(
+        'Others have this notebook open. It and its kernel stay as they are. The copy gets the snapshot’s cells and a kernel of its own.'
+      ),
+      buttons: [
+        Dialog.cancelButton(),
+        Dialog.okButton({ label: trans.__('Restore') })
+      ]
+    });
+    if (button.accept) {
+      await this._kernelActions.branchFrom(
+        snapshot.snapshot_id,
+        this._notebook(snapshot),
+        snapshot.name
+      );
+    }
+  }
+
+  /** Return the notebook in a snapshot; null if it cannot be read, which does not prevent the kernel's restore. */
+  private async _stored(snapshotId: string): Promise<IStoredNotebook | null> {
+    try {
+      return await this._snapshots.api.storedNotebook(snapshotId);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      return null;
+    }
+  }
+
+  private async _rename(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const { button, value } = await InputDialog.getText({
+      title: trans.__('Rename the Snapshot'),
+      label: trans.__('Name'),
+      text: snapshot.title,
+      okLabel: trans.__('Rename')
+    });
+    if (button.accept) {
+      const title = value?.trim() ?? '';
+      await this._snapshots.change(snapshot.snapshot_id, { title });
+    }
+  }
+
+  private async _annotate(snapshot: ISnapshot): Promise<void> {
+    const { editNote } = await import('./note');
+    const note = await editNote(snapshot, this._trans);
+    if (note !== null) {
+      await this._snapshots.change(snapshot.snapshot_id, { note });
+    }
+  }
+
+  private async _verify(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const name = snapshotTitle(snapshot, trans);
+    const id = Notification.emit(
+      trans.__('Verifying %1…', name),
+      'in-progress',
+      { autoClose: false }
+    );
+    try {
+      const found = await this._snapshots.api.verify(snapshot.snapshot_id);
+      const text = verifiedText(name, found, trans);
+      if (found.ok) {
+        conclude(id, text, 'success');
+      } else {
+        tellWithDetails(id, text, found.problems, trans);
+      }
+    } catch (error) {
+      Notification.dismiss(id);
+      throw error;
+    }
+  }
+
+  /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
+  private async _export(snapshot: ISnapshot): Promise<void> {
+    const link = document.createElement('a');
+    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot, this._trans)}`;
+    link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
+    link.download = '';
+    document.body.appendChild(link);
+    link.click();
+    link.remove();
+    Notification.info(
+      this._trans.__(
+        'Exporting %1: your browser downloads it. The file contains everything that is in the kernel’s memory.',
+        snapshotTitle(snapshot, this._trans)
+      ),
+      { autoClose: SHOW_UNDO }
+    );
+  }
+
+  private async _delete(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const name = snapshotTitle(snapshot, trans);
+    const copies = copiesOfDeleted(snapshot, trans);
+    if (this._settings.choices.confirmDelete) {
+      const { button } = await showDialog({
+        title: trans.__('Delete the snapshot %1?', name),
+        body: [this._undoText(), copies].join(' ').trim(),
+        buttons: [
+          Dialog.cancelButton(),
+          Dialog.warnButton({ label: trans.__('Delete') })
+        ]
+      });
+      if (!button.accept) {
+        return;
+      }
+    }
+    await this._snapshots.delete(snapshot.snapshot_id);
+    const done = trans.__('Deleted the snapshot %1', name);
+    const seconds = this._snapshots.store?.undo_delete_seconds;
+    Notification.emit(copies ? `${done}. ${copies}` : done, 'info', {
+      autoClose: seconds ? seconds * 1000 : SHOW_UNDO,
+      actions:
+        seconds === 0
+          ? []
+          : [
+              {
+                label: trans.__('Undo'),
+                callback: () => void this._undelete(snapshot)
+              }
+            ]
+    });
+  }
+
+  private _undoText(): string {
+    const seconds = this._snapshots.store?.undo_delete_seconds;
+    switch (seconds) {
+      case undefined:
+        return this._trans.__('You can undo this for a while.');
+      case 0:
+        return this._trans.__('This cannot be undone.');
+      default:
+        return this._trans._n(
+          'You can undo this for %1 second.',
+          'You can undo this for %1 seconds.',
+          seconds
+        );
+    }
+  }
+
+  private async _undelete(snapshot: ISnapshot): Promise<void> {
+    try {
+      await this._snapshots.undelete(snapshot.snapshot_id);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      const headline = this._trans.__('Could not restore the snapshot');
+      tellFailure('', headline, error, this._trans);
+    }
+  }
+
+  private _notebook(snapshot: ISnapshot): string {
+    return nameOfPath(snapshot.name, this._trans);
+  }
+
+  private _failed(action: SnapshotAction, name: string): string {
+    const trans = this._trans;
+    const texts: Record<SnapshotAction, string> = {
+      goBack: trans.__('Restoring %1 failed', name),
+      branch: trans.__('Branching %1 failed', name),
+      compare: trans.__('Comparing %1 failed', name),
+      details: trans.__('Showing %1 failed', name),
+      rename: trans.__('Renaming %1 failed', name),
+      note: trans.__('Changing the note of %1 failed', name),
+      pin: trans.__('Pinning %1 failed', name),
+      verify: trans.__('Verifying %1 failed', name),
+      export: trans.__('Exporting %1 failed', name),
+      delete: trans.__('Deleting %1 failed', name)
+    };
+    return texts[action];
+  }
+}
+
+function chooseFile(accept: string): Promise<File | null> {
+  const input = document.createElement('input');
+  input.type = 'file';
+  input.accept = accept;
+  return new Promise(resolve => {
+    input.onchange = () => resolve(input.files?.[0] ?? null);
+    input.oncancel = () => resolve(null);
+    input.click();
+  });
+}

@@ -1,0 +1,195 @@
+// A kernel's snapshots, the newest first.
+
+import * as React from 'react';
+
+import { CommandButton, MenuButton } from '../shared/command-button';
+import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
+import type { ISnapshot, IVariable } from '../shared/records';
+import { openMenu } from '../shared/reason-menu';
+import type { IPanelContext } from '../shared/tokens';
+import {
+  isNeeded,
+  snapshotActions,
+  snapshotCommandIds
+} from './snapshot-commands';
+import {
+  causeCaption,
+  causeLabel,
+  sizeText,
+  snapshotTitle,
+  variableText
+} from './snapshot-texts';
+import { UploadBadge } from '../remote/upload-badge';
+
+/** The numbers of snapshots, and of a snapshot's variables, that are shown at first. */
+const FIRST_SNAPSHOTS = 5;
+const FIRST_VARIABLES = 4;
+
+export function Timeline(props: {
+  context: IPanelContext;
+  label: string;
+  snapshots: ISnapshot[];
+}): JSX.Element {
+  const { context, label, snapshots } = props;
+  const { trans } = context;
+  const [showsAll, showAll] = React.useState(false);
+  if (snapshots.length === 0) {
+    return (
+      <p className="jp-GpuCkptSessions-none">{trans.__('No snapshots yet.')}</p>
+    );
+  }
+  const shown = showsAll ? snapshots : snapshots.slice(0, FIRST_SNAPSHOTS);
+  return (
+    <>
+      <ol className="jp-GpuCkptTimeline" aria-label={label}>
+        {shown.map(snapshot => (
+          <SnapshotCard
+            key={snapshot.snapshot_id}
+            context={context}
+            snapshot={snapshot}
+          />
+        ))}
+      </ol>
+      {shown.length < snapshots.length ? (
+        <button
+          type="button"
+          className="jp-GpuCkptLink"
+          onClick={() => showAll(true)}
+        >
+          {trans._n(
+            'Show %1 more',
+            'Show %1 more',
+            snapshots.length - shown.length
+          )}
+        </button>
+      ) : null}
+    </>
+  );
+}
+
+function SnapshotCard(props: {
+  context: IPanelContext;
+  snapshot: ISnapshot;
+}): JSX.Element {
+  const { context, snapshot } = props;
+  const { states, commands, trans } = context;
+  const title = snapshotTitle(snapshot, trans);
+  const args = { snapshotId: snapshot.snapshot_id };
+  const kernel = states.get(snapshot.kernel_id);
+  const isHere = kernel?.snapshot_id === snapshot.snapshot_id;
+  const showMenu = (anchor: Element) =>
+    openMenu(
+      commands,
+      snapshotActions.map(action => snapshotCommandIds[action]),
+      args,
+      anchor
+    );
+  return (
+    <li
+      className="jp-GpuCkptSnapshot"
+      data-snapshot={snapshot.snapshot_id}
+      data-pinned={snapshot.pinned}
+    >
+      <div className="jp-GpuCkptSnapshot-head">
+        <span className="jp-GpuCkptSnapshot-title" title={title}>
+          {title}
+        </span>
+        {snapshot.pinned ? (
+          <pinIcon.react
+            tag="span"
+            stylesheet="menuItem"
+            title={trans.__('Pinned')}
+          />
+        ) : null}
+        <MenuButton label={trans.__('More for %1', title)} open={showMenu} />
+      </div>
+      <div className="jp-GpuCkptSnapshot-facts">
+        <time
+          dateTime={new Date(snapshot.created * 1000).toISOString()}
+          title={formatMoment(snapshot.created)}
+        >
+          {formatAge(snapshot.created)}
+        </time>
+        <span>{formatBytes(snapshot.raw_bytes)}</span>
+        {snapshot.gpu_bytes > 0 ? (
+          <span>{trans.__('%1 GPU', formatBytes(snapshot.gpu_bytes))}</span>
+        ) : null}
+        <span className="jp-GpuCkptCause" title={causeCaption(snapshot, trans)}>
+          {causeLabel(snapshot, trans)}
+        </span>
+        <UploadBadge snapshot={snapshot} trans={trans} />
+        {isNeeded(snapshot, states) ? (
+          <span className="jp-GpuCkptCause" data-needed>
+            {trans.__('current')}
+          </span>
+        ) : isHere ? (
+          <span
+            className="jp-GpuCkptCause"
+            title={trans.__('The kernel continues from this snapshot.')}
+          >
+            {trans.__('you are here')}
+          </span>
+        ) : null}
+      </div>
+      <SharedBar snapshot={snapshot} text={sizeText(snapshot, trans)} />
+      {snapshot.note ? (
+        <p className="jp-GpuCkptSnapshot-note">{snapshot.note}</p>
+      ) : null}
+      <Variables variables={snapshot.variables} />
+      <div className="jp-GpuCkptActions">
+        <CommandButton
+          commands={commands}
+          id={snapshotCommandIds.goBack}
+          args={args}
+          icon={resumeIcon}
+          label={trans.__('Restore This Snapshot')}
+          about={title}
+        />
+        <CommandButton
+          commands={commands}
+          id={snapshotCommandIds.branch}
+          args={args}
+          icon={branchIcon}
+          label={trans.__('Branch')}
+          about={title}
+        />
+      </div>
+    </li>
+  );
+}
+
+/** Draw the share of new bytes in a snapshot; it has the others in common with older snapshots. */
+function SharedBar(props: { snapshot: ISnapshot; text: string }) {
+  const { stored_bytes, new_bytes } = props.snapshot;
+  if (stored_bytes === 0) {
+    return null;
+  }
+  const share = Math.min(100, (100 * new_bytes) / stored_bytes);
+  return (
+    <div
+      className="jp-GpuCkptShared"
+      role="img"
+      aria-label={props.text}
+      title={props.text}
+    >
+      <span className="jp-GpuCkptShared-new" style={{ width: `${share}%` }} />
+    </div>
+  );
+}
+
+function Variables(props: { variables: IVariable[] }) {
+  if (props.variables.length === 0) {
+    return null;
+  }
+  return (
+    <ul className="jp-GpuCkptVariables">
+      {props.variables.slice(0, FIRST_VARIABLES).map(variable => (
+        <li key={variable.name} title={variableText(variable)}>
+          <code>{variable.name}</code> {variable.kind}{' '}
+          <span>{formatBytes(variable.bytes)}</span>
+        </li>
+      ))}
+    </ul>
+  );
+}

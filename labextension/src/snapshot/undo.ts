@@ -1,0 +1,193 @@
+// Notifications that offer to undo a shutdown, a restart or a restored snapshot.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { Event } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { GpuCkptApi } from '../shared/api';
+import { GpuCkptError } from '../shared/api';
+import { nameOfPath } from '../shared/format';
+import { SHOW_UNDO, tellFailure } from '../shared/notices';
+import type { Operations } from '../shared/operations';
+import type { IKernel, ISnapshot } from '../shared/records';
+import { isKernelAction } from '../shared/server-events';
+import { snapshotTitle } from './snapshot-texts';
+
+export class Undo {
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _operations: Operations,
+    /** Connects the notebook at a path to a kernel again; opens it if it is not open. */
+    private readonly _reconnect: (path: string, kernelId: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Offer to undo the shutdowns and restarts that the user of this page requests. */
+  follow(stream: Event.Stream): void {
+    stream.connect((_, event) => {
+      if (
+        isKernelAction(event) &&
+        event.status === 'success' &&
+        event.kernel_id &&
+        document.hasFocus()
+      ) {
+        void this._onAction(event.action, event.kernel_id);
+      }
+    });
+  }
+
+  /** Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that. */
+  ofRestore(snapshot: ISnapshot, saved: string | null): () => Promise<void> {
+    return async () => {
+      const { kernel_id: kernelId } = snapshot;
+      const before = await this._newest(kernelId, one =>
+        saved ? one.snapshot_id === saved : one.cause === 'rollback'
+      );
+      if (before) {
+        await this._restore(before, kernelId);
+      }
+    };
+  }
+
+  private async _onAction(action: string, kernelId: string): Promise<void> {
+    try {
+      if (action === 'shutdown') {
+        await this._offerShutdown(kernelId);
+      } else if (action === 'restart') {
+        await this._offerRestart(kernelId);
+      }
+    } catch (error) {
+      // An older server has no such routes, so nothing is offered.
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+    }
+  }
+
+  private async _offerShutdown(kernelId: string): Promise<void> {
+    const trans = this._trans;
+    const kept = (await this._api.shutDowns()).find(
+      ({ kernel_id }) => kernel_id === kernelId
+    );
+    if (kept === undefined) {
+      return;
+    }
+    const name = nameOfPath(kept.path || kept.kernel_name, trans);
+    const left = kept.ends_at * 1000 - Date.now();
+    this._offer(
+      trans.__('Shut down the kernel of %1', name),
+      // The server's clock may differ from the page's.
+      left > 0 ? left : SHOW_UNDO,
+      async () => {
+        await this._api.undoShutdown(kernelId);
+        this._reconnect(kept.path, kernelId);
+      }
+    );
+  }
+
+  private async _offerRestart(kernelId: string): Promise<void> {
+    const trans = this._trans;
+    const kernel = await this._api.kernel(kernelId);
+    const saved = await this._before(kernel);
+    const name = nameOfPath(
+      saved?.name || kernel.path || kernel.kernel_name,
+      trans
+    );
+    if (kernel.former_kept || saved) {
+      this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
+        this._undoRestart(kernelId)
+      );
+    } else if (kernel.restart_lost !== null) {
+      Notification.warning(
+        trans.__(
+          'The variables of %1 could not be kept at the restart, so this cannot be undone: %2',
+          name,
+          kernel.restart_lost
+        ),
+        { autoClose: SHOW_UNDO }
+      );
+    }
+  }
+
+  /** Let the process from before a restart run on; once it is saved, restore its snapshot. */
+  private async _undoRestart(kernelId: string): Promise<void> {
+    const kernel = await this._api.kernel(kernelId);
+    let saved = await this._before(kernel);
+    if (!saved) {
+      try {
+        await this._api.undoRestart(kernelId);
+      } catch (error) {
+        // It may have been saved just now.
+        saved = await this._before(await this._api.kernel(kernelId));
+        if (!saved) {
+          throw error;
+        }
+      }
+    }
+    if (saved) {
+      await this._restore(saved, kernelId);
+    } else {
+      Notification.success(
+        this._trans.__(
+          'Restored %1 to its state before the restart',
+          nameOfPath(kernel.path || kernel.kernel_name, this._trans)
+        ),
+        { autoClose: SHOW_UNDO }
+      );
+    }
+  }
+
+  private async _before(kernel: IKernel): Promise<ISnapshot | undefined> {
+    const { before_restart, kernel_id } = kernel;
+    return before_restart === null
+      ? undefined
+      : this._newest(
+          kernel_id,
+          ({ snapshot_id }) => snapshot_id === before_restart
+        );
+  }
+
+  private async _newest(
+    kernelId: string,
+    isIt: (snapshot: ISnapshot) => boolean
+  ): Promise<ISnapshot | undefined> {
+    const list = await this._api.snapshots();
+    return list.find(one => one.kernel_id === kernelId && isIt(one));
+  }
+
+  private async _restore(to: ISnapshot, kernelId: string): Promise<void> {
+    const { snapshot_id, name } = to;
+    await this._operations.run(
+      'roll_back',
+      kernelId,
+      this._trans.__(
+        '%1 to %2',
+        nameOfPath(name, this._trans),
+        snapshotTitle(to, this._trans)
+      ),
+      { body: { snapshot_id } }
+    );
+  }
+
+  private _offer(
+    message: string,
+    autoClose: number,
+    undo: () => Promise<void>
+  ): void {
+    const trans = this._trans;
+    const callback = async () => {
+      try {
+        await undo();
+      } catch (error) {
+        if (!(error instanceof GpuCkptError)) {
+          throw error;
+        }
+        tellFailure('', trans.__('Undo failed'), error, trans);
+      }
+    };
+    Notification.info(message, {
+      autoClose,
+      actions: [{ label: trans.__('Undo'), callback: () => void callback() }]
+    });
+  }
+}
