@@ -64,10 +64,10 @@ setup: $(STAMPS)/packages $(STAMPS)/criu
 demo: setup
 	$(run) $(BIN)/python tools/demo.py
 
-demo-remote: setup $(STAMPS)/far
+demo-remote: setup $(STAMPS)/remote
 	$(run) $(BIN)/python tools/demo_remote.py $(REMOTE)
 
-demo-reclaim: setup $(STAMPS)/far
+demo-reclaim: setup $(STAMPS)/remote
 	$(run) $(BIN)/python tools/demo_reclaim.py $(if $(NOTICE),--notice $(NOTICE)) $(REMOTE)
 
 demo-hub: setup $(STAMPS)/test
@@ -213,7 +213,7 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
-$(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
+$(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(install_packages) '.[$(@F)]'
 	@touch $@

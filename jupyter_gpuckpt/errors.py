@@ -24,14 +24,14 @@
     ├─ OperationCancelled
     ├─ StoreError
     │  ├─ SnapshotNotFound, SnapshotInUse, SnapshotExists
-    │  ├─ SnapshotFar               its chunks are only in a remote
+    │  ├─ SnapshotInRemoteOnly               its chunks are only in a remote
     │  ├─ ArchiveInvalid            the imported data is no export, or incomplete
     │  ├─ ObjectCorrupt, ManifestInvalid, FormatTooNew
     │  ├─ StoreUnavailable          (retryable)
     │  ├─ AccessDenied              by a remote
     │  │  ├─ CredentialsRefused     expired, rotated or wrong
     │  │  └─ KeyUnavailable         its content cannot be decrypted
-    │  ├─ FarObjectMissing, FarObjectInvalid
+    │  ├─ RemoteObjectMissing, RemoteObjectInvalid
     │  ├─ SessionHeld               another machine runs it
     │  ├─ SessionLost               another machine has taken it over
     │  └─ StoreFull
@@ -222,10 +222,10 @@ class SnapshotExists(StoreError):
     code = "snapshot_exists"
 
 
-class SnapshotFar(StoreError):
+class SnapshotInRemoteOnly(StoreError):
     """The content of a snapshot is only in a remote and must be fetched first."""
 
-    code = "snapshot_far"
+    code = "snapshot_in_remote_only"
 
 
 class ArchiveInvalid(StoreError):
@@ -277,26 +277,26 @@ class KeyUnavailable(AccessDenied):
     code = "key_unavailable"
 
 
-class FarObjectMissing(StoreError):
+class RemoteObjectMissing(StoreError):
     """A remote reports that an object does not exist."""
 
-    code = "far_object_missing"
+    code = "remote_object_missing"
 
 
-class FarObjectInvalid(StoreError):
+class RemoteObjectInvalid(StoreError):
     """An object of a remote is invalid: altered, of another store, older than one seen before, or not decodable."""
 
-    code = "far_object_invalid"
+    code = "remote_object_invalid"
 
 
 class SessionHeld(StoreError):
-    """A far session that another machine runs: its lease has not ended."""
+    """A remote session that another machine runs: its lease has not ended."""
 
     code = "session_held"
 
 
 class SessionLost(StoreError):
-    """The error for a far session that another machine has taken over: what this machine saves from then on is a branch."""
+    """The error for a remote session that another machine has taken over: what this machine saves from then on is a branch."""
 
     code = "session_lost"
 

@@ -74,15 +74,15 @@ def most_at_stake_first(
     within_seconds: float | None,
     *,
     now: float,
-    is_far: Callable[[_Info], bool] | None = None,
+    is_in_remote: Callable[[_Info], bool] | None = None,
     upload_bytes_per_second: float = UPLOAD_BYTES_PER_SECOND,
 ) -> list[Kernel]:
     """Return kernels in the order in which to save them. `snapshots`: of all kernels, newest first.
 
-    `is_far`: whether a remote has a snapshot, if only those can be read afterwards; None: the disk survives.
+    `is_in_remote`: whether a remote has a snapshot, if only those can be read afterwards; None: the disk survives.
     """
     by_id = {kernel.kernel_id: kernel for kernel in kernels}
-    candidates = [candidate(kernel, snapshots, now, is_far) for kernel in by_id.values()]
+    candidates = [candidate(kernel, snapshots, now, is_in_remote) for kernel in by_id.values()]
     rate = measured_rate(snapshots)
     sorted_candidates = order(candidates, within_seconds, rate, upload_bytes_per_second)
     return [by_id[one.kernel_id] for one in sorted_candidates]
@@ -92,7 +92,7 @@ def candidate(
     kernel: Kernel,
     snapshots: Sequence[_Info],
     now: float,
-    is_far: Callable[[_Info], bool] | None = None,
+    is_in_remote: Callable[[_Info], bool] | None = None,
 ) -> Candidate:
     """Return a kernel as a candidate; parameters as in `most_at_stake_first`."""
     import psutil  # noqa: PLC0415 - daemon and commands start faster without it, and most never choose among kernels
@@ -106,7 +106,7 @@ def candidate(
         for one in snapshots
         if kernel.snapshot_id == one.snapshot_id or kernel.kernel_id == one.kernel_id
     ]
-    kept = next((one for one in own if is_far is None or is_far(one)), None)
+    kept = next((one for one in own if is_in_remote is None or is_in_remote(one)), None)
     size_bytes = kernel.memory_bytes + kernel.gpu_bytes
     if kept is None:
         # Not even the snapshot from which it was resumed can be read afterwards.
@@ -123,7 +123,7 @@ def candidate(
         kernel.kernel_id,
         size_bytes,
         max(0.0, now - since),
-        upload_bytes=0 if is_far is None else upload_bytes,
+        upload_bytes=0 if is_in_remote is None else upload_bytes,
     )
 
 

@@ -52,11 +52,14 @@ def ps(args: Namespace) -> int:
         has_remotes = bool(kernels) and bool(client.send(calls.remotes()))
         wanted = {kernel.snapshot_id for kernel in kernels} - {""}
         taken = _snapshots(client) if wanted or has_remotes else []
-        far = _far_only(taken, wanted)
+        remote = _remote_only(taken, wanted)
     now = time.time()
     risks = {one.kernel_id: at_risk(one, taken, now) for one in kernels} if has_remotes else {}
     if args.json:
-        found = {"far_only": far, "at_risk": {name: one._asdict() for name, one in risks.items()}}
+        found = {
+            "remote_only": remote,
+            "at_risk": {name: one._asdict() for name, one in risks.items()},
+        }
         printing.say_json({"kernels": kernels, **{name: one for name, one in found.items() if one}})
         return 0
     short = printing.short_ids(kernel.kernel_id for kernel in kernels)
@@ -70,7 +73,7 @@ def ps(args: Namespace) -> int:
             printing.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
             _gpu(kernel),
             (snapshots[kernel.snapshot_id] or "-")
-            + (", not here" if kernel.snapshot_id in far else ""),
+            + (", not here" if kernel.snapshot_id in remote else ""),
             *([str(risks[kernel.kernel_id])] if risks else []),
         ]
         for kernel in kernels
@@ -97,12 +100,12 @@ def _snapshots(client: Client) -> list[Snapshot]:
     return []
 
 
-def _far_only(found: list[Snapshot], snapshot_ids: set[str]) -> dict[str, str]:
+def _remote_only(found: list[Snapshot], snapshot_ids: set[str]) -> dict[str, str]:
     """Return those of these snapshots whose content is only in a remote, with the remote's name."""
     return {
-        one.snapshot_id: one.far_only
+        one.snapshot_id: one.remote_only
         for one in found
-        if one.far_only is not None and one.snapshot_id in snapshot_ids
+        if one.remote_only is not None and one.snapshot_id in snapshot_ids
     }
 
 
@@ -226,7 +229,7 @@ def list_snapshots(args: Namespace) -> int:
         for info in found
     ]
     heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "TITLE", "CREATED", "MEMORY", "GPU", "STORED"]
-    if any(info.uploads or info.far_only is not None for info in found):
+    if any(info.uploads or info.remote_only is not None for info in found):
         heads.append("REMOTES")
         rows = [[*row, upload_command.as_text(info)] for row, info in zip(rows, found, strict=True)]
     printing.say(printing.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")

@@ -89,13 +89,13 @@ def verify(args: Namespace, client: Client) -> int:
     """Verify snapshots, all if none is named; return the status of ObjectCorrupt if one is damaged."""
     infos = client.send(calls.snapshots())
     known = [info.snapshot_id for info in infos]
-    far = [info.snapshot_id for info in infos if info.far_only is not None]
+    remote = [info.snapshot_id for info in infos if info.remote_only is not None]
     wanted = [one_snapshot(prefix, known) for prefix in args.snapshot]
     if not wanted:
-        wanted = [one for one in known if one not in far]
-        if far:
+        wanted = [one for one in known if one not in remote]
+        if remote:
             printing.warn(
-                f"Not verified, because only remotes have their content: {', '.join(far)}."
+                f"Not verified, because only remotes have their content: {', '.join(remote)}."
             )
     found = []
     for snapshot_id in dict.fromkeys(wanted):

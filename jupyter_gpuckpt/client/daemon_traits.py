@@ -60,8 +60,8 @@ class GpuCkptDaemon(Configurable):
         listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
     ).tag(config=True)
 
-    collect_far_every = Float(
-        daemon_settings.DEFAULT_COLLECT_FAR_EVERY_SECONDS,
+    collect_remote_every = Float(
+        daemon_settings.DEFAULT_COLLECT_REMOTE_EVERY_SECONDS,
         min=0.0,
         help="""Seconds between two removals of packs that no snapshot needs from each remote, by one of the machines that use it
         (docs/remotes.md). Each reads all tables of contents, for which the provider may bill requests. Default: a week. 0: never
@@ -150,7 +150,7 @@ class GpuCkptDaemon(Configurable):
             idle_exit_seconds=daemon_settings.default_idle_exit(),
             undo_delete_seconds=self.undo_delete_for,
             near_bytes=self.near_bytes,
-            collect_far_every_seconds=self.collect_far_every,
+            collect_remote_every_seconds=self.collect_remote_every,
             reclaim_notices=self.reclaim_notices,
         )
 

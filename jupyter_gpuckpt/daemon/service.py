@@ -34,12 +34,12 @@ from .kernels.verbs import Verbs
 from .reclaim.notice_watch import Watch
 from .reclaim.reaction import Reaction
 from .remotes import remote_copies
-from .remotes.collecting import FarCollecting
+from .remotes.collecting import RemoteCollecting
 from .remotes.kernel_moves import Moves
 from .remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from .remotes.listed_checks import ListedChecks
 from .remotes.near_copy import NearCopy
-from .remotes.session_requests import FarSessions
+from .remotes.session_requests import RemoteSessions
 from .remotes.uploads import Uploads
 from .scrub.scrubbing import Scrubbing
 from .snapshot_lists import SnapshotLists
@@ -130,7 +130,7 @@ class Daemon:
             self.uploads,
             lambda: self.operations.any_running,
         )
-        self.far_sessions = FarSessions(
+        self.remote_sessions = RemoteSessions(
             settings.data,
             self.machine,
             self.operations,
@@ -143,9 +143,9 @@ class Daemon:
             self.uploads,
             lambda: self.needs_quiet or self.uploads.any_pending,
         )
-        self.far_collecting = FarCollecting(
+        self.remote_collecting = RemoteCollecting(
             settings.data,
-            settings.collect_far_every_seconds,
+            settings.collect_remote_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
         )
         self.scrubbing = Scrubbing(
@@ -263,7 +263,7 @@ class Daemon:
         await self.uploads.start()
         self.lease_renewal.start()
         self.near_copy.start()
-        self.far_collecting.start()
+        self.remote_collecting.start()
         self.listed_checks.start()
         self.scrubbing.start()
         server.add_socket(listen())
@@ -288,9 +288,9 @@ class Daemon:
         await self.removal.close()
         await self.transfers.close()
         await self.moves.close()
-        await self.far_sessions.close()
+        await self.remote_sessions.close()
         await self.near_copy.close()
-        await self.far_collecting.close()
+        await self.remote_collecting.close()
         await self.listed_checks.close()
         await self.scrubbing.close()
         await self.lease_renewal.close()

@@ -34,7 +34,7 @@ class SnapshotLists:
             msgspec.structs.replace(
                 _snapshot(info, needed=info.snapshot_id in needed, live=info.kernel_id in live),
                 uploads=self._uploads.of(info),
-                far_only=stubs[info.snapshot_id].remote if info.snapshot_id in stubs else None,
+                remote_only=stubs[info.snapshot_id].remote if info.snapshot_id in stubs else None,
             )
             for info in infos
             if kernel_id in {"", info.kernel_id} and name in {"", info.name}
@@ -49,7 +49,7 @@ class SnapshotLists:
                 _snapshot(one.info, needed=False, live=one.info.kernel_id in live),
                 deleted_at=one.annotations.deleted_at,
                 kept_until=one.annotations.kept.at,
-                far_only=one.stub.remote if one.stub else None,
+                remote_only=one.stub.remote if one.stub else None,
             )
             for one in found
             if kernel_id in {"", one.info.kernel_id} and name in {"", one.info.name}

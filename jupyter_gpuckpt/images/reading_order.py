@@ -151,8 +151,8 @@ def _spans(records: _Rows, pack: _Rows, alone: _Rows, span_bytes: int, threads: 
     starts = records["offset"].astype(np.int64)
     lengths = records["stored_length"].astype(np.int64)
     ends = starts + lengths
-    far = (starts[1:] - ends[:-1] > _SPAN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
-    borders = [*(np.flatnonzero(far) + 1).tolist(), len(records)] if len(records) else []
+    apart = (starts[1:] - ends[:-1] > _SPAN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
+    borders = [*(np.flatnonzero(apart) + 1).tolist(), len(records)] if len(records) else []
     firsts: list[int] = []
     first, start_of, end_of = 0, starts.tolist(), ends.tolist()
     left = (lengths[::-1].cumsum()[::-1] // (threads * _PART)).tolist()

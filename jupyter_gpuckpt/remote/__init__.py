@@ -1,28 +1,28 @@
-"""The far store: snapshots in a bucket, sealed, readable by other machines.
+"""The remote store: snapshots in a bucket, sealed, readable by other machines.
 
 - `buckets`: objects of a remote.
 - `capabilities`: the test of an endpoint's capabilities when a remote is configured.
 - `check_client`: the caller's side of check workers.
 - `check_worker`: the worker's side of checking.
 - `checking`: the checks of what a fetch has read.
-- `collector`: the far collector.
+- `collector`: the remote collector.
 - `credentials`: credentials for S3 from the file of the AWS tools.
 - `drill`: a sample of a remote's snapshots is fetched, decrypted and compared with its digests.
 - `epochs`: epochs of the collector.
-- `erasure`: permanent erasure of a far session, while uploaders, collectors and readers run that may stop at any moment and continue.
+- `erasure`: permanent erasure of a remote session, while uploaders, collectors and readers run that may stop at any moment and continue.
 - `fetch`: the fetch of a snapshot from a remote into the local store.
 - `index_objects`: the rows of many packs in one object.
-- `lease_objects`: the right of one daemon to run a far session and write to it.
+- `lease_objects`: the right of one daemon to run a remote session and write to it.
 - `listed_facts`: the facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
-- `objects`: the operations that leases and far sessions need from the storage of their objects.
+- `objects`: the operations that leases and remote sessions need from the storage of their objects.
 - `pace`: the limit of the upload rate.
 - `pack_refs`: references to packs in a bucket.
 - `pack_sender`: the making and sending of the packs of an upload.
-- `remote_deletions`: the deletion of snapshots in far sessions.
+- `remote_deletions`: the deletion of snapshots in remote sessions.
 - `remote_list`: the list of remotes.
-- `remote_manifests`: far manifests: the local store's manifest of a snapshot together with references to the far packs that it needs.
-- `remote_packs`: far packs: objects of many chunks, each chunk compressed as in the local store and encrypted by itself.
-- `remote_sessions`: far sessions: one object per notebook, replaced by compare-and-swap.
+- `remote_manifests`: remote manifests: the local store's manifest of a snapshot together with references to the remote packs that it needs.
+- `remote_packs`: remote packs: objects of many chunks, each chunk compressed as in the local store and encrypted by itself.
+- `remote_sessions`: remote sessions: one object per notebook, replaced by compare-and-swap.
 - `request_errors`: the translation of obstore's errors to the project's own.
 - `retries`: retries of requests to a remote.
 - `roots`: the roots of garbage collection.

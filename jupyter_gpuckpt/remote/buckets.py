@@ -21,8 +21,8 @@ from ..errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsRefused,
-    FarObjectInvalid,
-    FarObjectMissing,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     StoreUnavailable,
     ToolMissing,
 )
@@ -89,7 +89,7 @@ def open_bucket(
 class Bucket:
     """The objects below a remote's prefix. Thread-safe. `patient`: the same store with longer timeouts, for long content.
 
-    Methods raise AccessDenied, StoreUnavailable if the remote stays unreachable, FarObjectInvalid for an object that is too long,
+    Methods raise AccessDenied, StoreUnavailable if the remote stays unreachable, RemoteObjectInvalid for an object that is too long,
     ConfigurationError if the bucket does not exist, OperationCancelled.
     """
 
@@ -114,13 +114,13 @@ class Bucket:
         self._swaps, self._lock, self._root = swaps, lock, root
 
     def get(self, name: str, *, max_bytes: int = MAX_SMALL_OBJECT_BYTES) -> Stored:
-        """Return an object. Raises FarObjectMissing."""
+        """Return an object. Raises RemoteObjectMissing."""
 
         def get() -> Stored:
             result = self._store.get(name)
             meta = result.meta
             if meta["size"] > max_bytes:
-                raise FarObjectInvalid(
+                raise RemoteObjectInvalid(
                     f"{name} in remote {self.name} is longer than {max_bytes:,} bytes."
                 )
             data = bytes(result.bytes())
@@ -133,13 +133,13 @@ class Bucket:
         return self._do(get, name)
 
     def get_range(self, name: str, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` up to `end` of an object, fewer if the object is shorter. Raises FarObjectMissing."""
+        """Return the bytes from `start` up to `end` of an object, fewer if the object is shorter. Raises RemoteObjectMissing."""
 
         def get() -> memoryview:
             # A copy would hold the GIL.
             data = memoryview(self._store.get_range(name, start=start, end=end))
             if len(data) > end - start:
-                raise FarObjectInvalid(
+                raise RemoteObjectInvalid(
                     f"Remote {self.name} returned more bytes than the requested range."
                 )
             return data
@@ -149,7 +149,7 @@ class Bucket:
     def head(self, name: str) -> ListedObject | None:
         """Return the entry of an object; None if it does not exist."""
 
-        with suppress(FarObjectMissing):
+        with suppress(RemoteObjectMissing):
             meta = self.retries.run(lambda: self._head(name))
             return ListedObject(name, meta["size"], meta["last_modified"])
         return None
@@ -167,7 +167,7 @@ class Bucket:
                 self._once(lambda: self._put(name, data, "create"), name)
             except _Lost:
                 return self._is_ours(name, data)
-            except FarObjectMissing as error:
+            except RemoteObjectMissing as error:
                 # In a folder another machine may collect the file before it is on the disk. The next attempt writes it again.
                 raise request_errors.failed(self.name, name, "the file was deleted") from error
             except StoreUnavailable:
@@ -196,7 +196,7 @@ class Bucket:
                         self._once(lambda: self._put(name, data, "overwrite"), name)
                     else:
                         raise _Lost
-                except (_Lost, FarObjectMissing):
+                except (_Lost, RemoteObjectMissing):
                     return self._is_ours(name, data)
                 except StoreUnavailable:
                     if self._is_ours(name, data):
@@ -217,11 +217,11 @@ class Bucket:
 
             try:
                 self._do(delete, name)
-            except FarObjectMissing:
+            except RemoteObjectMissing:
                 continue
             except CredentialsRefused:
                 raise
-            except (_Lost, AccessDenied, FarObjectInvalid) as error:
+            except (_Lost, AccessDenied, RemoteObjectInvalid) as error:
                 refused.append(name)
                 why = getattr(error, "details", "") or "the remote gave no reason"
         if refused:
@@ -247,7 +247,7 @@ class Bucket:
                     ListedObject(one["path"], one["size"], one["last_modified"]) for one in page
                 ]
                 if len(found) > _MAX_LISTED_OBJECTS:
-                    raise FarObjectInvalid(
+                    raise RemoteObjectInvalid(
                         f"Remote {self.name} lists more than {_MAX_LISTED_OBJECTS:,} objects."
                     )
             return found
@@ -267,7 +267,7 @@ class Bucket:
     def _head(self, name: str) -> ObjectMeta:
         try:
             return self._once(lambda: self._store.head(name), name)
-        except FarObjectInvalid as error:
+        except RemoteObjectInvalid as error:
             # A response to HEAD has no content that would give a reason. S3 refuses expired credentials like this.
             raise CredentialsRefused(
                 f"Remote {self.name} refused the request whether {name} exists.",
@@ -282,7 +282,7 @@ class Bucket:
             header = self._once(
                 lambda: bytes(self._store.get_range(name, start=0, end=HEADER_BYTES)), name
             )
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return False
         return bool(size == len(data) and header == data[:HEADER_BYTES])
 
@@ -302,7 +302,7 @@ class Bucket:
                     f"The bucket of remote {self.name} does not exist.",
                     hint="Make it with the provider's own tools, or correct the URL.",
                 ) from error
-            raise FarObjectMissing(f"{name} is not in remote {self.name}.") from error
+            raise RemoteObjectMissing(f"{name} is not in remote {self.name}.") from error
         except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
             raise request_errors.denied(self.name, name, str(error)) from error
         except NotImplementedError as error:
@@ -348,7 +348,7 @@ def _connect(remote: Remote, silent_seconds: int) -> ObjectStore:
     except ImportError as error:
         raise ToolMissing(
             "Remotes need the Python package obstore.",
-            hint="Install it: pip install 'jupyter_gpuckpt[far]'",
+            hint="Install it: pip install 'jupyter_gpuckpt[remote]'",
         ) from error
     remote.check()
     scheme, settings = remote.scheme, dict(remote.settings)

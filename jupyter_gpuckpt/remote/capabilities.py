@@ -16,9 +16,9 @@ import msgspec
 from ..errors import (
     AccessDenied,
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     GpuCkptError,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
 )
 from ..wire.remote_records import Capabilities, Remote
 from .buckets import Bucket
@@ -100,7 +100,7 @@ class _Trial:
                 won = list(pool.map(lambda one: self._bucket.create(name, one), contents))
             if sum(won) != 1 or self._bucket.create(name, os.urandom(_BYTES)):
                 return False
-        except FarObjectInvalid:
+        except RemoteObjectInvalid:
             return False
         return self._bucket.get(name).data == contents[won.index(True)]
 
@@ -115,14 +115,14 @@ class _Trial:
                 won = list(pool.map(lambda one: self._bucket.swap(name, one, old), contents))
             if sum(won) != 1 or self._bucket.swap(name, os.urandom(_BYTES), old):
                 return False
-        except (ConfigurationError, FarObjectInvalid):
+        except (ConfigurationError, RemoteObjectInvalid):
             return False
         return self._bucket.get(name).data == contents[won.index(True)]
 
     def _ranges(self, name: str, content: bytes) -> bool:
         try:
             return self._bucket.get_range(name, 1000, 1100) == content[1000:1100]
-        except FarObjectInvalid:
+        except RemoteObjectInvalid:
             return False
 
     def _lists(self, name: str) -> bool:
@@ -134,7 +134,7 @@ class _Trial:
     def _tells_missing(self) -> bool:
         try:
             self._bucket.get(f"{self._folder}/missing")
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return True
         except AccessDenied:
             pass

@@ -65,7 +65,7 @@ class Checkers(Protocol):
         """Check the chunks of a span and yield their records, a few at a time.
 
         `data`: the bytes from the span's start to its end. Records are valid until the next ones are asked for. The caller closes the
-        generator. Raises FarObjectInvalid, FormatTooNew.
+        generator. Raises RemoteObjectInvalid, FormatTooNew.
         """
 
 
@@ -121,7 +121,7 @@ def payload_bytes(rows: Rows) -> int:
 def check(span: Span, data: memoryview, room: memoryview) -> list[Record]:
     """Decrypt the chunks of a span from `data` into `room`, one after the other, and compare them with their digests.
 
-    Raises FarObjectInvalid, FormatTooNew.
+    Raises RemoteObjectInvalid, FormatTooNew.
     """
     name = span.pack.ref.name
     chunks = remote_packs.open_chunks(name, span.pack.key, span.rows, data, span.start, room)

@@ -1,10 +1,10 @@
-"""The far collector: it removes packs that no manifest needs, while uploads and other collectors may stop and continue at any time.
+"""The remote collector: it removes packs that no manifest needs, while uploads and other collectors may stop and continue at any time.
 
 It works in two phases. The collector of one epoch lists the packs that no manifest needs in `condemned/<epoch>`. The next epoch
 refers to that list, and its collector reads all manifests again and removes those packs of the list that are still not needed. No
 pack is removed that a listed snapshot needs:
 
-* The collector reads every manifest that was written before, including manifests that no far session lists.
+* The collector reads every manifest that was written before, including manifests that no remote session lists.
 * A manifest that is written later belongs to one of two kinds of uploads. One began in an earlier epoch: after writing its
   manifest, it notices that the epoch changed and checks every pack again. The other began in this epoch: it relies on no pack that
   the epoch's list condemns (`upload.py`).
@@ -19,7 +19,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from ..errors import FarObjectMissing
+from ..errors import RemoteObjectMissing
 from . import (
     epochs,
     index_objects,
@@ -31,7 +31,7 @@ from . import (
 from .buckets import Bucket
 from .epochs import Epoch
 from .objects import ListedObject
-from .remote_manifests import FarManifest
+from .remote_manifests import RemoteManifest
 from .remote_sessions import Sessions
 from .sealing import Seal
 from .seen import Seen
@@ -59,7 +59,7 @@ def collect(
     """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn unneeded ones.
 
     `read_before`: the packs of manifests that were read before. Nothing is removed if another collector begins the epoch, or if a
-    manifest cannot be read. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
+    manifest cannot be read. Raises RemoteObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
     """
     now = epochs.read(bucket, seal, seen)
     last = now.epoch.number
@@ -70,7 +70,7 @@ def collect(
     written = bucket.get(epochs.NAME).modified
     try:
         condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
-    except FarObjectMissing:
+    except RemoteObjectMissing:
         return Collected()  # other collectors have completed later epochs meanwhile
     found = roots.read(bucket, seal, seen, packs_of, read_before)
     needed = set().union(*found.all)
@@ -110,10 +110,10 @@ class Packs:
         """Return the packs of a manifest; none if it is lost."""
         if manifest not in self.read:
             try:
-                far = remote_manifests.read(self._bucket, self._seal, manifest)
-            except FarObjectMissing:
+                remote = remote_manifests.read(self._bucket, self._seal, manifest)
+            except RemoteObjectMissing:
                 return {}
-            self.read[manifest] = packs_of(far)
+            self.read[manifest] = packs_of(remote)
         return self.read[manifest]
 
 
@@ -121,7 +121,7 @@ def _may_go(found: ListedObject, before: datetime) -> bool:
     return pack_refs.is_name(found.name) and found.modified <= before
 
 
-def packs_of(manifest: FarManifest) -> dict[str, int]:
+def packs_of(manifest: RemoteManifest) -> dict[str, int]:
     """Return the packs that a manifest needs, by name, with their lengths."""
     return {ref.name: ref.length for ref in manifest.packs}
 
@@ -130,7 +130,7 @@ def _forget_deleted(bucket: Bucket, seal: Seal, seen: Seen, deleted: dict[str, s
     """Remove the manifests of deleted and erased snapshots; packs that only they needed are removed two epochs later."""
     for session_id, names in deleted.items():
         gone = names.difference(bucket.delete(sorted(names)))
-        with suppress(FarObjectMissing):  # everything in the remote was erased meanwhile
+        with suppress(RemoteObjectMissing):  # everything in the remote was erased meanwhile
             Sessions(bucket, seal, seen).forget_deleted(session_id, gone)
 
 

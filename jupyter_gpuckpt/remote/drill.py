@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import FarObjectInvalid, FarObjectMissing, FormatTooNew
+from ..errors import FormatTooNew, RemoteObjectInvalid, RemoteObjectMissing
 from ..store import manifests
 from ..store.codecs import CodecError, digest_of_stored
 from . import remote_packs
 from .buckets import Bucket
 from .checking import OpenPack
-from .fetch import far_manifest, open_packs
+from .fetch import open_packs, remote_manifest
 from .pack_refs import PackRef
-from .remote_sessions import FarSnapshot, Sessions
+from .remote_sessions import RemoteSnapshot, Sessions
 from .sealing import Seal, invalid
 from .seen import Seen
 
 _READERS = 8
 #: Errors that show damage; any other error ends the drill.
-_DAMAGE = (FarObjectInvalid, FarObjectMissing, FormatTooNew)
+_DAMAGE = (RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew)
 
 
 class Damage(NamedTuple):
-    """A damaged object: the far session and snapshot that need it, its name, and the reason."""
+    """A damaged object: the remote session and snapshot that need it, its name, and the reason."""
 
     session_id: str
     snapshot_id: str
@@ -56,7 +56,7 @@ class _Sampled(NamedTuple):
 def drill(bucket: Bucket, seal: Seal, seen: Seen, sample: int, chance: random.Random) -> Drilled:
     """Check `sample` snapshots, and `sample` chunks of each. Raises AccessDenied, StoreUnavailable, OperationCancelled."""
     sessions, damaged = Sessions(bucket, seal, seen), list[Damage]()
-    listed: list[tuple[str, FarSnapshot]] = []
+    listed: list[tuple[str, RemoteSnapshot]] = []
     for session_id in sessions.ids():
         try:
             listed += [(session_id, one) for one in sessions.get(session_id).listed]
@@ -78,19 +78,19 @@ class _Looking:
         self._packs: dict[PackRef, OpenPack | str] = {}
         self.chunks = self.chunk_bytes = 0
 
-    def at(self, snapshot: FarSnapshot) -> Iterator[tuple[str, str]]:
+    def at(self, snapshot: RemoteSnapshot) -> Iterator[tuple[str, str]]:
         """Yield the damage of a snapshot: each damaged object's name, with the reason."""
         try:
-            far = far_manifest(self._bucket, self._seal, snapshot)
-            digests = manifests.references(far.manifest())
+            remote = remote_manifest(self._bucket, self._seal, snapshot)
+            digests = manifests.references(remote.manifest())
         except _DAMAGE as error:
             yield snapshot.manifest, error.message
             return
-        wanted = {self._seal.far_id(digest): digest for digest in digests}
+        wanted = {self._seal.remote_id(digest): digest for digest in digests}
         found: dict[bytes, _Sampled] = {}
         is_whole = True
         with ThreadPoolExecutor(_READERS, "drill") as pool:
-            for ref, pack in zip(far.packs, pool.map(self._open, far.packs), strict=True):
+            for ref, pack in zip(remote.packs, pool.map(self._open, remote.packs), strict=True):
                 if isinstance(pack, str):
                     is_whole = False
                     yield ref.name, pack

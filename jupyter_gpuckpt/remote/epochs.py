@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ..errors import FarObjectMissing
+from ..errors import RemoteObjectMissing
 from .buckets import Bucket
 from .objects import Version
 from .pack_refs import is_name as is_pack_name
@@ -44,13 +44,13 @@ class CurrentEpoch(NamedTuple):
 
 
 def read(bucket: Bucket, seal: Seal, seen: Seen) -> CurrentEpoch:
-    """Return the current epoch. Raises FarObjectInvalid, also if it is older than an epoch that this machine has seen."""
+    """Return the current epoch. Raises RemoteObjectInvalid, also if it is older than an epoch that this machine has seen."""
     for _ in range(_ATTEMPTS):
         epoch, version = _read(bucket, seal, seen)
         if not epoch.condemned:
             return CurrentEpoch(epoch, version, set())
         # The list is removed when a later epoch has begun.
-        with suppress(FarObjectMissing):
+        with suppress(RemoteObjectMissing):
             return CurrentEpoch(epoch, version, read_list(bucket, seal, epoch.condemned))
     raise invalid(list_name(epoch.condemned), "the epoch names it, but it is missing")
 
@@ -59,7 +59,7 @@ def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None
     newest = seen.newest(NAME)
     try:
         stored = bucket.get(NAME, max_bytes=_MAX_RECORD_BYTES)
-    except FarObjectMissing:
+    except RemoteObjectMissing:
         if newest:
             raise invalid(NAME, "this machine has seen it, but it is missing now") from None
         return Epoch(), None
@@ -84,7 +84,7 @@ def list_name(number: int) -> str:
 
 
 def read_list(bucket: Bucket, seal: Seal, number: int) -> set[str]:
-    """Return an epoch's list. Raises FarObjectMissing, FarObjectInvalid."""
+    """Return an epoch's list. Raises RemoteObjectMissing, RemoteObjectInvalid."""
     name = list_name(number)
     packs = seal.open_record(
         name, bucket.get(name, max_bytes=_MAX_RECORD_BYTES).data, _Condemned

@@ -1,12 +1,12 @@
-"""Permanent erasure of a far session, while uploaders, collectors and readers run that may stop at any moment and continue later.
+"""Permanent erasure of a remote session, while uploaders, collectors and readers run that may stop at any moment and continue later.
 
-One swap empties the far session and records every manifest that may not be listed again. Uploaders swap the same object to list a
+One swap empties the remote session and records every manifest that may not be listed again. Uploaders swap the same object to list a
 snapshot, so the two are ordered. Then these manifests are removed, and after them the chunks:
 
 * Packs that nothing needs are removed by the collector: condemned in one epoch, removed in the next, which may follow at once.
 * A pack with both needed and erased chunks is rewritten without the erased ones: first the new packs, then their index, then
-  manifests that name them, last the far sessions, which then list these manifests instead. After that nothing needs the old pack.
-* A manifest that no far session lists and that needs such a pack belongs to an upload. It is erased as well; its uploader gets
+  manifests that name them, last the remote sessions, which then list these manifests instead. After that nothing needs the old pack.
+* A manifest that no remote session lists and that needs such a pack belongs to an upload. It is erased as well; its uploader gets
   ManifestErased when it lists the manifest, and sends again what it needs of that pack.
 
 At every step all listed objects exist. After a crash, the next erasure or collection continues.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ConfigurationError, FarObjectMissing
+from ..errors import ConfigurationError, RemoteObjectMissing
 from ..linux.fresh_memory import Scratch
 from ..store import manifests
 from . import epochs, index_objects, pack_refs, remote_manifests, remote_packs, roots
@@ -30,8 +30,8 @@ from .collector import collect
 from .epochs import CurrentEpoch
 from .fetch import open_packs
 from .pack_refs import PACK_BYTES, PackRef, PackRows
-from .remote_manifests import FarManifest
-from .remote_packs import FarChunk, Rows
+from .remote_manifests import RemoteManifest
+from .remote_packs import RemoteChunk, Rows
 from .remote_sessions import Sessions
 from .roots import Roots
 from .sealing import Seal, invalid
@@ -60,7 +60,7 @@ class Erased(NamedTuple):
 
 
 class _Needs(NamedTuple):
-    """The far session to which a manifest belongs, listed or not, its snapshot, and the packs that it needs."""
+    """The remote session to which a manifest belongs, listed or not, its snapshot, and the packs that it needs."""
 
     session_id: str
     snapshot_id: str
@@ -76,10 +76,10 @@ def erase(
     *,
     pack_bytes: int = PACK_BYTES,
 ) -> Erased:
-    """Erase a far session, whose id is that of its kernel; snapshots that other far sessions list stay complete throughout.
+    """Erase a remote session, whose id is that of its kernel; snapshots that other remote sessions list stay complete throughout.
 
-    An erasure that was interrupted is completed. Raises FarObjectMissing if there is no such session, ConfigurationError if objects
-    cannot be deleted, FarObjectInvalid for an object that cannot be read, and what `Bucket` raises.
+    An erasure that was interrupted is completed. Raises RemoteObjectMissing if there is no such session, ConfigurationError if objects
+    cannot be deleted, RemoteObjectInvalid for an object that cannot be read, and what `Bucket` raises.
     """
     if not bucket.deletes:
         raise ConfigurationError(
@@ -95,7 +95,7 @@ def erase(
         tell("rewriting")
         try:
             moved, going = eraser.rewrite()
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             # Another erasure has just rewritten the pack, or the pack is lost.
             if number == _LOOKS:
                 raise
@@ -137,12 +137,12 @@ class _Eraser:
             index_objects.consolidate(self._bucket, self._seal, without=gone)
 
     def erased_still_there(self, session_id: str) -> set[str]:
-        """Return the erased manifests of a far session whose objects exist."""
+        """Return the erased manifests of a remote session whose objects exist."""
         there = {one.name for one in self._bucket.list(remote_manifests.FOLDER)}
         return there.intersection(self._sessions.get(session_id).erased)
 
     def mark(self, session_id: str) -> int:
-        """Empty the far session, so that the collector removes its manifests; return how many snapshots it listed."""
+        """Empty the remote session, so that the collector removes its manifests; return how many snapshots it listed."""
         found = roots.read(self._bucket, self._seal, self._seen, _needs_of)
         unlisted = {
             name for name, needs in found.unlisted.items() if needs.session_id == session_id
@@ -159,12 +159,12 @@ class _Eraser:
         now = epochs.read(self._bucket, self._seal, self._seen)
         digests: set[bytes] = set()
 
-        def needs_of(manifest: FarManifest) -> _Needs:
+        def needs_of(manifest: RemoteManifest) -> _Needs:
             digests.update(manifests.references(manifest.manifest()))
             return _needs_of(manifest)
 
         found = roots.read(self._bucket, self._seal, self._seen, needs_of)
-        needed = {self._seal.far_id(digest) for digest in digests}
+        needed = {self._seal.remote_id(digest) for digest in digests}
         table = self._table({ref.name: ref for one in found.all for ref in one.packs}.values())
         going = {
             name
@@ -221,16 +221,16 @@ class _Eraser:
             index_objects.write(self._bucket, self._seal, new)
         rows = {one.ref.name: remote_packs.checked_rows(one.ref, one.rows) for one in new}
         refs = {one.ref.name: one.ref for one in new}
-        place = {far_id: refs[name] for name, some in rows.items() for far_id in _ids(some)}
+        place = {remote_id: refs[name] for name, some in rows.items() for remote_id in _ids(some)}
         others: dict[str, dict[str, tuple[str, bytes]]] = {}
         for name, (session_id, _) in used.items():
             try:
-                far = remote_manifests.read(self._bucket, self._seal, name)
-            except FarObjectMissing:
+                remote = remote_manifests.read(self._bucket, self._seal, name)
+            except RemoteObjectMissing:
                 continue  # its snapshot was erased meanwhile
-            packs = self._packs_of(name, far, table, going, place)
-            moved = msgspec.structs.replace(far, packs=packs)
-            other = remote_manifests.new_name(far.snapshot_id)
+            packs = self._packs_of(name, remote, table, going, place)
+            moved = msgspec.structs.replace(remote, packs=packs)
+            other = remote_manifests.new_name(remote.snapshot_id)
             digest = remote_manifests.write(self._bucket, self._seal, other, moved)
             others.setdefault(session_id, {})[name] = other, digest
         if self._is_sound(now, used, going, refs.values()):
@@ -250,11 +250,11 @@ class _Eraser:
 
     def _write_anew(self, packs: list[OpenPack], needed: set[bytes]) -> Iterable[PackRows]:
         """Write the needed chunks of packs to new packs, each chunk once; yield the new packs."""
-        chunks: list[FarChunk] = []
+        chunks: list[RemoteChunk] = []
         room, done = self._pack_bytes, set[bytes]()
         for pack in packs:
             for chunk in self._chunks(pack, needed - done):
-                done.add(chunk.far_id)
+                done.add(chunk.remote_id)
                 chunks.append(chunk)
                 room -= len(chunk.payload)
                 if room <= 0:
@@ -263,7 +263,7 @@ class _Eraser:
         if chunks:
             yield self._write(chunks)
 
-    def _chunks(self, pack: OpenPack, wanted: set[bytes]) -> Iterable[FarChunk]:
+    def _chunks(self, pack: OpenPack, wanted: set[bytes]) -> Iterable[RemoteChunk]:
         data: bytes | memoryview = b""
         for row in pack.rows:
             if row["id"].tobytes() not in wanted:
@@ -272,7 +272,7 @@ class _Eraser:
             start, end = remote_packs.record_bounds(row)
             yield remote_packs.open_chunk(pack.ref.name, pack.key, row, data[start:end])
 
-    def _write(self, chunks: list[FarChunk]) -> PackRows:
+    def _write(self, chunks: list[RemoteChunk]) -> PackRows:
         pack = remote_packs.build_of(self._seal, chunks, self._memory)
         if not self._bucket.create(pack.ref.name, pack.data):
             raise invalid(pack.ref.name, "there is one of this name already")
@@ -281,14 +281,14 @@ class _Eraser:
     def _packs_of(
         self,
         name: str,
-        far: FarManifest,
+        remote: RemoteManifest,
         table: dict[str, tuple[PackRef, Rows]],
         going: set[str],
         place: dict[bytes, PackRef],
     ) -> list[PackRef]:
         """Return the packs that a manifest needs after the removal of `going`."""
-        kept = {ref.name: ref for ref in far.packs if ref.name not in going}
-        wanted = set(map(self._seal.far_id, manifests.references(far.manifest())))
+        kept = {ref.name: ref for ref in remote.packs if ref.name not in going}
+        wanted = set(map(self._seal.remote_id, manifests.references(remote.manifest())))
         for pack_name in kept:
             wanted.difference_update(_ids(table[pack_name][1]))
         if missing := wanted - place.keys():
@@ -310,7 +310,7 @@ class _Eraser:
         return remote_packs.are_there(self._bucket, refs.union(new), after.condemned)
 
 
-def _needs_of(manifest: FarManifest) -> _Needs:
+def _needs_of(manifest: RemoteManifest) -> _Needs:
     return _Needs(manifest.session_id, manifest.snapshot_id, manifest.packs)
 
 

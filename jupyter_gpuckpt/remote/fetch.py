@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from ..errors import FarObjectMissing, StoreError, StoreFull
+from ..errors import RemoteObjectMissing, StoreError, StoreFull
 from ..store import manifests
 from ..store.local import LocalStore
 from ..store.writer import PackWriter
@@ -20,8 +20,8 @@ from . import remote_manifests, remote_packs
 from .buckets import Bucket
 from .checking import Checkers, CheckingThreads, OpenPack, Span, payload_bytes, spans
 from .pack_refs import PackRef
-from .remote_manifests import FarManifest
-from .remote_sessions import FarSnapshot
+from .remote_manifests import RemoteManifest
+from .remote_sessions import RemoteSnapshot
 from .sealing import HEADER_BYTES, Seal, invalid
 
 _READERS = 8
@@ -30,7 +30,7 @@ _READERS = 8
 def fetch(
     bucket: Bucket,
     seal: Seal,
-    snapshot: FarSnapshot,
+    snapshot: RemoteSnapshot,
     store: LocalStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
     checkers: Callable[[int], Checkers] = lambda stored_bytes: CheckingThreads(),
@@ -38,39 +38,39 @@ def fetch(
     """Fetch a snapshot into the local store, which lists it as a whole snapshot when this returns.
 
     `progress` is called with the bytes fetched and the bytes in all. `checkers` returns the checkers for about so many bytes of
-    packs. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
+    packs. Raises SnapshotExists, RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
     OperationCancelled; then the local store lists the same as before.
     """
-    far = far_manifest(bucket, seal, snapshot)
-    is_stub = store.stubs.find(far.snapshot_id) is not None
-    require_wanted(store, far.snapshot_id)
+    remote = remote_manifest(bucket, seal, snapshot)
+    is_stub = store.stubs.find(remote.snapshot_id) is not None
+    require_wanted(store, remote.snapshot_id)
     # A stub has its manifest here; it names the chunks to fetch.
-    manifest = store.manifest(far.snapshot_id) if is_stub else far.manifest()
+    manifest = store.manifest(remote.snapshot_id) if is_stub else remote.manifest()
     digests = manifests.references(manifest)
     store.pack_checks.look()
     with store.writer() as writer:
-        _fetch_missing(bucket, seal, snapshot, far, digests, store, writer, progress, checkers)
+        _fetch_missing(bucket, seal, snapshot, remote, digests, store, writer, progress, checkers)
         writer.finish()
         if is_stub:
             store.locate(digests)
-            info = store.stubs.end(far.snapshot_id)
+            info = store.stubs.end(remote.snapshot_id)
             store.on_change(
                 SnapshotChange(info.snapshot_id, info.kernel_id, SnapshotChangeKind.CHANGED)
             )
         else:
             store.publish(manifest)
     with suppress(StoreError):  # without a time of use it would be the first to become a stub again
-        store.stubs.note_use(far.snapshot_id)
+        store.stubs.note_use(remote.snapshot_id)
     return manifest.info
 
 
-def repair(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, store: LocalStore) -> None:
+def repair(bucket: Bucket, seal: Seal, snapshot: RemoteSnapshot, store: LocalStore) -> None:
     """Fetch the chunks of a snapshot in the local store that are missing there or damaged. Raises as `fetch` does."""
-    far = far_manifest(bucket, seal, snapshot)
-    digests = manifests.references(store.manifest(far.snapshot_id))
+    remote = remote_manifest(bucket, seal, snapshot)
+    digests = manifests.references(store.manifest(remote.snapshot_id))
     store.pack_checks.look()
     with store.writer() as writer:
-        _fetch_missing(bucket, seal, snapshot, far, digests, store, writer)
+        _fetch_missing(bucket, seal, snapshot, remote, digests, store, writer)
         writer.finish()
         store.damage.snapshots()  # the record protects what was fetched
 
@@ -78,8 +78,8 @@ def repair(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, store: LocalStore)
 def _fetch_missing(
     bucket: Bucket,
     seal: Seal,
-    snapshot: FarSnapshot,
-    far: FarManifest,
+    snapshot: RemoteSnapshot,
+    remote: RemoteManifest,
     digests: set[bytes],
     store: LocalStore,
     writer: PackWriter,
@@ -88,7 +88,7 @@ def _fetch_missing(
 ) -> None:
     """Fetch those of the chunks that the store lacks. Raises as `fetch` does."""
     known = writer.known(digests)
-    refs = [] if known.keys() >= digests else far.packs
+    refs = [] if known.keys() >= digests else remote.packs
     missing = 1 - len(known) / max(1, len(digests))
     with (
         checkers(int(missing * sum(ref.length for ref in refs))) as checking,
@@ -97,7 +97,7 @@ def _fetch_missing(
         # If all of the packs fit on the disk, chunks are read while other packs are opened.
         begins_early = sum(ref.length for ref in refs) <= store.free_bytes()
         packs = open_packs(bucket, seal, refs, fetching.reading)
-        wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
+        wanted = {seal.remote_id(digest): digest for digest in digests if digest not in known}
         for pack in packs:
             fetching.add(_spans(pack, wanted), begin=begins_early)
         if wanted:
@@ -118,30 +118,30 @@ def require_wanted(store: LocalStore, snapshot_id: str) -> None:
         store.require_absent(snapshot_id)
 
 
-def far_manifest(bucket: Bucket, seal: Seal, snapshot: FarSnapshot) -> FarManifest:
-    """Return the manifest that a far session names. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+def remote_manifest(bucket: Bucket, seal: Seal, snapshot: RemoteSnapshot) -> RemoteManifest:
+    """Return the manifest that a remote session names. Raises RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew."""
     try:
-        far = remote_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
-    except FarObjectMissing as error:
-        raise FarObjectMissing(
+        remote = remote_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
+    except RemoteObjectMissing as error:
+        raise RemoteObjectMissing(
             str(error),
             hint="The snapshot was deleted from the remote, by a user or by `remote prune`. List its snapshots again.",
         ) from error
-    if far.snapshot_id != snapshot.snapshot_id:
+    if remote.snapshot_id != snapshot.snapshot_id:
         raise invalid(snapshot.manifest, "it belongs to another snapshot")
-    return far
+    return remote
 
 
-def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: Manifest) -> None:
+def require_whole(bucket: Bucket, seal: Seal, snapshot: RemoteSnapshot, manifest: Manifest) -> None:
     """Raise an error unless the remote has all packs of a snapshot whose local manifest is `manifest`. No pack is read.
 
-    Raises FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreUnavailable, AccessDenied.
+    Raises RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew, StoreUnavailable, AccessDenied.
     """
-    far = far_manifest(bucket, seal, snapshot)
-    if manifests.references(far.manifest()) != manifests.references(manifest):
+    remote = remote_manifest(bucket, seal, snapshot)
+    if manifests.references(remote.manifest()) != manifests.references(manifest):
         raise invalid(snapshot.manifest, "it names other chunks than the local snapshot")
-    gone = remote_packs.gone(bucket, far.packs)
-    for ref in far.packs:
+    gone = remote_packs.gone(bucket, remote.packs)
+    for ref in remote.packs:
         if ref.name in gone:
             raise invalid(ref.name, "the object is missing or has another length")
 
@@ -154,7 +154,7 @@ def open_packs(
 ) -> Iterator[OpenPack]:
     """Read the rows of packs, several at a time, and return an iterator of the packs in their order.
 
-    Each pack is read inside a context of `reading`. The iterator raises FarObjectInvalid, FarObjectMissing, FormatTooNew.
+    Each pack is read inside a context of `reading`. The iterator raises RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew.
     """
 
     def look(ref: PackRef) -> OpenPack:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FarObjectInvalid, FarObjectMissing, StoreError
+from ..errors import RemoteObjectInvalid, RemoteObjectMissing, StoreError
 from ..store.faults import store_errors
 from ..store.manifests import TEMPORARY, replace_file
 from .buckets import Bucket
@@ -59,8 +59,8 @@ def is_name(name: str) -> bool:
     return folder == FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
 
 
-class FarIndex:
-    """A lookup table from far ids to packs. It takes about 80 bytes per chunk: a remote may have millions of chunks."""
+class RemoteIndex:
+    """A lookup table from remote ids to packs. It takes about 80 bytes per chunk: a remote may have millions of chunks."""
 
     def __init__(self, packs: Iterable[PackRows]) -> None:
         self.packs: dict[str, PackRows] = {one.ref.name: one for one in packs}
@@ -76,23 +76,25 @@ class FarIndex:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, far_ids: Collection[bytes], without: Collection[str] = ()) -> dict[bytes, Place]:
-        """Return the places of those of `far_ids` that are in any pack, leaving out the packs named in `without`."""
-        wanted = list(far_ids)
+    def find(
+        self, remote_ids: Collection[bytes], without: Collection[str] = ()
+    ) -> dict[bytes, Place]:
+        """Return the places of those of `remote_ids` that are in any pack, leaving out the packs named in `without`."""
+        wanted = list(remote_ids)
         found: dict[bytes, Place] = {}
         heads = _heads(b"".join(wanted))
         starts = np.searchsorted(self._heads, heads, "left").tolist()
         ends = np.searchsorted(self._heads, heads, "right").tolist()
-        for far_id, start, end in zip(wanted, starts, ends, strict=True):
+        for remote_id, start, end in zip(wanted, starts, ends, strict=True):
             for number in self._order[start:end].tolist():
                 row, ref = self._rows[number], self._refs[self._pack_of[number]]
-                if row["id"].tobytes() == far_id and ref.name not in without:
-                    found[far_id] = Place(ref, row)
+                if row["id"].tobytes() == remote_id and ref.name not in without:
+                    found[remote_id] = Place(ref, row)
                     break
         return found
 
 
-def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[FarIndex, list[str]]:
+def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[RemoteIndex, list[str]]:
     """Return the rows of all index objects, and the names of those objects. An invalid one is logged and left out.
 
     `copies`: a folder of this machine that keeps the index objects as they were received, so that each is received once: the content
@@ -103,9 +105,9 @@ def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[FarInd
     def read(name: str) -> tuple[str, list[PackRows]] | None:
         try:
             return name, _read(bucket, seal, name, copies)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return None  # another upload or a collector has just joined it with others
-        except FarObjectInvalid as error:
+        except RemoteObjectInvalid as error:
             logger.warning("The chunks of its packs are uploaded again: %s", error)
             return None
 
@@ -113,7 +115,7 @@ def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[FarInd
         found = [one for one in pool.map(read, names) if one]
     if copies:
         _remove_copies_except(copies, names)
-    return FarIndex(one for _, packs in found for one in packs), [name for name, _ in found]
+    return RemoteIndex(one for _, packs in found for one in packs), [name for name, _ in found]
 
 
 def consolidate(bucket: Bucket, seal: Seal, *, without: Collection[str] = ()) -> None:
@@ -139,7 +141,7 @@ def _read(bucket: Bucket, seal: Seal, name: str, copies: Path | None) -> list[Pa
     copy = copies / Path(name).name if copies else None
     if copy:
         # A damaged copy is replaced below.
-        with suppress(OSError, FarObjectInvalid):
+        with suppress(OSError, RemoteObjectInvalid):
             return _opened(seal, name, copy.read_bytes())
     data = bucket.get(name).data
     packs = _opened(seal, name, data)
@@ -156,7 +158,7 @@ def _read(bucket: Bucket, seal: Seal, name: str, copies: Path | None) -> list[Pa
 
 
 def _opened(seal: Seal, name: str, data: bytes) -> list[PackRows]:
-    """Return the rows in the content of an index object. Raises FarObjectInvalid, FormatTooNew."""
+    """Return the rows in the content of an index object. Raises RemoteObjectInvalid, FormatTooNew."""
     packs = seal.open_record(name, data, _Index).packs
     for one in packs:
         checked_rows(one.ref, one.rows)
@@ -173,6 +175,6 @@ def _remove_copies_except(copies: Path, names: Collection[str]) -> None:
                 path.unlink()
 
 
-def _heads(far_ids: bytes) -> NDArray[np.uint64]:
+def _heads(remote_ids: bytes) -> NDArray[np.uint64]:
     """Return the first eight bytes of each id as a number."""
-    return np.frombuffer(far_ids, "<u8").reshape(-1, 4)[:, 0].copy()
+    return np.frombuffer(remote_ids, "<u8").reshape(-1, 4)[:, 0].copy()

@@ -1,6 +1,6 @@
-"""Leases: the right of one daemon to run a far session and write to it, so that two machines never do so at the same time.
+"""Leases: the right of one daemon to run a remote session and write to it, so that two machines never do so at the same time.
 
-A far session names the daemon that holds its lease, and a term that grows with every granted lease. A daemon proves that it is alive
+A remote session names the daemon that holds its lease, and a term that grows with every granted lease. A daemon proves that it is alive
 by one object for all its leases, `heartbeats/<daemon id>`, which it rewrites regularly. A lease ends when its daemon releases it, or
 when the heartbeat is older than the lifetime that it states. Two leases of a session never overlap, unless a user takes one over:
 
@@ -8,9 +8,9 @@ when the heartbeat is older than the lifetime that it states. Two leases of a se
   both: if the holder's is older by more than its lifetime, the lease had ended before. No clock of a machine is involved.
 * The holder measures its heartbeat's age with its own clock from before it sent the heartbeat, which is earlier than the remote's
   modification time. This clock continues while the machine sleeps.
-* A holder whose heartbeat was late writes a heartbeat and then swaps each of its far sessions (`keep`). If its swap comes first, the
+* A holder whose heartbeat was late writes a heartbeat and then swaps each of its remote sessions (`keep`). If its swap comes first, the
   swap of a daemon that was about to take the lease fails. Otherwise its own swap fails, and the holder learns that it lost the lease.
-* A daemon's changes to a far session are checked against its term in the same swap (`sessions.require`), however late they come.
+* A daemon's changes to a remote session are checked against its term in the same swap (`sessions.require`), however late they come.
 
 A user may take over a lease whose daemon is alive. That daemon's heartbeat is rewritten as a signal, so its next heartbeat fails and
 it checks its leases.
@@ -25,9 +25,9 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ..errors import FarObjectMissing, SessionHeld, StoreUnavailable
+from ..errors import RemoteObjectMissing, SessionHeld, StoreUnavailable
 from .objects import Objects, Sealing, Stored, Version
-from .remote_sessions import Facts, FarSession, Lease, Sessions, Tenure, Text, require
+from .remote_sessions import Facts, Lease, RemoteSession, Sessions, Tenure, Text, require
 from .sealing import invalid
 
 FOLDER = "heartbeats"
@@ -128,17 +128,17 @@ class Leases:
         )
 
     def claim(self, session_id: str, *, heir_of: str = "", take_over: bool = False) -> Tenure:
-        """Get the lease of a far session, or confirm the one that this daemon holds.
+        """Get the lease of a remote session, or confirm the one that this daemon holds.
 
         `heir_of`: a daemon that is known to have ended, and whose kernels this daemon has now. `take_over`: get the lease even if
-        another machine runs the session. Raises SessionHeld, FarObjectMissing if there is no such session.
+        another machine runs the session. Raises SessionHeld, RemoteObjectMissing if there is no such session.
         """
         if not self.is_good:
             self.beat()
         ended: set[str] = {heir_of, self.daemon_id}
         taken: list[Lease] = []
 
-        def grant(session: FarSession) -> FarSession:
+        def grant(session: RemoteSession) -> RemoteSession:
             taken.clear()
             lease = session.lease
             if lease is not None and lease.daemon_id == self.daemon_id:
@@ -161,7 +161,7 @@ class Leases:
         raise StoreUnavailable(f"{self._bucket.name} is too slow for a lease.")
 
     def begin(self, session_id: str, term: int) -> Tenure | None:
-        """Create a far session with this daemon's lease; return None if there is one already."""
+        """Create a remote session with this daemon's lease; return None if there is one already."""
         if not self.is_good:
             self.beat()
         own = Lease(self.daemon_id, self._host_name, self._wall())
@@ -169,9 +169,9 @@ class Leases:
         return Tenure(self.daemon_id, term) if is_new and self.is_good else None
 
     def keep(self, session_id: str, tenure: Tenure) -> None:
-        """Rewrite a far session after a late heartbeat. Raises SessionLost, FarObjectMissing if the session does not exist."""
+        """Rewrite a remote session after a late heartbeat. Raises SessionLost, RemoteObjectMissing if the session does not exist."""
 
-        def keep(session: FarSession) -> FarSession:
+        def keep(session: RemoteSession) -> RemoteSession:
             require(session, tenure)
             own = session.lease or Lease(self.daemon_id, self._host_name, self._wall())
             return msgspec.structs.replace(session, lease=own)
@@ -179,13 +179,13 @@ class Leases:
         self._sessions.rewrite(session_id, keep)
 
     def release(self, session_id: str, tenure: Tenure) -> None:
-        """End the lease of a far session. Do nothing if another daemon took it over, or the session does not exist."""
+        """End the lease of a remote session. Do nothing if another daemon took it over, or the session does not exist."""
         try:
             session = self._sessions.get(session_id)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return
 
-        def release(session: FarSession) -> FarSession:
+        def release(session: RemoteSession) -> RemoteSession:
             lease = session.lease
             if lease is None or (lease.daemon_id, session.term) != (tenure.daemon_id, tenure.term):
                 return session
@@ -195,12 +195,12 @@ class Leases:
             self._sessions.rewrite(session_id, release)
 
     def offer(self, session_id: str) -> bool:
-        """Mark a far session as moved, for the daemon that gets its lease next; return False while this daemon has the lease.
+        """Mark a remote session as moved, for the daemon that gets its lease next; return False while this daemon has the lease.
 
-        Do nothing if another daemon has it already. Raises FarObjectMissing.
+        Do nothing if another daemon has it already. Raises RemoteObjectMissing.
         """
 
-        def mark(session: FarSession) -> FarSession:
+        def mark(session: RemoteSession) -> RemoteSession:
             if session.lease is not None:
                 return session
             return msgspec.structs.replace(session, moved_at=self._wall())
@@ -215,8 +215,8 @@ class Leases:
         self._bucket.delete([_name(self.daemon_id)])
         self._beaten, self._good_until, self.in_doubt = None, None, False
 
-    def holder(self, session: FarSession) -> Lease | None:
-        """Return the lease of a far session if another live daemon holds it. To compare ages, this daemon's heartbeat is written."""
+    def holder(self, session: RemoteSession) -> Lease | None:
+        """Return the lease of a remote session if another live daemon holds it. To compare ages, this daemon's heartbeat is written."""
         lease = session.lease
         if lease is None or lease.daemon_id == self.daemon_id:
             return None
@@ -245,11 +245,11 @@ class Leases:
         """Return the object of a daemon's heartbeat; None if it does not exist."""
         try:
             return self._bucket.get(_name(daemon_id), max_bytes=MAX_HEARTBEAT_BYTES)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return None
 
     def _open(self, daemon_id: str, stored: Stored) -> Heartbeat:
-        """Return a daemon's heartbeat from its object. Raises FarObjectInvalid."""
+        """Return a daemon's heartbeat from its object. Raises RemoteObjectInvalid."""
         name = _name(daemon_id)
         heartbeat = self._seal.open_record(name, stored.data, Heartbeat)
         if heartbeat.daemon_id != daemon_id:
@@ -260,8 +260,8 @@ class Leases:
         return Heartbeat(self.daemon_id, self._host_name, self._life_seconds, self._number)
 
 
-def held(session: FarSession, lease: Lease) -> SessionHeld:
-    """Return the error for a far session that another machine runs; it names the machine and the remedy."""
+def held(session: RemoteSession, lease: Lease) -> SessionHeld:
+    """Return the error for a remote session that another machine runs; it names the machine and the remedy."""
     since = datetime.fromtimestamp(lease.since).astimezone()
     host = lease.host_name or f"of daemon {lease.daemon_id}"
     return SessionHeld(

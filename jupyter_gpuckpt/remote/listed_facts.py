@@ -32,7 +32,7 @@ class About(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a snapshot on one machine, as it was or will be sent to a remote.
 
-    `relied_on_in`: the far session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
+    `relied_on_in`: the remote session with the copy of the snapshot that this machine relies on; empty if it relies on none. `store`: the
     identity of the local store that has the rest of the snapshot then.
     """
 
@@ -46,7 +46,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 class Deletion(msgspec.Struct, frozen=True):
     """The deletion of a snapshot by a user of this machine.
 
-    `terms`: the term of this machine's last lease of each far session. `unpinned`: whether the user ended the pin that this machine had
+    `terms`: the term of this machine's last lease of each remote session. `unpinned`: whether the user ended the pin that this machine had
     sent. Another pin prevents the deletion.
     `was_relied_on`: whether the store in which it was deleted relied on it.
     """
@@ -57,7 +57,7 @@ class Deletion(msgspec.Struct, frozen=True):
 
 
 class Amendment(msgspec.Struct, frozen=True):
-    """A change of a snapshot to be sent to a far session. `sessions`: those that may list it, the likeliest first.
+    """A change of a snapshot to be sent to a remote session. `sessions`: those that may list it, the likeliest first.
 
     `before`: what this machine sent last; None if that is not known. `about`: None if this machine no longer has the snapshot.
     `title`: the user's title. `deletion`: the deletion of the snapshot by the user; None if it was not deleted.
@@ -78,7 +78,7 @@ class Amendment(msgspec.Struct, frozen=True):
 
 
 class Entry(Protocol):
-    """What a far session says of a snapshot."""
+    """What a remote session says of a snapshot."""
 
     @property
     def title(self) -> str:
@@ -110,7 +110,7 @@ def told(info: SnapshotInfo, relied_on_in: str = "", store: str = "") -> Told:
 
 
 def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str, object]:
-    """Return the fields of a snapshot's entry in a far session after a change by `machine`, given by its id and host name."""
+    """Return the fields of a snapshot's entry in a remote session after a change by `machine`, given by its id and host name."""
     others = {name: host for name, host in one.relied_on_by.items() if name != machine[0]}
     return {
         "title": change.now.title if change.renames else one.title,
@@ -120,7 +120,7 @@ def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str
 
 
 def amended_facts(known: About, change: Amendment) -> About:
-    """Return the facts about a snapshot in a far session after a change, which replaces only what it changes itself."""
+    """Return the facts about a snapshot in a remote session after a change, which replaces only what it changes itself."""
     before, now = change.before, change.now
     if change.about is None:
         return known

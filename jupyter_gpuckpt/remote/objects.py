@@ -1,4 +1,4 @@
-"""The operations that leases and far sessions need from the storage of their objects: a bucket, or a folder that hosts share."""
+"""The operations that leases and remote sessions need from the storage of their objects: a bucket, or a folder that hosts share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Objects(Protocol):
         """The name of the place, for messages."""
 
     def get(self, name: str, *, max_bytes: int = ...) -> Stored:
-        """Return an object. Raises FarObjectMissing."""
+        """Return an object. Raises RemoteObjectMissing."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if it does not exist; return whether this write created it."""
@@ -57,7 +57,7 @@ class Sealing(Protocol):
         """Return the object `name` that holds a record."""
 
     def open_record(self, name: str, data: bytes, kind: type[_Record]) -> _Record:
-        """Return the record that the object `name` holds. Raises FarObjectInvalid."""
+        """Return the record that the object `name` holds. Raises RemoteObjectInvalid."""
 
 
 class Remembering(Protocol):
@@ -67,4 +67,4 @@ class Remembering(Protocol):
         """Return the newest generation of an object that was seen."""
 
     def check(self, name: str, generation: int, newest: int) -> None:
-        """Raise FarObjectInvalid for an object that is older than `newest`."""
+        """Raise RemoteObjectInvalid for an object that is older than `newest`."""

@@ -18,7 +18,7 @@ from . import remote_packs
 from .buckets import Bucket
 from .pace import Pace
 from .pack_refs import PackRef
-from .remote_packs import FarChunk, FarPack, NewPack, OtherLengthError
+from .remote_packs import NewPack, OtherLengthError, RemoteChunk, RemotePack
 from .sealing import Seal
 
 #: How many packs are sent at a time.
@@ -43,7 +43,7 @@ class _Task:
 class PackSender:
     """A sender of new packs to a bucket, for one upload.
 
-    `far_ids`: the far id of each digest. `on_sent` is called with each pack that the remote has confirmed, in one thread at a time.
+    `remote_ids`: the remote id of each digest. `on_sent` is called with each pack that the remote has confirmed, in one thread at a time.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class PackSender:
         seal: Seal,
         pace: Pace,
         read: Read,
-        far_ids: dict[bytes, bytes],
-        on_sent: Callable[[FarPack, Sequence[Entry]], None],
+        remote_ids: dict[bytes, bytes],
+        on_sent: Callable[[RemotePack, Sequence[Entry]], None],
     ) -> None:
         self._bucket, self._seal, self._pace = bucket, seal, pace
-        self._read, self._far_ids, self._on_sent = read, far_ids, on_sent
+        self._read, self._remote_ids, self._on_sent = read, remote_ids, on_sent
         self._makers = remote_packs.workers()
         self._lock, self._telling = threading.Lock(), threading.Lock()
         #: The errors, with the numbers of their packs.
@@ -119,8 +119,8 @@ class PackSender:
                 self._errors.append((task.number, error))
                 self._free.put(task.memory)
 
-    def _chunk(self, chunk: Entry) -> FarChunk:
-        return FarChunk(self._far_ids[chunk.digest], *self._read(chunk.digest))
+    def _chunk(self, chunk: Entry) -> RemoteChunk:
+        return RemoteChunk(self._remote_ids[chunk.digest], *self._read(chunk.digest))
 
     def _send(self, task: _Task) -> None:
         try:
@@ -137,7 +137,7 @@ class PackSender:
         if self._unbegun > self._free.qsize():
             self._free.put(memory)
 
-    def _send_pack(self, pack: FarPack, chunks: Sequence[Entry]) -> PackRef:
+    def _send_pack(self, pack: RemotePack, chunks: Sequence[Entry]) -> PackRef:
         if not self._bucket.create(pack.ref.name, pack.data):
             raise StoreUnavailable(
                 f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",

@@ -1,7 +1,7 @@
-"""The deletion of snapshots in far sessions, because a user deleted them on one machine.
+"""The deletion of snapshots in remote sessions, because a user deleted them on one machine.
 
-A deleted snapshot gets a tombstone in each far session that lists it, and the collector removes its manifest at least a day later.
-A machine deletes only in far sessions to which it has uploaded: what it has only fetched from others belongs to them.
+A deleted snapshot gets a tombstone in each remote session that lists it, and the collector removes its manifest at least a day later.
+A machine deletes only in remote sessions to which it has uploaded: what it has only fetched from others belongs to them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import msgspec
 
 from .listed_facts import Deletion
-from .remote_sessions import FarSession, FarSnapshot, Sessions
+from .remote_sessions import RemoteSession, RemoteSnapshot, Sessions
 from .unneeded import newest_of
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The reason why a far session still lists a snapshot that was deleted. `waits`: whether the reason may end."""
+    """The reason why a remote session still lists a snapshot that was deleted. `waits`: whether the reason may end."""
 
     reason: str
     waits: bool
@@ -31,17 +31,17 @@ def delete(
     now: float,
     fenced: bool,
 ) -> tuple[dict[str, Kept], set[str]]:
-    """Mark snapshots of a far session as deleted; return why each kept one is kept, and the ids of those that are marked.
+    """Mark snapshots of a remote session as deleted; return why each kept one is kept, and the ids of those that are marked.
 
     `now`: the time of the deletion, by the remote's clock. `fenced`: write the session even if it lists none of them, so that an
     upload that was stopped cannot list one later.
 
-    Raises FarObjectMissing, and what `Bucket` raises.
+    Raises RemoteObjectMissing, and what `Bucket` raises.
     """
     kept: dict[str, Kept] = {}
     marked: set[str] = set()
 
-    def mark(session: FarSession) -> FarSession:
+    def mark(session: RemoteSession) -> RemoteSession:
         # If the rule ends, snapshots that it has marked may be listed again. So they are judged as listed, and get the user's time.
         as_listed = [
             msgspec.structs.replace(one, deleted_at=0.0) if one.snapshot_id in wanted else one
@@ -70,7 +70,7 @@ def delete(
     return kept, marked
 
 
-def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapshot:
+def _without(one: RemoteSnapshot, deletion: Deletion, machine_id: str) -> RemoteSnapshot:
     """Return the entry without this machine's reliance on the snapshot, unless another store of the machine relies on it."""
     if not deletion.was_relied_on:
         return one
@@ -79,7 +79,12 @@ def _without(one: FarSnapshot, deletion: Deletion, machine_id: str) -> FarSnapsh
 
 
 def _why_kept(
-    session: FarSession, one: FarSnapshot, deletion: Deletion, machine_id: str, *, is_newest: bool
+    session: RemoteSession,
+    one: RemoteSnapshot,
+    deletion: Deletion,
+    machine_id: str,
+    *,
+    is_newest: bool,
 ) -> Kept | None:
     if all(other.machine_id != machine_id for other in session.snapshots):
         return Kept("this machine has uploaded nothing to its session", waits=False)

@@ -1,6 +1,6 @@
-"""Far manifests: the local store's manifest of a snapshot together with references to the far packs that it needs.
+"""Remote manifests: the local store's manifest of a snapshot together with references to the remote packs that it needs.
 
-Each attempt to upload a snapshot writes a far manifest with a new name; the far session names the valid one.
+Each attempt to upload a snapshot writes a remote manifest with a new name; the remote session names the valid one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FOLDER = "manifests"
 _MAX_PACKS = 1 << 20
 
 
-class FarManifest(msgspec.Struct, frozen=True):
-    """A far manifest. `content`: the local store's file of the manifest. `packs`: the packs with its chunks."""
+class RemoteManifest(msgspec.Struct, frozen=True):
+    """A remote manifest. `content`: the local store's file of the manifest. `packs`: the packs with its chunks."""
 
     snapshot_id: Annotated[str, msgspec.Meta(max_length=128)]
     content: bytes
     packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MAX_PACKS)]
-    #: The far session that lists it.
+    #: The remote session that lists it.
     session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     def manifest(self) -> Manifest:
-        """Return the manifest in `content`, with all checks of manifests. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the manifest in `content`, with all checks of manifests. Raises RemoteObjectInvalid, FormatTooNew."""
         path = manifests.path_of(Path(FOLDER), self.snapshot_id)
         try:
             return manifests.parse(path, self.content, Manifest)
@@ -44,12 +44,12 @@ class FarManifest(msgspec.Struct, frozen=True):
 
 
 def new_name(snapshot_id: str) -> str:
-    """Return a new name for the far manifest of one attempt to upload a snapshot."""
+    """Return a new name for the remote manifest of one attempt to upload a snapshot."""
     return f"{FOLDER}/{snapshot_id}.{os.urandom(8).hex()}"
 
 
 def snapshot_of(name: str) -> str | None:
-    """Return the id of the snapshot in a far manifest's name; None if `name` is no such name."""
+    """Return the id of the snapshot in a remote manifest's name; None if `name` is no such name."""
     folder, _, rest = name.partition("/")
     snapshot_id, _, attempt = rest.rpartition(".")
     sound = len(attempt) == 16 and not attempt.strip("0123456789abcdef")
@@ -57,24 +57,24 @@ def snapshot_of(name: str) -> str | None:
 
 
 def is_name(name: str, snapshot_id: str) -> bool:
-    """Return whether `name` is a possible name of a far manifest of this snapshot."""
+    """Return whether `name` is a possible name of a remote manifest of this snapshot."""
     return snapshot_of(name) == snapshot_id
 
 
-def write(bucket: Bucket, seal: Seal, name: str, manifest: FarManifest) -> bytes:
-    """Write a far manifest; return the digest of the object."""
+def write(bucket: Bucket, seal: Seal, name: str, manifest: RemoteManifest) -> bytes:
+    """Write a remote manifest; return the digest of the object."""
     data = seal.seal_record(name, manifest)
     if not bucket.create(name, data):
         raise StoreUnavailable(f"{name} is in remote {bucket.name} already.", hint="Try again.")
     return digest_of(data)
 
 
-def read(bucket: Bucket, seal: Seal, name: str, digest: bytes = b"") -> FarManifest:
-    """Return a far manifest, compared with `digest` unless that is empty. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+def read(bucket: Bucket, seal: Seal, name: str, digest: bytes = b"") -> RemoteManifest:
+    """Return a remote manifest, compared with `digest` unless that is empty. Raises RemoteObjectInvalid or -Missing, FormatTooNew."""
     data = bucket.get(name).data
     if digest and digest_of(data) != digest:
         raise invalid(name, "it is not the object that its session lists")
-    found = seal.open_record(name, data, FarManifest)
+    found = seal.open_record(name, data, RemoteManifest)
     if not is_name(name, found.snapshot_id) or not all(map(_sound, found.packs)):
         raise invalid(name, "its snapshot or a pack in it is impossible")
     return found

@@ -1,7 +1,7 @@
-"""Far packs: objects of many chunks, each chunk compressed as in the local store and encrypted by itself. A pack is written once.
+"""Remote packs: objects of many chunks, each chunk compressed as in the local store and encrypted by itself. A pack is written once.
 
     header    as of every object (sealing.py); from it comes the pack's key
-    record *  nonce, encrypted payload with its tag; the chunk's far id, codec and raw length are associated data
+    record *  nonce, encrypted payload with its tag; the chunk's remote id, codec and raw length are associated data
     index     nonce, one encrypted row (`ROW`) per record
     trailer   length of the index in bytes, number of rows, magic
 
@@ -30,7 +30,7 @@ from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypt_into, d
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-#: The row of a chunk: its far id, the offset of its record, and its lengths and codec as in the local store.
+#: The row of a chunk: its remote id, the offset of its record, and its lengths and codec as in the local store.
 ROW = np.dtype(
     [
         ("id", f"V{DIGEST_BYTES}"),
@@ -55,7 +55,7 @@ TRAILER_BYTES = _TRAILER.size
 _ASSOCIATED_DATA = struct.Struct(f"<{DIGEST_BYTES}sBI")
 
 
-class FarPack(NamedTuple):
+class RemotePack(NamedTuple):
     """A new pack: its reference, the object's content, and its rows."""
 
     ref: PackRef
@@ -63,10 +63,10 @@ class FarPack(NamedTuple):
     rows: Rows
 
 
-class FarChunk(NamedTuple):
+class RemoteChunk(NamedTuple):
     """A chunk that was read: `payload` is the result of compressing its `raw_length` bytes with `codec`."""
 
-    far_id: bytes
+    remote_id: bytes
     codec: int
     payload: bytes | memoryview
     raw_length: int
@@ -125,28 +125,28 @@ class NewPack:
         self._data = memory.get(MAX_PACK_BYTES)
         self._data[:HEADER_BYTES] = self._header
 
-    def fill(self, first: int, chunks: Iterable[FarChunk]) -> None:
+    def fill(self, first: int, chunks: Iterable[RemoteChunk]) -> None:
         """Encrypt chunks, the first of which has the number `first` in the pack. Raises OtherLengthError."""
         data, key, nonces = self._data, self._key, _nonces()
         rows = self._rows[first:]
         starts, lengths = rows["offset"].tolist(), rows["stored_length"].tolist()
         # Several threads do this, and each step that gives up the GIL may wait for it again: so there are few for each chunk.
-        far_ids, numbers = [], []
+        remote_ids, numbers = [], []
         for start, length, chunk in zip(starts, lengths, chunks, strict=False):
-            far_id, codec, payload, raw_length = chunk
+            remote_id, codec, payload, raw_length = chunk
             if len(payload) != length:
                 raise OtherLengthError(f"a chunk has {len(payload)} bytes, and not {length}")
-            far_ids.append(far_id)
+            remote_ids.append(remote_id)
             numbers.append((raw_length, codec))
             nonce, sealed = next(nonces), start + NONCE_BYTES
             data[start:sealed] = nonce
-            associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+            associated = _ASSOCIATED_DATA.pack(remote_id, codec, raw_length)
             key.encrypt_into(nonce, payload, associated, data[sealed : sealed + length + TAG_BYTES])
-        done = rows[: len(far_ids)]
-        done["id"] = np.frombuffer(b"".join(far_ids), ROW["id"])
+        done = rows[: len(remote_ids)]
+        done["id"] = np.frombuffer(b"".join(remote_ids), ROW["id"])
         done[["raw_length", "codec"]] = numbers
 
-    def finish(self) -> FarPack:
+    def finish(self) -> RemotePack:
         """Return the pack; all of its chunks were encrypted."""
         nonce, rows, end = next(_nonces()), self._rows, self._end
         associated = self._seal.associated_data(self._name, self._header)
@@ -154,7 +154,7 @@ class NewPack:
         rest = index + _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC)
         self._data[end : end + len(rest)] = rest
         ref = PackRef(self._name, end + len(rest), len(rest))
-        return FarPack(ref, self._data[: end + len(rest)], rows)
+        return RemotePack(ref, self._data[: end + len(rest)], rows)
 
 
 def build(
@@ -162,14 +162,16 @@ def build(
     chunks: Sequence[Entry],
     read: Callable[[bytes], tuple[int, bytes | memoryview, int]],
     memory: Scratch,
-) -> FarPack:
+) -> RemotePack:
     """Return a new pack of these chunks of the local store; `read` returns the codec, payload and raw length of a digest."""
     pack = NewPack(seal, [chunk.stored_length for chunk in chunks], memory)
-    pack.fill(0, (FarChunk(seal.far_id(chunk.digest), *read(chunk.digest)) for chunk in chunks))
+    pack.fill(
+        0, (RemoteChunk(seal.remote_id(chunk.digest), *read(chunk.digest)) for chunk in chunks)
+    )
     return pack.finish()
 
 
-def build_of(seal: Seal, chunks: Sequence[FarChunk], memory: Scratch) -> FarPack:
+def build_of(seal: Seal, chunks: Sequence[RemoteChunk], memory: Scratch) -> RemotePack:
     """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
     pack = NewPack(seal, [len(chunk.payload) for chunk in chunks], memory)
     pack.fill(0, chunks)
@@ -185,7 +187,7 @@ def _nonces() -> Iterator[bytes]:
 
 
 def rows_of(seal: Seal, ref: PackRef, header: bytes, end: bytes) -> Rows:
-    """Return the rows of a pack, read from its header and its end. Raises FarObjectInvalid, FormatTooNew."""
+    """Return the rows of a pack, read from its header and its end. Raises RemoteObjectInvalid, FormatTooNew."""
     key = seal.key_of(ref.name, header)
     if len(end) != ref.index_length or len(end) < TRAILER_BYTES:
         raise invalid(ref.name, "it is truncated")
@@ -200,7 +202,7 @@ def rows_of(seal: Seal, ref: PackRef, header: bytes, end: bytes) -> Rows:
 
 
 def checked_rows(ref: PackRef, data: bytes) -> Rows:
-    """Return the rows in `data` if they lie inside the pack. Raises FarObjectInvalid."""
+    """Return the rows in `data` if they lie inside the pack. Raises RemoteObjectInvalid."""
     if not (
         is_name(ref.name)
         and HEADER_BYTES + ref.index_length <= ref.length <= MAX_PACK_BYTES
@@ -231,8 +233,8 @@ def record_bounds(row: np.void) -> tuple[int, int]:
     return start, start + int(row["stored_length"]) + _OVERHEAD
 
 
-def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview) -> FarChunk:
-    """Decrypt the record of a chunk, which was read from the pack `name`. Raises FarObjectInvalid."""
+def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview) -> RemoteChunk:
+    """Decrypt the record of a chunk, which was read from the pack `name`. Raises RemoteObjectInvalid."""
     rows, room = np.array([row], ROW), memoryview(bytearray(int(row["stored_length"])))
     [chunk] = open_chunks(name, key, rows, memoryview(record), int(row["offset"]), room)
     return chunk
@@ -240,12 +242,12 @@ def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview)
 
 def open_chunks(
     name: str, key: AESGCM, rows: Rows, data: memoryview, start: int, room: memoryview
-) -> Iterator[FarChunk]:
-    """Decrypt the records of `rows` in `data`, which was read from `start` of the pack `name`, into `room`. Raises FarObjectInvalid."""
+) -> Iterator[RemoteChunk]:
+    """Decrypt the records of `rows` in `data`, which was read from `start` of the pack `name`, into `room`. Raises RemoteObjectInvalid."""
     end = 0
-    for far_id, offset, length, raw_length, codec, *_ in rows.tolist():
+    for remote_id, offset, length, raw_length, codec, *_ in rows.tolist():
         record = data[offset - start : offset - start + length + _OVERHEAD]
         payload, end = room[end : end + length], end + length
-        associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+        associated = _ASSOCIATED_DATA.pack(remote_id, codec, raw_length)
         decrypt_into(name, key, record, associated, payload)
-        yield FarChunk(bytes(far_id), codec, payload, raw_length)
+        yield RemoteChunk(bytes(remote_id), codec, payload, raw_length)

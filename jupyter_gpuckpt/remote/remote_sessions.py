@@ -1,4 +1,4 @@
-"""Far sessions: one object per notebook, replaced by compare-and-swap, that lists the notebook's snapshots for other machines.
+"""Remote sessions: one object per notebook, replaced by compare-and-swap, that lists the notebook's snapshots for other machines.
 
 An upload changes it last, so every snapshot that it lists is complete.
 """
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..errors import ConfigurationError, FarObjectMissing, SessionLost, StoreUnavailable
+from ..errors import ConfigurationError, RemoteObjectMissing, SessionLost, StoreUnavailable
 from ..store.codecs import DIGEST_BYTES
 from ..store.manifest_checks import is_time
 from ..wire import ids
@@ -30,13 +30,13 @@ _ATTEMPTS = 50
 BRANCHED = (
     "The kernel on this machine continues as a branch, in a session of its own. Nothing is lost."
 )
-#: The most characters of a text in a far session.
+#: The most characters of a text in a remote session.
 MAX_TEXT_CHARACTERS = 4096
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
 
 
-class FarSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a far session. `manifest`: the name of its manifest's object; `digest`: the BLAKE3 of that object's content."""
+class RemoteSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot of a remote session. `manifest`: the name of its manifest's object; `digest`: the BLAKE3 of that object's content."""
 
     snapshot_id: Text
     kernel_id: Text
@@ -64,7 +64,7 @@ class FarSnapshot(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The facts by which users find a far session: its owner and the path of its notebook."""
+    """The facts by which users find a remote session: its owner and the path of its notebook."""
 
     session_id: Text
     hub_user: Text = ""
@@ -76,7 +76,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right of one daemon to run a far session. `since`: by that daemon's own clock, for people only."""
+    """The right of one daemon to run a remote session. `since`: by that daemon's own clock, for people only."""
 
     daemon_id: Text
     host_name: Text = ""
@@ -84,20 +84,20 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Tenure(msgspec.Struct, frozen=True):
-    """A daemon's own record of a lease, which is valid while the far session names the same daemon and term."""
+    """A daemon's own record of a lease, which is valid while the remote session names the same daemon and term."""
 
     daemon_id: str
     term: int
-    #: The highest number of a snapshot in the far session when the lease was granted.
+    #: The highest number of a snapshot in the remote session when the lease was granted.
     highest: int = 0
 
 
-class FarSession(msgspec.Struct, frozen=True):
-    """A far session. `generation` grows by one with every change."""
+class RemoteSession(msgspec.Struct, frozen=True):
+    """A remote session. `generation` grows by one with every change."""
 
     facts: Facts
     generation: Annotated[int, msgspec.Meta(ge=1)]
-    snapshots: list[FarSnapshot] = []
+    snapshots: list[RemoteSnapshot] = []
     #: Manifests that must not be listed again because an erasure removes them. An upload that still runs may not know this yet.
     erased: list[Text] = []
     #: None if no machine runs the session.
@@ -108,7 +108,7 @@ class FarSession(msgspec.Struct, frozen=True):
     moved_at: float = 0.0
 
     @property
-    def listed(self) -> list[FarSnapshot]:
+    def listed(self) -> list[RemoteSnapshot]:
         """Return the snapshots that are not deleted, newest first."""
         there = (one for one in self.snapshots if not one.deleted_at)
         return sorted(there, key=lambda one: one.place, reverse=True)
@@ -125,28 +125,30 @@ class ManifestErased(Exception):  # noqa: N818 - an event
 
 
 class Sessions:
-    """The far sessions of a store."""
+    """The remote sessions of a store."""
 
     def __init__(self, bucket: Objects, seal: Sealing, seen: Remembering) -> None:
         self._bucket, self._seal, self._seen = bucket, seal, seen
 
-    def get(self, session_id: str) -> FarSession:
-        """Return a far session. Raises FarObjectMissing, FarObjectInvalid, FormatTooNew."""
+    def get(self, session_id: str) -> RemoteSession:
+        """Return a remote session. Raises RemoteObjectMissing, RemoteObjectInvalid, FormatTooNew."""
         return self._read(name_of(session_id))[0]
 
     def ids(self) -> list[str]:
-        """Return the ids of all far sessions."""
+        """Return the ids of all remote sessions."""
         found = (one.name.partition("/")[2] for one in self._bucket.list(FOLDER))
         return sorted(one for one in found if ids.is_id(one))
 
-    def add(self, facts: Facts, snapshot: FarSnapshot, tenure: Tenure | None = None) -> FarSession:
+    def add(
+        self, facts: Facts, snapshot: RemoteSnapshot, tenure: Tenure | None = None
+    ) -> RemoteSession:
         """List a snapshot; it replaces an earlier upload of the same snapshot. The session keeps the facts of its newest snapshot.
 
         `tenure`: the caller's lease of the session, or None. Raises SessionLost if another daemon has held the lease since,
         ManifestErased, and the errors of `Bucket`.
         """
 
-        def add(session: FarSession) -> FarSession:
+        def add(session: RemoteSession) -> RemoteSession:
             if tenure is not None:
                 require(session, tenure)
             if snapshot.manifest in session.erased:
@@ -168,10 +170,10 @@ class Sessions:
 
         return self._change(facts, add)
 
-    def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> FarSession:
-        """Mark a snapshot as deleted for all machines, if it is listed. Raises FarObjectMissing."""
+    def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> RemoteSession:
+        """Mark a snapshot as deleted for all machines, if it is listed. Raises RemoteObjectMissing."""
 
-        def mark(session: FarSession) -> FarSession:
+        def mark(session: RemoteSession) -> RemoteSession:
             return with_deleted(session, lambda one: one.snapshot_id == snapshot_id, now)
 
         return self.change(session_id, mark)
@@ -179,12 +181,12 @@ class Sessions:
     def amend(
         self, session_id: str, changes: Mapping[str, Amendment], machine: tuple[str, str]
     ) -> set[str]:
-        """Change what a far session says of its snapshots, given by id; return the ids of those that it lists.
+        """Change what a remote session says of its snapshots, given by id; return the ids of those that it lists.
 
-        `machine`: the id and host name of this machine. Raises FarObjectMissing.
+        `machine`: the id and host name of this machine. Raises RemoteObjectMissing.
         """
 
-        def amend(session: FarSession) -> FarSession:
+        def amend(session: RemoteSession) -> RemoteSession:
             snapshots, facts = [], session.facts
             for one in session.snapshots:
                 change = changes.get(one.snapshot_id)
@@ -200,9 +202,9 @@ class Sessions:
         return {one.snapshot_id for one in after.listed} & changes.keys()
 
     def forget_deleted(self, session_id: str, manifests: set[str]) -> None:
-        """Remove the tombstones of snapshots whose manifests were removed. Raises FarObjectMissing."""
+        """Remove the tombstones of snapshots whose manifests were removed. Raises RemoteObjectMissing."""
 
-        def forget(session: FarSession) -> FarSession:
+        def forget(session: RemoteSession) -> RemoteSession:
             left = [
                 one
                 for one in session.snapshots
@@ -213,21 +215,21 @@ class Sessions:
         self.change(session_id, forget)
 
     def lists(self, session_id: str, manifest: str) -> bool:
-        """Return whether a far session lists a manifest now."""
+        """Return whether a remote session lists a manifest now."""
         return any(one.manifest == manifest for one in self.get(session_id).listed)
 
-    def empty(self, session_id: str, manifests: set[str]) -> FarSession:
-        """Empty a far session, and erase its manifests and `manifests`; return the session as it was.
+    def empty(self, session_id: str, manifests: set[str]) -> RemoteSession:
+        """Empty a remote session, and erase its manifests and `manifests`; return the session as it was.
 
         The object stays to keep its generation: a machine that has seen it would refuse a new one as a rollback.
         """
-        before = FarSession(Facts(session_id), 1)
+        before = RemoteSession(Facts(session_id), 1)
 
-        def empty(session: FarSession) -> FarSession:
+        def empty(session: RemoteSession) -> RemoteSession:
             nonlocal before
             before = session if session.snapshots else before
             names = {one.manifest for one in session.snapshots} | manifests
-            return FarSession(
+            return RemoteSession(
                 Facts(session_id),
                 session.generation,
                 erased=_and(session.erased, names),
@@ -238,21 +240,21 @@ class Sessions:
         return before
 
     def erase(self, session_id: str, manifests: set[str]) -> set[str]:
-        """Erase those of these manifests that the far session does not list; return all of them that are erased now."""
+        """Erase those of these manifests that the remote session does not list; return all of them that are erased now."""
 
-        def erase(session: FarSession) -> FarSession:
+        def erase(session: RemoteSession) -> RemoteSession:
             names = manifests.difference(one.manifest for one in session.snapshots)
             return msgspec.structs.replace(session, erased=_and(session.erased, names))
 
         return manifests.intersection(self._change(Facts(session_id), erase).erased)
 
-    def replace(self, session_id: str, others: Mapping[str, tuple[str, bytes]]) -> FarSession:
+    def replace(self, session_id: str, others: Mapping[str, tuple[str, bytes]]) -> RemoteSession:
         """Replace manifests of listed snapshots by others, given by name and digest, and erase the old ones.
 
         A manifest whose replacement was erased meanwhile stays listed.
         """
 
-        def replace(session: FarSession) -> FarSession:
+        def replace(session: RemoteSession) -> RemoteSession:
             gone, snapshots = set(), []
             for one in session.snapshots:
                 name, digest = others.get(one.manifest, ("", b""))
@@ -266,40 +268,44 @@ class Sessions:
 
         return self.change(session_id, replace)
 
-    def begin(self, facts: Facts, term: int, lease: Lease | None = None) -> FarSession:
-        """Create a far session without snapshots, unless it is there already; return it."""
+    def begin(self, facts: Facts, term: int, lease: Lease | None = None) -> RemoteSession:
+        """Create a remote session without snapshots, unless it is there already; return it."""
         name = name_of(facts.session_id)
         # Above the generations of a lost object, which every machine that has seen it would take for newer.
         generation = self._seen.newest(name) + 1
-        new = FarSession(facts, generation, lease=lease, term=term)
+        new = RemoteSession(facts, generation, lease=lease, term=term)
         while not self._bucket.create(name, self._seal.seal_record(name, new)):
-            with suppress(FarObjectMissing):
+            with suppress(RemoteObjectMissing):
                 return self.get(facts.session_id)
         return new
 
-    def change(self, session_id: str, change: Callable[[FarSession], FarSession]) -> FarSession:
-        """Change a far session, and return it. One that is missing, because it was erased, is not created anew.
+    def change(
+        self, session_id: str, change: Callable[[RemoteSession], RemoteSession]
+    ) -> RemoteSession:
+        """Change a remote session, and return it. One that is missing, because it was erased, is not created anew.
 
-        Raises FarObjectMissing, and the errors of `change`.
+        Raises RemoteObjectMissing, and the errors of `change`.
         """
         return self._change(Facts(session_id), change, creates=False)
 
-    def rewrite(self, session_id: str, change: Callable[[FarSession], FarSession]) -> FarSession:
-        """Write a new version of a far session, even if `change` returns it unchanged, so that swaps of older versions fail.
+    def rewrite(
+        self, session_id: str, change: Callable[[RemoteSession], RemoteSession]
+    ) -> RemoteSession:
+        """Write a new version of a remote session, even if `change` returns it unchanged, so that swaps of older versions fail.
 
-        Raises FarObjectMissing if the session does not exist, and the errors of `change`.
+        Raises RemoteObjectMissing if the session does not exist, and the errors of `change`.
         """
         return self._change(Facts(session_id), change, creates=False, always=True)
 
     def _change(
         self,
         facts: Facts,
-        change: Callable[[FarSession], FarSession],
+        change: Callable[[RemoteSession], RemoteSession],
         *,
         creates: bool = True,
         always: bool = False,
-    ) -> FarSession:
-        """Apply `change` to the newest version of a far session. `change` must be idempotent: it is repeated after a lost race.
+    ) -> RemoteSession:
+        """Apply `change` to the newest version of a remote session. `change` must be idempotent: it is repeated after a lost race.
 
         With `creates` a missing session is created, otherwise it is an error. An unchanged one is written only with `always`.
         """
@@ -307,11 +313,11 @@ class Sessions:
         for _ in range(_ATTEMPTS):
             try:
                 before, version = self._read(name)
-            except FarObjectMissing:
+            except RemoteObjectMissing:
                 if not creates:
                     raise
                 # As in `begin`.
-                made = change(FarSession(facts, self._seen.newest(name) + 1))
+                made = change(RemoteSession(facts, self._seen.newest(name) + 1))
                 if self._bucket.create(name, self._seal.seal_record(name, made)):
                     self._seen.check(name, made.generation, 0)
                     return made
@@ -325,18 +331,18 @@ class Sessions:
                 return after
         raise StoreUnavailable(f"Other machines keep changing {name} in {self._bucket.name}.")
 
-    def _read(self, name: str) -> tuple[FarSession, Version]:
+    def _read(self, name: str) -> tuple[RemoteSession, Version]:
         newest = self._seen.newest(name)
         try:
             stored = self._bucket.get(name, max_bytes=_MAX_SESSION_BYTES)
-        except FarObjectMissing as error:
+        except RemoteObjectMissing as error:
             if not newest:
                 raise
-            raise FarObjectMissing(
+            raise RemoteObjectMissing(
                 f"{name} was deleted in remote {self._bucket.name}, which no longer lists its snapshots.",
                 hint="Upload them again from a machine that has them (`jupyter gpuckpt remote upload`).",
             ) from error
-        session = self._seal.open_record(name, stored.data, FarSession)
+        session = self._seal.open_record(name, stored.data, RemoteSession)
         if (
             f"{FOLDER}/{session.facts.session_id}" != name
             or not all(map(_is_sound_snapshot, session.snapshots))
@@ -350,14 +356,14 @@ class Sessions:
 
 
 def name_of(session_id: str) -> str:
-    """Return the name of a far session's object. Raises ConfigurationError for an invalid id."""
+    """Return the name of a remote session's object. Raises ConfigurationError for an invalid id."""
     if not ids.is_id(session_id):
         raise ConfigurationError(f"{session_id[:200]!r} is not the id of a session.")
     return f"{FOLDER}/{session_id}"
 
 
-def require(session: FarSession, tenure: Tenure) -> None:
-    """Raise SessionLost if another daemon got a lease of the far session after `tenure` was granted."""
+def require(session: RemoteSession, tenure: Tenure) -> None:
+    """Raise SessionLost if another daemon got a lease of the remote session after `tenure` was granted."""
     lease = session.lease
     if session.term == tenure.term and (lease is None or lease.daemon_id == tenure.daemon_id):
         return
@@ -369,9 +375,9 @@ def require(session: FarSession, tenure: Tenure) -> None:
 
 
 def with_deleted(
-    session: FarSession, is_meant: Callable[[FarSnapshot], bool], now: float
-) -> FarSession:
-    """Return a far session in which the meant snapshots are marked as deleted; those that were deleted before keep their time."""
+    session: RemoteSession, is_meant: Callable[[RemoteSnapshot], bool], now: float
+) -> RemoteSession:
+    """Return a remote session in which the meant snapshots are marked as deleted; those that were deleted before keep their time."""
     snapshots = [
         msgspec.structs.replace(one, deleted_at=now)
         if is_meant(one) and not one.deleted_at
@@ -385,7 +391,7 @@ def _and(erased: list[str], names: set[str]) -> list[str]:
     return sorted({*erased, *names})
 
 
-def _as_known(snapshot: FarSnapshot, session: FarSession) -> FarSnapshot:
+def _as_known(snapshot: RemoteSnapshot, session: RemoteSession) -> RemoteSnapshot:
     """Return a new upload of a snapshot, with what is listed of it already."""
     for one in session.listed:
         if one.snapshot_id == snapshot.snapshot_id:
@@ -399,7 +405,7 @@ def _is_sound(lease: Lease) -> bool:
     return ids.is_id(lease.daemon_id) and is_time(lease.since)
 
 
-def _is_sound_snapshot(snapshot: FarSnapshot) -> bool:
+def _is_sound_snapshot(snapshot: RemoteSnapshot) -> bool:
     return (
         ids.is_id(snapshot.snapshot_id)
         and ids.is_id(snapshot.kernel_id)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from ..errors import (
     AccessDenied,
     CredentialsRefused,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -55,7 +55,7 @@ def of_the_whole_remote() -> Iterator[None]:
     """Replace errors about objects that every upload needs (key, epoch, indexes) by StoreUnavailable: no snapshot caused them."""
     try:
         yield
-    except (FarObjectInvalid, FarObjectMissing, FormatTooNew) as error:
+    except (RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew) as error:
         raise StoreUnavailable(error.message, hint=error.hint, details=error.details) from error
 
 
@@ -91,7 +91,7 @@ def failed(remote: str, name: str, said: str) -> StoreError:
     if _NO_SPACE in said:
         return StoreFull(f"The disk of remote {remote} is full.")
     if invalid := _invalid(remote, name, said, number):
-        return FarObjectInvalid(invalid, details=details)
+        return RemoteObjectInvalid(invalid, details=details)
     if not details and _SILENT.search(said):
         return StoreUnavailable(
             f"Remote {remote} does not respond.",

@@ -1,4 +1,4 @@
-"""The roots of garbage collection: all manifests of a remote, whether far sessions list them or not. Their packs must not be removed."""
+"""The roots of garbage collection: all manifests of a remote, whether remote sessions list them or not. Their packs must not be removed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..errors import FarObjectMissing, StoreUnavailable
+from ..errors import RemoteObjectMissing, StoreUnavailable
 from . import remote_manifests
 from .buckets import Bucket
-from .remote_manifests import FarManifest
+from .remote_manifests import RemoteManifest
 from .remote_sessions import Sessions
 from .sealing import Seal
 from .seen import Seen
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 class Roots(Generic[_Fact]):
     """The manifests whose packs must stay, by name, each with the value that `want` returned for it."""
 
-    #: Each value comes with the id of the far session that lists the manifest.
+    #: Each value comes with the id of the remote session that lists the manifest.
     listed: dict[str, tuple[str, _Fact]]
     unlisted: dict[str, _Fact]
-    #: By far session: manifests of deleted snapshots, and erased manifests whose objects still exist.
+    #: By remote session: manifests of deleted snapshots, and erased manifests whose objects still exist.
     gone: dict[str, set[str]]
     #: When the snapshots of deleted manifests were deleted, by the clock of the machine that did it.
     deleted_at: dict[str, float]
@@ -43,13 +43,13 @@ def read(
     bucket: Bucket,
     seal: Seal,
     seen: Seen,
-    want: Callable[[FarManifest], _Fact],
+    want: Callable[[RemoteManifest], _Fact],
     read_before: Mapping[str, _Fact] | None = None,
 ) -> Roots[_Fact]:
-    """Read all manifests, found by listing the remote and in far sessions; keep what `want` returns for each.
+    """Read all manifests, found by listing the remote and in remote sessions; keep what `want` returns for each.
 
     `read_before`: the values of manifests that were read before; manifests never change. A lost manifest is logged and left out.
-    Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
+    Raises RemoteObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable, OperationCancelled.
     """
     sessions, known = Sessions(bucket, seal, seen), dict(read_before or {})
     for _ in range(_ATTEMPTS):
@@ -64,10 +64,10 @@ def read(
         for name in sorted({*listed, *unlisted} - known.keys()):
             try:
                 known[name] = want(remote_manifests.read(bucket, seal, name))
-            except FarObjectMissing:
+            except RemoteObjectMissing:
                 missing.add(name)  # its upload may just have replaced an unlisted manifest
         lost = missing & listed.keys()
-        # A far session may meanwhile list another manifest in place of a missing one. That manifest was not read yet.
+        # A remote session may meanwhile list another manifest in place of a missing one. That manifest was not read yet.
         if all(sessions.lists(listed[name], name) for name in lost):
             break
     else:
@@ -88,7 +88,7 @@ def read(
 def _named(
     sessions: Sessions,
 ) -> tuple[dict[str, str], dict[str, tuple[set[str], set[str]]], dict[str, float]]:
-    """Return the far session of each listed manifest, by far session the deleted and the erased ones, and the times of deletions."""
+    """Return the remote session of each listed manifest, by remote session the deleted and the erased ones, and the times of deletions."""
     listed: dict[str, str] = {}
     gone, deleted_at = {}, dict[str, float]()
     for session_id in sessions.ids():

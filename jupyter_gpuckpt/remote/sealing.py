@@ -2,8 +2,8 @@
 
 A store has a random master key; rekeying adds another one. The key of an object is derived from a master key by HKDF, with the
 store's id and the 32 random bytes in the object's header as salt. The object's name, its header and the store's id are associated
-data, so an object that was altered, renamed or copied from another store cannot be opened. The far id of a chunk is the keyed BLAKE3
-of its digest, always with the first master key, so that far ids reveal nothing and never change.
+data, so an object that was altered, renamed or copied from another store cannot be opened. The remote id of a chunk is the keyed BLAKE3
+of its digest, always with the first master key, so that remote ids reveal nothing and never change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from ..errors import FarObjectInvalid, FormatTooNew, ToolMissing
+from ..errors import FormatTooNew, RemoteObjectInvalid, ToolMissing
 from ..store.codecs import DIGEST_BYTES
 from ..wire import decoding
 
@@ -30,7 +30,7 @@ TAG_BYTES = 16
 STORE_ID_BYTES = 16
 
 #: The format version of a remote's objects. Readers refuse a higher one.
-FAR_VERSION = 1
+REMOTE_VERSION = 1
 
 # Magic, version, number of the master key, salt of the object's own key.
 _HEADER = struct.Struct("<8sII32s")
@@ -53,22 +53,24 @@ class Seal:
         self._masters, self._store_id = list(masters), store_id
         self._id_key = _derived(masters[0], store_id, b"chunk ids")
 
-    def far_id(self, digest: bytes) -> bytes:
-        """Return the far id of a chunk."""
+    def remote_id(self, digest: bytes) -> bytes:
+        """Return the remote id of a chunk."""
         return blake3(digest, key=self._id_key).digest(DIGEST_BYTES)
 
     def begin(self) -> tuple[bytes, AESGCM]:
         """Return a header for a new object, and the object's key."""
-        header = _HEADER.pack(_MAGIC, FAR_VERSION, len(self._masters) - 1, os.urandom(_SALT_BYTES))
+        header = _HEADER.pack(
+            _MAGIC, REMOTE_VERSION, len(self._masters) - 1, os.urandom(_SALT_BYTES)
+        )
         return header, self._key(header)
 
     def key_of(self, name: str, header: bytes) -> AESGCM:
-        """Return the cipher of the object `name` that begins with `header`. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the cipher of the object `name` that begins with `header`. Raises RemoteObjectInvalid, FormatTooNew."""
         self._check(name, header)
         return self._key(header)
 
     def secret_of(self, name: str, header: bytes) -> bytes:
-        """Return the bytes of that key, for another process. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the bytes of that key, for another process. Raises RemoteObjectInvalid, FormatTooNew."""
         self._check(name, header)
         return self._secret(header)
 
@@ -78,9 +80,9 @@ class Seal:
         magic, version, number, _ = _HEADER.unpack_from(header)
         if magic != _MAGIC or version < 1:
             raise invalid(name, "it has no header of a jupyter-gpuckpt object")
-        if version > FAR_VERSION:
+        if version > REMOTE_VERSION:
             raise FormatTooNew(
-                f"{name} has format version {version}; this version of jupyter-gpuckpt reads up to {FAR_VERSION}.",
+                f"{name} has format version {version}; this version of jupyter-gpuckpt reads up to {REMOTE_VERSION}.",
                 hint="Upgrade jupyter-gpuckpt.",
             )
         if number >= len(self._masters):
@@ -97,7 +99,7 @@ class Seal:
         return header + nonce + key.encrypt(nonce, content, self.associated_data(name, header))
 
     def open(self, name: str, data: bytes) -> bytes:
-        """Return the content of the object `name`. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the content of the object `name`. Raises RemoteObjectInvalid, FormatTooNew."""
         key = self.key_of(name, data[:HEADER_BYTES])
         nonce = data[HEADER_BYTES : HEADER_BYTES + NONCE_BYTES]
         sealed = data[HEADER_BYTES + NONCE_BYTES :]
@@ -109,7 +111,7 @@ class Seal:
         return self.seal(name, packed)
 
     def open_record(self, name: str, data: bytes, kind: type[_Record]) -> _Record:
-        """Return the record in the object `name`. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the record in the object `name`. Raises RemoteObjectInvalid, FormatTooNew."""
         packed = self.open(name, data)
         try:
             length = zstandard.frame_content_size(packed)
@@ -145,7 +147,7 @@ def cipher(key: bytes) -> AESGCM:
     except (ImportError, AttributeError) as error:
         raise ToolMissing(
             "Remotes need the Python package cryptography, version 47 or later.",
-            hint="Install it: pip install 'jupyter_gpuckpt[far]'",
+            hint="Install it: pip install 'jupyter_gpuckpt[remote]'",
         ) from error
     return AESGCM(key)
 
@@ -157,7 +159,7 @@ def decrypted(
     sealed: bytes | memoryview,
     associated_data: bytes,
 ) -> bytes:
-    """Return the content that was sealed with `key`. Raises FarObjectInvalid, which names the object."""
+    """Return the content that was sealed with `key`. Raises RemoteObjectInvalid, which names the object."""
     if len(nonce) < NONCE_BYTES or len(sealed) < TAG_BYTES:
         raise invalid(name, "it is truncated")
     try:
@@ -169,7 +171,7 @@ def decrypted(
 def decrypt_into(
     name: str, key: AESGCM, sealed: memoryview, associated_data: bytes, target: memoryview
 ) -> None:
-    """Write the content of `sealed` (nonce, encrypted content, tag) to `target`, which has its length. Raises FarObjectInvalid."""
+    """Write the content of `sealed` (nonce, encrypted content, tag) to `target`, which has its length. Raises RemoteObjectInvalid."""
     if len(sealed) != NONCE_BYTES + len(target) + TAG_BYTES:
         raise invalid(name, "it is truncated")
     try:
@@ -185,13 +187,13 @@ def _invalid_tag() -> type[Exception]:
     return InvalidTag
 
 
-def _altered(name: str) -> FarObjectInvalid:
+def _altered(name: str) -> RemoteObjectInvalid:
     return invalid(name, "it was altered, renamed, or copied from another store")
 
 
-def invalid(name: str, why: str) -> FarObjectInvalid:
+def invalid(name: str, why: str) -> RemoteObjectInvalid:
     """Return the error for an object that must not be used."""
-    return FarObjectInvalid(
+    return RemoteObjectInvalid(
         f"{name[:200]} in the remote is damaged or was altered: {why}.",
         hint="It is not used. Somebody changed the remote, or the remote lost data.",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import FarObjectInvalid
+from ..errors import RemoteObjectInvalid
 from ..linux.file_locks import alone
 from ..store.faults import store_errors
 from ..store.manifests import replace_file
@@ -53,7 +53,7 @@ class Seen:
     def check(self, name: str, generation: int, newest: int) -> None:
         """Refuse an object whose generation is below `newest`, the result of `newest()` before the read; else record its generation.
 
-        Raises FarObjectInvalid, StoreUnavailable.
+        Raises RemoteObjectInvalid, StoreUnavailable.
         """
         if generation < newest:
             raise invalid(
@@ -72,7 +72,7 @@ class Seen:
         except FileNotFoundError:
             return _File()
         except msgspec.DecodeError as error:
-            raise FarObjectInvalid(
+            raise RemoteObjectInvalid(
                 f"{self._path} is damaged, so an older state of the remote would not be noticed.",
                 hint="Remove the file to trust the remote as it is now.",
             ) from error

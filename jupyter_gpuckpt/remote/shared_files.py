@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import FarObjectInvalid, FarObjectMissing
+from ..errors import RemoteObjectInvalid, RemoteObjectMissing
 from ..linux.disk_reserve import with_room
 from ..linux.file_locks import alone
 from ..store.faults import store_errors
@@ -43,14 +43,14 @@ class SharedFiles:
         return str(self._root)
 
     def get(self, name: str, *, max_bytes: int = _MAX_FILE_BYTES) -> Stored:
-        """Return an object. Raises FarObjectMissing, FarObjectInvalid."""
+        """Return an object. Raises RemoteObjectMissing, RemoteObjectInvalid."""
         with store_errors(self._root):
             try:
                 with self._path(name).open("rb") as file:
                     data = file.read(max_bytes + 1)
                     modified = os.fstat(file.fileno()).st_mtime
             except FileNotFoundError as error:
-                raise FarObjectMissing(f"{name} is not in {self._root}.") from error
+                raise RemoteObjectMissing(f"{name} is not in {self._root}.") from error
         if len(data) > max_bytes:
             raise _damaged(name, "it is too long")
         return Stored(data, _version(data), datetime.fromtimestamp(modified, UTC))
@@ -126,7 +126,7 @@ class Plain:
         return msgspec.json.encode([secrets.token_hex(16), record])
 
     def open_record(self, name: str, data: bytes, kind: type[_Record]) -> _Record:
-        """Return the record that an object holds. Raises FarObjectInvalid."""
+        """Return the record that an object holds. Raises RemoteObjectInvalid."""
         try:
             parts = decoding.from_json(data, tuple[str, msgspec.Raw])
             return decoding.from_json(bytes(parts[1]), kind)
@@ -149,8 +149,8 @@ def _version(data: bytes) -> Version:
     return {"digest": hashlib.blake2b(data, digest_size=16).hexdigest()}
 
 
-def _damaged(name: str, why: str) -> FarObjectInvalid:
-    return FarObjectInvalid(
+def _damaged(name: str, why: str) -> RemoteObjectInvalid:
+    return RemoteObjectInvalid(
         f"{name[:200]} in the data directory is damaged: {why}.",
         hint="It is not used. Nothing has to be done: it is created again.",
     )

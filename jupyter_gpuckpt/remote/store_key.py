@@ -23,10 +23,10 @@ import msgspec
 
 from ..errors import (
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
     KeyUnavailable,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
 )
 from ..wire import decoding
 from ..wire.join_line import JoinLine
@@ -34,9 +34,9 @@ from ..wire.remote_records import EntryKind
 from .buckets import Bucket
 from .objects import Version
 from .sealing import (
-    FAR_VERSION,
     KEY_BYTES,
     NONCE_BYTES,
+    REMOTE_VERSION,
     STORE_ID_BYTES,
     Seal,
     cipher,
@@ -158,16 +158,16 @@ def create(
 def open_with(bucket: Bucket, seen: Seen, secret: Secret, line: JoinLine | None = None) -> StoreKey:
     """Open the key with a secret, and keep the object. `line`: that by which this machine joins.
 
-    Raises KeyUnavailable, FarObjectInvalid if the object was altered, is of another store, or is older than the one that this machine
-    keeps or than `line`, FarObjectMissing, FormatTooNew.
+    Raises KeyUnavailable, RemoteObjectInvalid if the object was altered, is of another store, or is older than the one that this machine
+    keeps or than `line`, RemoteObjectMissing, FormatTooNew.
     """
     kept = _kept(seen)
     try:
         stored = bucket.get(NAME, max_bytes=_MAX_KEY_OBJECT_BYTES)
-    except FarObjectMissing as error:
+    except RemoteObjectMissing as error:
         if kept is None:
             raise
-        raise FarObjectMissing(
+        raise RemoteObjectMissing(
             f"The key of remote {bucket.name} is gone: its object `{NAME}` was deleted there.",
             hint=f"This machine keeps a copy: `jupyter gpuckpt remote key restore {bucket.name}` puts it back. If everything was"
             f" erased, `jupyter gpuckpt remote rm {bucket.name}` forgets the remote.",
@@ -270,7 +270,7 @@ def destroy(bucket: Bucket) -> None:
         try:
             stored = bucket.get(NAME, max_bytes=_MAX_KEY_OBJECT_BYTES)
             public, _ = _decoded(stored.data)
-        except (FarObjectMissing, FarObjectInvalid):
+        except (RemoteObjectMissing, RemoteObjectInvalid):
             return
         nobody = _encoded(_next(public, []), [os.urandom(KEY_BYTES)])
         if not public.entries or bucket.swap(NAME, nobody, stored.version):
@@ -307,13 +307,13 @@ def _busy() -> KeyUnavailable:
 def _require_known(public: _Public, kept: _Public, remote: str) -> None:
     """Refuse the key of another store than the kept one, and an older one."""
     if public.store_id != kept.store_id:
-        raise FarObjectInvalid(
+        raise RemoteObjectInvalid(
             f"Remote {remote} contains another store than the one that was added: it was replaced.",
             hint=f"If that was on purpose, remove the remote and add it again. If not, move its object `{NAME}` away with the"
             f" provider's own tools; then `jupyter gpuckpt remote key restore {remote}` puts this machine's copy back.",
         )
     if public.generation < kept.generation:
-        raise FarObjectInvalid(
+        raise RemoteObjectInvalid(
             f"Remote {remote} contains an older copy of its key: generation {public.generation}, but this machine has seen"
             f" {kept.generation}.",
             hint=f"Its object `{NAME}` was put back. Move it away with the provider's own tools; then"
@@ -324,12 +324,12 @@ def _require_known(public: _Public, kept: _Public, remote: str) -> None:
 def _require_of_line(public: _Public, line: JoinLine, remote: str) -> None:
     """Refuse the key of another store than that of a line, and an older one."""
     if public.store_id != line.store_id:
-        raise FarObjectInvalid(
+        raise RemoteObjectInvalid(
             f"Remote {remote} contains another store than the line names: the prefix is wrong, or the store was replaced.",
             hint="Compare the URL with the one on a machine that uses the remote (`jupyter gpuckpt remote list`).",
         )
     if public.generation < line.generation:
-        raise FarObjectInvalid(
+        raise RemoteObjectInvalid(
             f"Remote {remote} contains an older copy of its store: its key has generation {public.generation}, the line names"
             f" {line.generation}.",
             hint="The place may be an old backup. Compare the URL with the one on a machine that uses the remote, which also keeps"
@@ -340,7 +340,7 @@ def _require_of_line(public: _Public, line: JoinLine, remote: str) -> None:
 def _opened(
     public: _Public, body: _Body, secret: Secret, version: Version, remote: str
 ) -> StoreKey:
-    """Open a key object with a secret. Raises KeyUnavailable, FarObjectInvalid."""
+    """Open a key object with a secret. Raises KeyUnavailable, RemoteObjectInvalid."""
     for entry in public.entries:
         if entry.kind is secret.kind and (master := _unwrap(entry, secret, public.store_id)):
             return StoreKey(public, [*_older(body, master), master], entry.entry_id, version)
@@ -356,8 +356,8 @@ def _kept(seen: Seen) -> _Public | None:
     data = seen.kept_key()
     try:
         return _decoded(data)[0] if data else None
-    except FarObjectInvalid as error:
-        raise FarObjectInvalid(
+    except RemoteObjectInvalid as error:
+        raise RemoteObjectInvalid(
             f"{seen.key_path} is damaged, so an older key in the remote would not be noticed.",
             hint="Remove the file to trust the remote as it is now.",
         ) from error
@@ -423,7 +423,7 @@ def _encoded(public: _Public, masters: Sequence[bytes]) -> bytes:
     nonce = os.urandom(NONCE_BYTES)
     older = msgspec.msgpack.encode(list(masters[:-1]))
     sealed = cipher(masters[-1]).encrypt(nonce, older, said)
-    header = _HEADER.pack(_MAGIC, FAR_VERSION, os.urandom(32))
+    header = _HEADER.pack(_MAGIC, REMOTE_VERSION, os.urandom(32))
     return header + msgspec.msgpack.encode(_Body(said, nonce + sealed))
 
 
@@ -433,9 +433,9 @@ def _decoded(data: bytes) -> tuple[_Public, _Body]:
     magic, version, _ = _HEADER.unpack_from(data)
     if magic != _MAGIC or version < 1:
         raise invalid(NAME, "it does not begin as a key does")
-    if version > FAR_VERSION:
+    if version > REMOTE_VERSION:
         raise FormatTooNew(
-            f"The key has format version {version}; this version of jupyter-gpuckpt reads up to {FAR_VERSION}.",
+            f"The key has format version {version}; this version of jupyter-gpuckpt reads up to {REMOTE_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
     try:

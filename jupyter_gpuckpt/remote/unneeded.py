@@ -1,4 +1,4 @@
-"""The retention of a remote: which snapshots of all machines rules of retention remove, and their removal from the far sessions.
+"""The retention of a remote: which snapshots of all machines rules of retention remove, and their removal from the remote sessions.
 
 Snapshots are judged by session, as the local store's are by kernel (`store/retention.py`). No rule removes the newest snapshot of a
 session or of a kernel in it, a pinned one, one with a title or note by a user, one of an unknown cause, or one whose content a
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ..errors import FarObjectMissing
+from ..errors import RemoteObjectMissing
 from ..store import retention
 from ..wire.manifest_records import Cause, Sizes, SnapshotInfo
 from ..wire.retention_policy import RetentionPolicy
-from .remote_sessions import FarSession, FarSnapshot, Sessions, with_deleted
+from .remote_sessions import RemoteSession, RemoteSnapshot, Sessions, with_deleted
 
 NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
@@ -29,10 +29,10 @@ PacksOf = Callable[[str], Mapping[str, int]]
 
 
 class Judged(NamedTuple):
-    """The verdict on a snapshot of a far session."""
+    """The verdict on a snapshot of a remote session."""
 
-    session: FarSession
-    snapshot: FarSnapshot
+    session: RemoteSession
+    snapshot: RemoteSnapshot
     removed: bool
     reason: str
 
@@ -54,10 +54,10 @@ class _PackScales:
 
 
 def judge(
-    sessions: Iterable[FarSession], policy: RetentionPolicy, packs_of: PacksOf
+    sessions: Iterable[RemoteSession], policy: RetentionPolicy, packs_of: PacksOf
 ) -> list[Judged]:
     """Return the verdicts on all listed snapshots, newest first. `packs_of` is called only if `policy` limits the bytes."""
-    listed: dict[str, tuple[FarSession, FarSnapshot]] = {}
+    listed: dict[str, tuple[RemoteSession, RemoteSnapshot]] = {}
     infos, held, needed = [], dict[str, str](), set[str]()
     for session in sessions:
         newest = newest_of(session)
@@ -95,7 +95,7 @@ def remove(sessions: Sessions, verdicts: Iterable[Judged], now: float) -> set[st
 
     `now`: by the remote's clock, with which the collector compares it.
     """
-    going: dict[str, tuple[FarSession, set[str]]] = {}
+    going: dict[str, tuple[RemoteSession, set[str]]] = {}
     for one in verdicts:
         if one.removed:
             _, names = going.setdefault(one.session.facts.session_id, (one.session, set()))
@@ -105,22 +105,24 @@ def remove(sessions: Sessions, verdicts: Iterable[Judged], now: float) -> set[st
     }
 
 
-def all_of(sessions: Sessions) -> list[FarSession]:
-    """Return all far sessions. Raises FarObjectInvalid, FormatTooNew."""
+def all_of(sessions: Sessions) -> list[RemoteSession]:
+    """Return all remote sessions. Raises RemoteObjectInvalid, FormatTooNew."""
     found = []
     for session_id in sessions.ids():
         try:
             found.append(sessions.get(session_id))
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             continue  # it was removed just now
     return found
 
 
-def _mark(sessions: Sessions, judged: FarSession, going: Collection[str], now: float) -> set[str]:
+def _mark(
+    sessions: Sessions, judged: RemoteSession, going: Collection[str], now: float
+) -> set[str]:
     """Mark snapshots of a session, given by manifest, as deleted, unless a judged entry has changed; return those that were marked."""
     marked: set[str] = set()
 
-    def mark(session: FarSession) -> FarSession:
+    def mark(session: RemoteSession) -> RemoteSession:
         nonlocal marked
         there = {one.manifest: one for one in session.listed}
         is_same = all(there.get(one.manifest) == one for one in judged.listed)
@@ -129,12 +131,12 @@ def _mark(sessions: Sessions, judged: FarSession, going: Collection[str], now: f
 
     try:
         sessions.change(judged.facts.session_id, mark)
-    except FarObjectMissing:
+    except RemoteObjectMissing:
         return set()  # everything in the remote was erased meanwhile
     return marked
 
 
-def newest_of(session: FarSession) -> dict[str, str]:
+def newest_of(session: RemoteSession) -> dict[str, str]:
     """Return the newest snapshots of a session and of each kernel in it, by manifest, with the reasons to keep them."""
     in_order = [one for one in session.snapshots if not one.deleted_at]
     held: dict[str, str] = {}
@@ -147,7 +149,7 @@ def newest_of(session: FarSession) -> dict[str, str]:
     return held
 
 
-def _why_kept(one: FarSnapshot) -> str:
+def _why_kept(one: RemoteSnapshot) -> str:
     if one.relied_on_by:
         return f"machine {', '.join(sorted(one.relied_on_by.values()))} relies on it"
     if one.about.known_cause is None:
@@ -155,7 +157,7 @@ def _why_kept(one: FarSnapshot) -> str:
     return NAMED if one.about.named and not one.about.pinned else ""
 
 
-def _info(session: FarSession, one: FarSnapshot, place: int) -> SnapshotInfo:
+def _info(session: RemoteSession, one: RemoteSnapshot, place: int) -> SnapshotInfo:
     """Return the record by which retention judges an entry; it is exempt from the rules if it is pinned.
 
     `place`: its place in the session's order, which is that of retention.

@@ -1,4 +1,4 @@
-"""The upload of a snapshot: packs, index object, manifest, and last the far session, which lists the snapshot for other machines.
+"""The upload of a snapshot: packs, index object, manifest, and last the remote session, which lists the snapshot for other machines.
 
 An upload relies on packs that other uploads wrote, and a collector may remove packs at the same time. Therefore the upload reads
 the epoch before it looks for chunks in the remote, treats condemned packs as missing, and checks that every shared pack exists.
@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 
 from ..errors import (
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
     ObjectCorrupt,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     StoreUnavailable,
 )
 from ..store import manifests
@@ -32,14 +32,14 @@ from ..wire.snapshot_records import Traffic
 from . import epochs, index_objects, remote_manifests, remote_packs
 from .buckets import Bucket
 from .epochs import CurrentEpoch
-from .index_objects import FarIndex, Place
+from .index_objects import Place, RemoteIndex
 from .listed_facts import about, title_of
 from .pace import Pace
 from .pack_refs import PACK_BYTES, PackRef, PackRows
 from .pack_sender import PackSender
-from .remote_manifests import FarManifest
-from .remote_packs import FarPack
-from .remote_sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenure
+from .remote_manifests import RemoteManifest
+from .remote_packs import RemotePack
+from .remote_sessions import Facts, ManifestErased, RemoteSnapshot, Sessions, Tenure
 from .request_errors import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
@@ -86,12 +86,12 @@ class Sent(NamedTuple):
 class Uploaded(NamedTuple):
     """A snapshot that the remote lists, and the amount of data that this attempt sent for it. `is_new`: it was not listed before."""
 
-    snapshot: FarSnapshot
+    snapshot: RemoteSnapshot
     sent: Sent
     is_new: bool = True
 
 
-class _Far(NamedTuple):
+class _Remote(NamedTuple):
     """A remote, with the settings for writing to it."""
 
     bucket: Bucket
@@ -128,7 +128,7 @@ class Uploader:
                 f"Only the machine that made remote {bucket.name} may write to it: its endpoint cannot compare and swap.",
                 hint="Use an endpoint that supports conditional writes (If-Match), or a remote of this machine's own.",
             )
-        self._far = _Far(
+        self._remote = _Remote(
             bucket,
             key.seal,
             seen,
@@ -152,9 +152,9 @@ class Uploader:
     ) -> Uploaded:
         """Upload a snapshot; the remote lists it when this returns.
 
-        `progress` is called with the bytes sent and the bytes in all, from any thread. `tenure`: the lease of the far session. `term`:
+        `progress` is called with the bytes sent and the bytes in all, from any thread. `tenure`: the lease of the remote session. `term`:
         that in which the snapshot was made. Raises SessionLost if another daemon has held the lease since, SnapshotNotFound,
-        ObjectCorrupt if a chunk is damaged on this machine, AccessDenied, StoreUnavailable, FarObjectInvalid, OperationCancelled.
+        ObjectCorrupt if a chunk is damaged on this machine, AccessDenied, StoreUnavailable, RemoteObjectInvalid, OperationCancelled.
         After an error the next attempt does not send the same packs again.
         """
         manifest = store.manifest(snapshot_id)
@@ -166,7 +166,7 @@ class Uploader:
                 is_new = False
                 break
             with store.holding(digests):
-                run = _Run(self._far, store, manifest, digests, journal, progress)
+                run = _Run(self._remote, store, manifest, digests, journal, progress)
                 snapshot = run.upload(facts.session_id, term)
             sent = Sent(sent.count_bytes + run.sent.count_bytes, sent.packs + run.sent.packs)
             # An erasure that ran at the same time removed the manifest: the loop writes it again.
@@ -183,7 +183,7 @@ class Uploader:
         return Uploaded(snapshot, sent, is_new)
 
     def give_up(self, snapshot_id: str) -> None:
-        """End an interrupted upload whose snapshot was deleted: remove its manifests, except those that a far session lists.
+        """End an interrupted upload whose snapshot was deleted: remove its manifests, except those that a remote session lists.
 
         The collector removes packs that no other manifest needs. Raises AccessDenied, StoreUnavailable.
         """
@@ -191,11 +191,11 @@ class Uploader:
         try:
             for session_id in journal.sessions:
                 # The last request of the upload may be on its way; it must not list a manifest that is removed here.
-                with suppress(FarObjectMissing):
+                with suppress(RemoteObjectMissing):
                     self._sessions.rewrite(session_id, lambda session: session)
             listed = [self._listed(session_id, snapshot_id) for session_id in journal.sessions]
-        except (FarObjectInvalid, FormatTooNew) as error:
-            # The far session cannot be read, so it may list them.
+        except (RemoteObjectInvalid, FormatTooNew) as error:
+            # The remote session cannot be read, so it may list them.
             _log.warning(
                 "The manifests of the ended upload of %s are not removed: %s", snapshot_id, error
             )
@@ -208,13 +208,13 @@ class Uploader:
 
     def _end(self, journal: Journal, listed: set[str]) -> None:
         """Remove an upload's journal and its unlisted manifests, which would otherwise protect their packs from the collector."""
-        self._far.bucket.delete([name for name in journal.manifests if name not in listed])
+        self._remote.bucket.delete([name for name in journal.manifests if name not in listed])
         journal.end()
 
-    def _listed(self, session_id: str, snapshot_id: str) -> FarSnapshot | None:
+    def _listed(self, session_id: str, snapshot_id: str) -> RemoteSnapshot | None:
         try:
             session = self._sessions.get(session_id)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return None
         return next((one for one in session.listed if one.snapshot_id == snapshot_id), None)
 
@@ -224,23 +224,23 @@ class _Run:
 
     def __init__(
         self,
-        far: _Far,
+        remote: _Remote,
         store: Source,
         manifest: Manifest,
         digests: set[bytes],
         journal: Journal,
         progress: Callable[[int, int], None],
     ) -> None:
-        self._far, self._bucket, self._seal = far, far.bucket, far.seal
+        self._remote, self._bucket, self._seal = remote, remote.bucket, remote.seal
         self._store, self._manifest, self._journal = store, manifest, journal
-        self._far_ids = {digest: self._seal.far_id(digest) for digest in digests}
+        self._remote_ids = {digest: self._seal.remote_id(digest) for digest in digests}
         self._progress = progress
         self._done = self._total = 0
         #: What this attempt has sent so far.
         self.sent = Sent()
 
-    def upload(self, session_id: str, term: int) -> FarSnapshot:
-        """Send packs, index object and manifest; return the entry that the far session must list."""
+    def upload(self, session_id: str, term: int) -> RemoteSnapshot:
+        """Send packs, index object and manifest; return the entry that the remote session must list."""
         now = self._now()
         self._journal.begin(now.epoch)
         began = self._journal.epoch
@@ -258,7 +258,7 @@ class _Run:
                 hint="Try again.",
             )
         info = self._manifest.info
-        return FarSnapshot(
+        return RemoteSnapshot(
             info.snapshot_id,
             info.kernel_id,
             name,
@@ -268,28 +268,30 @@ class _Run:
             info.sizes.raw_bytes,
             info.sizes.stored_bytes,
             about=about(info),
-            machine_id=self._far.machine_id,
+            machine_id=self._remote.machine_id,
             term=term,
             number=info.number,
         )
 
     def _now(self) -> CurrentEpoch:
         with of_the_whole_remote():
-            return epochs.read(self._bucket, self._seal, self._far.seen)
+            return epochs.read(self._bucket, self._seal, self._remote.seen)
 
     def _send_missing(self, condemned: set[str]) -> list[PackRef]:
         """Send the chunks that the remote does not have; return all packs that the snapshot needs."""
         with of_the_whole_remote():
-            index, names = index_objects.load(self._bucket, self._seal, self._far.index_copies)
+            index, names = index_objects.load(self._bucket, self._seal, self._remote.index_copies)
             if len(names) > index_objects.MAX_INDEXES and self._bucket.deletes:
                 index_objects.consolidate(self._bucket, self._seal)
-        known = [index, FarIndex(self._journal.packs.values())]
+        known = [index, RemoteIndex(self._journal.packs.values())]
         shared = {place.ref for one in known for place in self._find(one, condemned)}
         gone = condemned | remote_packs.gone(self._bucket, shared)
         there = {
             place.row["id"].tobytes(): place.ref for one in known for place in self._find(one, gone)
         }
-        sent = self._send([d for d, far_id in self._far_ids.items() if far_id not in there])
+        sent = self._send(
+            [d for d, remote_id in self._remote_ids.items() if remote_id not in there]
+        )
         unlisted = [
             one
             for name, one in self._journal.packs.items()
@@ -299,31 +301,33 @@ class _Run:
             index_objects.write(self._bucket, self._seal, unlisted)
         return list({ref.name: ref for ref in [*there.values(), *sent]}.values())
 
-    def _find(self, index: FarIndex, without: set[str]) -> Iterable[Place]:
-        return index.find(self._far_ids.values(), without).values()
+    def _find(self, index: RemoteIndex, without: set[str]) -> Iterable[Place]:
+        return index.find(self._remote_ids.values(), without).values()
 
     def _send(self, digests: Collection[bytes]) -> list[PackRef]:
         groups = self._groups(digests)
         self._done, self._total = 0, sum(one.stored_length for group in groups for one in group)
 
-        def note(pack: FarPack, chunks: Sequence[Entry]) -> None:
+        def note(pack: RemotePack, chunks: Sequence[Entry]) -> None:
             self._journal.add_pack(PackRows(pack.ref, pack.rows.tobytes()))
             self.sent = Sent(self.sent.count_bytes + pack.ref.length, self.sent.packs + 1)
             self._done += sum(chunk.stored_length for chunk in chunks)
             self._progress(self._done, self._total)
 
-        far = self._far
-        sender = PackSender(far.bucket, far.seal, far.pace, self._read, self._far_ids, note)
+        remote = self._remote
+        sender = PackSender(
+            remote.bucket, remote.seal, remote.pace, self._read, self._remote_ids, note
+        )
         return sender.send(groups)
 
     def _groups(self, digests: Collection[bytes]) -> list[list[Entry]]:
-        """Divide chunks into far packs, in the order in which they lie on the disk; one far pack may join small local packs."""
+        """Divide chunks into remote packs, in the order in which they lie on the disk; one remote pack may join small local packs."""
         groups: list[list[Entry]] = []
         room = 0
         for entry in self._store.locate(digests).entries():
             if room <= 0:
                 groups.append([])
-                room = self._far.pack_bytes
+                room = self._remote.pack_bytes
             groups[-1].append(entry)
             room -= entry.stored_length
         return groups
@@ -347,5 +351,5 @@ class _Run:
         content = self._store.manifest_file(snapshot_id)
         name = remote_manifests.new_name(snapshot_id)
         self._journal.add_manifest(name, session_id)
-        made = FarManifest(snapshot_id, content, list(packs), session_id)
+        made = RemoteManifest(snapshot_id, content, list(packs), session_id)
         return name, remote_manifests.write(self._bucket, self._seal, name, made)

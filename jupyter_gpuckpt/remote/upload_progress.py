@@ -23,7 +23,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Only in one entry: the epoch when the upload began.
     epoch: Epoch | None = None
     pack: PackRows | None = None
-    #: The name of a manifest that is about to be written, and of the far session that will list it.
+    #: The name of a manifest that is about to be written, and of the remote session that will list it.
     manifest: str = ""
     session_id: str = ""
 
@@ -48,7 +48,7 @@ class Journal:
         self.epoch: Epoch | None = None
         self.packs: dict[str, PackRows] = {}
         self.manifests: list[str] = []
-        #: The far sessions that list the journal's manifests, or were about to.
+        #: The remote sessions that list the journal's manifests, or were about to.
         self.sessions: set[str] = set()
         with store_errors(path.parent):
             entries = self._entries()
@@ -76,7 +76,7 @@ class Journal:
         self._add(_Entry(pack=pack))
 
     def add_manifest(self, name: str, session_id: str) -> None:
-        """Record a manifest before it is written, so that it can be removed if no far session lists it in the end."""
+        """Record a manifest before it is written, so that it can be removed if no remote session lists it in the end."""
         self.manifests.append(name)
         self.sessions.add(session_id)
         self._add(_Entry(manifest=name, session_id=session_id))

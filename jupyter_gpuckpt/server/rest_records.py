@@ -232,7 +232,7 @@ class SnapshotView(View, frozen=True):
         list[UploadView],
         Meta(description="One for each remote to which it was, is being or will be uploaded."),
     ]
-    far_only: Annotated[
+    remote_only: Annotated[
         str | None,
         Meta(
             description="The only remote that has its content, from which a resume fetches it; empty: unknown. null: its content is here."

@@ -32,14 +32,14 @@ class Space:
         self._lock = threading.Lock()
         self._known: tuple[frozenset[tuple[str, str]], _Shares] | None = None
 
-    def of(self, snapshots: Iterable[SnapshotInfo], far: Collection[str] = ()) -> StoreUsage:
-        """Return the disk use of `snapshots`, which must be all of the store's; only remotes have the chunks of those in `far`.
+    def of(self, snapshots: Iterable[SnapshotInfo], remote: Collection[str] = ()) -> StoreUsage:
+        """Return the disk use of `snapshots`, which must be all of the store's; only remotes have the chunks of those in `remote`.
 
         Raises OSError, sqlite3.OperationalError.
         """
         by_name: dict[str, list[SnapshotInfo]] = {}
         infos = sorted(snapshots, key=lambda info: info.created)
-        here = [info for info in infos if info.snapshot_id not in far]
+        here = [info for info in infos if info.snapshot_id not in remote]
         for info in here:
             by_name.setdefault(info.name, []).append(info)
         shares = self._shares(by_name)
@@ -61,8 +61,8 @@ class Space:
             raw_bytes=sum(one.raw_bytes for one in names),
             unique_bytes=shares.unique_bytes,
             snapshots=len(infos),
-            far_snapshots=len(infos) - len(here),
-            far_bytes=sum(i.sizes.stored_bytes for i in infos if i.snapshot_id in far),
+            remote_snapshots=len(infos) - len(here),
+            remote_bytes=sum(i.sizes.stored_bytes for i in infos if i.snapshot_id in remote),
             by_name=sorted(names, key=lambda one: (-one.stored_bytes, one.name)),
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import SnapshotFar
+from ..errors import SnapshotInRemoteOnly
 from ..wire.manifest_records import SnapshotInfo
 from . import manifests, stub_files
 from .faults import store_errors
@@ -75,10 +75,10 @@ class Stubs:
         return None if listed is None or listed.annotations.deleted else listed.stub
 
     def require_here(self, snapshot_id: str) -> None:
-        """Raise SnapshotFar if a snapshot's chunks are only in a remote."""
+        """Raise SnapshotInRemoteOnly if a snapshot's chunks are only in a remote."""
         if (stub := self.find(snapshot_id)) is not None:
             where = f"remote {stub.remote}" if stub.remote else "a remote"
-            raise SnapshotFar(
+            raise SnapshotInRemoteOnly(
                 f"The content of snapshot {snapshot_id} is only in {where}.",
                 hint=f"`jupyter gpuckpt remote fetch {stub.remote or 'NAME'} {snapshot_id}` brings it here; so does resuming it.",
             )
@@ -97,7 +97,7 @@ class Stubs:
 
     @contextmanager
     def using(self, snapshot_id: str) -> Iterator[None]:
-        """Keep a snapshot's chunks here inside the block. Raises SnapshotFar if it is a stub."""
+        """Keep a snapshot's chunks here inside the block. Raises SnapshotInRemoteOnly if it is a stub."""
         with self.keeping(snapshot_id):
             self.require_here(snapshot_id)
             yield

@@ -40,7 +40,7 @@ from .protocol import (
     SuspendedKernel,
 )
 from .reclaim_records import NoticeRequest, NoticesReport
-from .remote_listings import FarListing, FetchEstimate, FetchRequest, MoveRequest, RemoteState
+from .remote_listings import FetchEstimate, FetchRequest, MoveRequest, RemoteListing, RemoteState
 from .restart_records import SetAsideRequest
 from .snapshot_records import (
     AnnotateRequest,
@@ -321,9 +321,9 @@ def remotes() -> Call[list[RemoteState]]:
     return Call(list[RemoteState], "GET", "/remotes")
 
 
-def far_sessions(remote: str) -> Call[FarListing]:
+def remote_sessions(remote: str) -> Call[RemoteListing]:
     """List the snapshots in a remote, by session."""
-    return Call(FarListing, "GET", _path("remotes", remote, "sessions"), seconds=KILL_SECONDS)
+    return Call(RemoteListing, "GET", _path("remotes", remote, "sessions"), seconds=KILL_SECONDS)
 
 
 def fetch_estimate(remote: str, snapshot_id: str, session_id: str = "") -> Call[FetchEstimate]:

@@ -19,7 +19,7 @@ from . import decoding
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
-DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
+DEFAULT_COLLECT_REMOTE_EVERY_SECONDS = 7 * 24 * 3600.0
 #: The variable with an administrator's retention rules for snapshots. The rules have the names of the traits.
 RETENTION_VARIABLE = "JUPYTER_GPUCKPT_RETENTION"
 _RETENTION = ("keep_last", "keep_suspends", "keep_within", "max_bytes")
@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The most bytes of local chunks of snapshots that remotes have, too; 0: no limit.
     near_bytes: int = 0
     #: The interval at which packs that no snapshot needs are removed from each remote; 0: never.
-    collect_far_every_seconds: float = DEFAULT_COLLECT_FAR_EVERY_SECONDS
+    collect_remote_every_seconds: float = DEFAULT_COLLECT_REMOTE_EVERY_SECONDS
     #: Whether to look for notices that this machine goes.
     reclaim_notices: bool = True
 

@@ -36,7 +36,7 @@ class ListedSnapshot(msgspec.Struct, frozen=True):
 
 
 class ListedSession(msgspec.Struct, frozen=True):
-    """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
+    """A remote session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
     `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
     `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: it was not moved.
@@ -54,7 +54,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     moved_at: float = 0.0
 
 
-class FarListing(msgspec.Struct, frozen=True):
+class RemoteListing(msgspec.Struct, frozen=True):
     """GET /remotes/{name}/sessions. `unreadable`: the reasons why existing sessions are not listed, a sentence each."""
 
     remote: str
@@ -88,7 +88,7 @@ class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /remotes/{name}/snapshots/{id}/fetch. `force`: fetch it even if it could not be resumed here.
 
-    `session_id`: the far session that lists it; empty: all are searched. `take_over`: fetch it even if another machine runs that session,
+    `session_id`: the remote session that lists it; empty: all are searched. `take_over`: fetch it even if another machine runs the session,
     which that machine then loses. `as_copy`: fetch it without the session, to inspect it or branch from it.
     """
 

@@ -82,7 +82,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     automatic: bool = True
     #: Whether automatic uploads are paused, e.g. because the machine is offline or its traffic is metered.
     paused: bool = False
-    #: Kernels whose far sessions were erased, and when (seconds since the epoch): they are no longer uploaded automatically.
+    #: Kernels whose remote sessions were erased, and when (seconds since the epoch): they are no longer uploaded automatically.
     erased: dict[str, float] = {}
     capabilities: Capabilities | None = None
     #: The file with this machine's secret; empty: one in the data directory.
@@ -215,7 +215,7 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "GivenSecret()"
 
 
-class FarPruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RemotePruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to remove the snapshots that `policy` does not keep from a remote. `dry_run`: only judge them.
 
     `lost_machine`: the host name or id of a machine that needs nothing in the remote any more, because it never comes back.
@@ -242,7 +242,7 @@ class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: str = ""
     session: str = ""
     sample: int = 0
-    prune: FarPruneRequest = FarPruneRequest()
+    prune: RemotePruneRequest = RemotePruneRequest()
 
 
 class RemoteView(msgspec.Struct, frozen=True):
@@ -265,7 +265,7 @@ class EntryView(msgspec.Struct, frozen=True):
 
 
 class SessionToErase(msgspec.Struct, frozen=True):
-    """A far session to be erased. `stored_bytes`: the sum over its snapshots; shared chunks count for each."""
+    """A remote session to be erased. `stored_bytes`: the sum over its snapshots; shared chunks count for each."""
 
     session_id: str
     path: str
@@ -296,7 +296,7 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """An object that cannot be fetched: its `name`, the far session or snapshot that needs it, and the reason."""
+    """An object that cannot be fetched: its `name`, the remote session or snapshot that needs it, and the reason."""
 
     session_id: str
     snapshot_id: str
@@ -314,7 +314,7 @@ class Drill(msgspec.Struct, frozen=True):
     damaged: list[Damage] = []
 
 
-class FarVerdict(msgspec.Struct, frozen=True):
+class RemoteVerdict(msgspec.Struct, frozen=True):
     """The verdict of `remote prune` on a snapshot: whether it is removed, and the reason."""
 
     session_id: str
@@ -328,14 +328,14 @@ class FarVerdict(msgspec.Struct, frozen=True):
     reason: str
 
 
-class FarPruning(msgspec.Struct, frozen=True):
+class RemotePruning(msgspec.Struct, frozen=True):
     """The verdicts on all snapshots of a remote, newest first; none without a rule.
 
     `freed_bytes`: of the packs that only removed snapshots need. `lost`: the ids of the snapshots that a lost machine needs no longer,
     or, in a dry run, would need no longer.
     """
 
-    verdicts: list[FarVerdict] = []
+    verdicts: list[RemoteVerdict] = []
     freed_bytes: int = 0
     lost: list[str] = []
 
@@ -349,5 +349,5 @@ class RemoteAnswer(msgspec.Struct, frozen=True):
     plan: ErasePlan | None = None
     erasure: Erasure | None = None
     drill: Drill | None = None
-    pruning: FarPruning | None = None
+    pruning: RemotePruning | None = None
     error: ErrorRecord | None = None

@@ -1,6 +1,6 @@
 """The order of snapshots. Within one kernel their numbers decide, because clocks are set back and those of machines differ.
 
-A snapshot's number is higher than that of every snapshot of its kernel that was known where it was made: those of the store, and in far
+A snapshot's number is higher than that of every snapshot of its kernel that was known where it was made: those of the store, and in remote
 sessions those that were listed when the lease was granted. So the state from which a kernel was resumed comes before everything that is
 saved of it later, on any machine. Times decide only between snapshots of different kernels, for people.
 """

@@ -50,7 +50,7 @@ class Traffic(msgspec.Struct, frozen=True):
         return Traffic(self.sent_bytes + more.sent_bytes, self.seconds + more.seconds)
 
 
-class FarCollection(msgspec.Struct, frozen=True):
+class RemoteCollection(msgspec.Struct, frozen=True):
     """The last removal of unneeded packs from a remote by this machine. Times are seconds since the epoch; 0: never.
 
     `looked_at`: the time of the last check whether a removal is due. `condemned`: packs that the next one removes if nothing needs them.
@@ -82,7 +82,7 @@ class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
     trouble: ErrorRecord | None = None
     retry_at: float | None = None
     traffic: Traffic = Traffic()
-    collected: FarCollection = FarCollection()
+    collected: RemoteCollection = RemoteCollection()
 
 
 class UploadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
     #: One for each remote to which it was, is being or will be uploaded.
     uploads: list[Upload] = msgspec.field(default_factory=list)
     #: The only remote that has its content, from which a resume fetches it; empty: unknown. None: its content is here.
-    far_only: str | None = None
+    remote_only: str | None = None
 
 
 class SnapshotVariables(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class StoreUsage(msgspec.Struct, frozen=True):
     """GET /store: the sizes of the store in bytes.
 
     `raw_bytes`: the contents of snapshots; `unique_bytes`: the same after deduplication; `stored_bytes`: and compressed;
-    `disk_bytes`: the store on its disk, with deleted snapshots that are still kept. Chunks that only remotes have are in `far_bytes`
+    `disk_bytes`: the store on its disk, with deleted snapshots that are still kept. Chunks that only remotes have are in `remote_bytes`
     alone.
     """
 
@@ -187,8 +187,8 @@ class StoreUsage(msgspec.Struct, frozen=True):
     unique_bytes: int
     snapshots: int
     #: The number of those whose chunks are only in remotes, and their bytes there; shared chunks count for each.
-    far_snapshots: int = 0
-    far_bytes: int = 0
+    remote_snapshots: int = 0
+    remote_bytes: int = 0
     #: The disk use by name, largest first.
     by_name: list[NameUsage] = []
     #: The ids of the snapshots that are known to lack chunks, or to have damaged ones.

@@ -23,7 +23,7 @@ STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.SnapshotNotFound: (404, 5),
     errors.SnapshotInUse: (409, 6),
     errors.SnapshotExists: (409, 6),
-    errors.SnapshotFar: (409, 6),
+    errors.SnapshotInRemoteOnly: (409, 6),
     errors.ArchiveInvalid: (400, 2),
     errors.StoreUnavailable: (503, 7),
     errors.AccessDenied: (403, 7),

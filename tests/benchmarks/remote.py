@@ -1,8 +1,8 @@
-"""Uploads and fetches beside obstore's own parallel put and get of the same objects, the cipher's share, and a large far store.
+"""Uploads and fetches beside obstore's own parallel put and get of the same objects, the cipher's share, and a large remote store.
 
 The object store is SeaweedFS on this machine: it shares the processors with what is measured. An upload sends each pack in one
 request, because only that can be create-only. It compares each chunk, unpacked, with its digest, and so does a fetch.
-GPUCKPT_BENCH_CHUNKS names other sizes of the large far store, whose chunks are short, and all else is as large as it would be.
+GPUCKPT_BENCH_CHUNKS names other sizes of the large remote store, whose chunks are short, and all else is as large as it would be.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from jupyter_gpuckpt.remote.check_client import CheckingProcesses, checkers
 from jupyter_gpuckpt.remote.collector import collect
 from jupyter_gpuckpt.remote.fetch import fetch
 from jupyter_gpuckpt.remote.pack_refs import PackRef, PackRows
-from jupyter_gpuckpt.remote.remote_manifests import FarManifest
-from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSession, FarSnapshot, Sessions
+from jupyter_gpuckpt.remote.remote_manifests import RemoteManifest
+from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSession, RemoteSnapshot, Sessions
 from jupyter_gpuckpt.remote.sealing import TAG_BYTES, Seal
 from jupyter_gpuckpt.remote.seen import Seen
 from jupyter_gpuckpt.remote.store_key import Secret
@@ -71,7 +71,7 @@ BUDGET, CIPHER_BUDGET = 1.3, 1.15
 SIZES = [int(size) for size in os.environ.get("GPUCKPT_BENCH_CHUNKS", "100000,1000000").split(",")]
 #: As many requests at a time as uploads and fetches make.
 _AT_A_TIME = 8
-#: A far store has so many index objects at most.
+#: A remote store has so many index objects at most.
 _INDEXES = index_objects.MAX_INDEXES
 _CHUNKS_PER_PACK = pack_refs.PACK_BYTES // CHUNK_BYTES
 #: The size at which the server begins another volume: a write waits about a second for a new one, and by default it has 1 GB.
@@ -126,7 +126,7 @@ class _Remote:
         self.seal = self.key.seal
         self.sessions = Sessions(self.bucket, self.seal, self.seen)
 
-    def upload(self, store: LocalStore, snapshot_id: str) -> FarSnapshot:
+    def upload(self, store: LocalStore, snapshot_id: str) -> RemoteSnapshot:
         uploader = Uploader(
             self.bucket, self.key, self.seen, state=self.folder / "state", machine_id="here"
         )
@@ -209,7 +209,7 @@ def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
     yield Row("    obstore's own get of these packs into memory", seconds["get"])
 
 
-def _fetch(remote: _Remote, snapshot: FarSnapshot, place: Path, seconds: list[float]) -> None:
+def _fetch(remote: _Remote, snapshot: RemoteSnapshot, place: Path, seconds: list[float]) -> None:
     """Fetch a snapshot into an empty store, as a daemon does; add the time that this takes to `seconds`."""
     with TemporaryDirectory(dir=place) as folder, LocalStore(Path(folder)) as store:
         with _timed(seconds):
@@ -266,7 +266,7 @@ def _cipher(url: str, made: Path, place: Path) -> Row:
 
 
 def _large(url: str, place: Path, count: int) -> Iterator[Row]:
-    """Rows of a far store of `count` chunks: lists, an upload of what it has, a cold start, a collection."""
+    """Rows of a remote store of `count` chunks: lists, an upload of what it has, a cold start, a collection."""
     large_store.make(place / "store", count)
     remote = _Remote(url, f"large-{count}", place)
     with LocalStore(place / "store") as store:
@@ -321,7 +321,7 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
 
 
 def _slopes(smallest: Sequence[Row], *others: Sequence[Row]) -> Iterator[Row]:
-    """Rows of how many times as long a larger far store takes, for how many times as many chunks."""
+    """Rows of how many times as long a larger remote store takes, for how many times as many chunks."""
     for some, count in zip(others, SIZES[1:], strict=True):
         times = count / SIZES[0]
         for row, before in zip(some, smallest, strict=True):
@@ -346,7 +346,7 @@ def _save_new(store: LocalStore, like: Manifest) -> None:
         store.publish(msgspec.structs.replace(like, info=info, streams=[first, *streams]))
 
 
-def _listed(sessions: Sessions) -> list[FarSession]:
+def _listed(sessions: Sessions) -> list[RemoteSession]:
     return [sessions.get(one) for one in sessions.ids()]
 
 
@@ -384,9 +384,9 @@ def _fill(remote: _Remote, store: LocalStore) -> None:
             refs = list({pack_of[digest].name: pack_of[digest] for digest in digests}.values())
             name = remote_manifests.new_name(info.snapshot_id)
             content = store.manifest_file(info.snapshot_id)
-            made = FarManifest(info.snapshot_id, content, refs, info.kernel_id)
+            made = RemoteManifest(info.snapshot_id, content, refs, info.kernel_id)
             digest = remote_manifests.write(remote.bucket, remote.seal, name, made)
-            listed = FarSnapshot(info.snapshot_id, info.kernel_id, name, digest, info.created)
+            listed = RemoteSnapshot(info.snapshot_id, info.kernel_id, name, digest, info.created)
             remote.sessions.add(Facts(info.kernel_id), listed)
     for start in range(_INDEXES):
         index_objects.write(remote.bucket, remote.seal, sent[start::_INDEXES])

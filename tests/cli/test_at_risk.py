@@ -16,7 +16,7 @@ NOW = 10_000.0
 
 def saved(age, *states, kernel_id="k"):
     """Return a snapshot of that age, with uploads in these states."""
-    uploads = [Upload("far", one, 0, 0) for one in states]
+    uploads = [Upload("offsite", one, 0, 0) for one in states]
     info = {"snapshot_id": f"s{age}", "kernel_id": kernel_id, "created": NOW - age}
     return Snapshot(**info, reason="save", uploads=uploads)
 

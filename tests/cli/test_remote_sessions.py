@@ -169,7 +169,7 @@ class SlowToAnswer:
 def test_an_interrupt_before_the_daemons_answer_cancels_the_operation_that_it_began():
     async def interrupted():
         daemon = SlowToAnswer()
-        suspending = asyncio.ensure_future(_AskedOfTheDaemon(daemon, "k", "far").suspend())
+        suspending = asyncio.ensure_future(_AskedOfTheDaemon(daemon, "k", "offsite").suspend())
         await daemon.begun.wait()
         suspending.cancel()
         await asyncio.sleep(0)

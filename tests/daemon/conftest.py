@@ -221,7 +221,7 @@ def credentials(monkeypatch):
 def add(settings, short_dir):
     """Return a function that adds a remote, a folder unless its URL is given."""
 
-    def added(name="far", url="", **fields):
+    def added(name="offsite", url="", **fields):
         return add_remote(settings.data, name, url or f"file://{short_dir}/{name}", **fields)
 
     return added
@@ -243,7 +243,7 @@ def snapshots(settings):
 def state_of(settings):
     """Return a function that says how far a snapshot is on its way to a remote; None if it is not to go there."""
 
-    def find(client, snapshot_id, remote="far"):
+    def find(client, snapshot_id, remote="offsite"):
         for info in client.send(calls.snapshots()):
             if info.snapshot_id == snapshot_id:
                 return next((one for one in info.uploads if one.remote == remote), None)
@@ -256,7 +256,7 @@ def state_of(settings):
 def uploaded(state_of, eventually):
     """Return a function that waits until a remote has a snapshot."""
 
-    def wait(client, *snapshot_ids, remote="far"):
+    def wait(client, *snapshot_ids, remote="offsite"):
         for snapshot_id in snapshot_ids:
             eventually(
                 lambda one=snapshot_id: (
@@ -273,7 +273,7 @@ def uploaded(state_of, eventually):
 def reader(settings):
     """Return a function that opens a remote as another machine would."""
 
-    def opened(name="far"):
+    def opened(name="offsite"):
         return Reader(settings.data, name)
 
     return opened

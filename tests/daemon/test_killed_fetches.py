@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("credentials")
 
 
 @pytest.fixture
-def far(pytestconfig, settings, short_dir):
+def at_remote(pytestconfig, settings, short_dir):
     """Return a function that has another machine upload a snapshot to an object store, which this machine has as remote, too."""
 
     def uploaded(*content):
@@ -140,9 +140,9 @@ def check_bytes(settings, content):
     ids=lambda moment: moment.rpartition(".")[2],
 )
 def test_a_daemon_killed_during_a_fetch_leaves_no_process_and_a_whole_store(
-    settings, far, dying, nothing_runs, moment
+    settings, at_remote, dying, nothing_runs, moment
 ):
-    remote = far(*CONTENT)
+    remote = at_remote(*CONTENT)
     daemon = dying(moment)
     begin_fetch(settings, remote)
     daemon.wait()
@@ -154,7 +154,7 @@ def test_a_daemon_killed_during_a_fetch_leaves_no_process_and_a_whole_store(
 
 
 @pytest.fixture
-def far_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts, eventually):
+def remote_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts, eventually):
     """Suspend a kernel, wait until only an object store has its memory, end the daemon, and return the kernel's id."""
     there = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
     add(url=there.url, settings=there.settings)
@@ -163,7 +163,7 @@ def far_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts
         kernel_id = client.send(calls.launch(owner.owner_id, spec())).kernel_id
         eventually(lambda: counts(kernel_id), LONG)
         client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-        eventually(lambda: client.send(calls.snapshots())[0].far_only == "far", LONG)
+        eventually(lambda: client.send(calls.snapshots())[0].remote_only == "offsite", LONG)
         stored = client.send(calls.snapshots())[0].sizes.stored_bytes
         eventually(lambda: bytes_below(settings.data / "store/packs") < stored / 5, LONG)
         os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
@@ -174,29 +174,29 @@ def far_kernel(settings, pytestconfig, add, nothing_runs, owner_of, spec, counts
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", RESUME_MOMENTS, ids=lambda moment: moment.rpartition(".")[2])
 def test_a_daemon_killed_while_a_resume_fetches_costs_no_kernel(
-    settings, far_kernel, dying, nothing_runs, owner_of, counts, eventually, moment
+    settings, remote_kernel, dying, nothing_runs, owner_of, counts, eventually, moment
 ):
-    count = counts(far_kernel)
+    count = counts(remote_kernel)
     daemon = dying(moment)
     with Client.connect(settings) as client, suppress(DaemonUnavailable):
-        client.send(calls.resume(far_kernel))
+        client.send(calls.resume(remote_kernel))
     daemon.wait()
     nothing_runs()
     with Client.connect(settings) as client, owner_of(client):
-        assert client.send(calls.kernel(far_kernel)).state is KernelState.SUSPENDED
+        assert client.send(calls.kernel(remote_kernel)).state is KernelState.SUSPENDED
         [snapshot] = client.send(calls.snapshots())
-        assert snapshot.far_only == "far"
-        client.wait(client.send(calls.resume(far_kernel)).operation_id)
+        assert snapshot.remote_only == "offsite"
+        client.wait(client.send(calls.resume(remote_kernel)).operation_id)
         assert client.send(calls.verify(snapshot.snapshot_id)).ok
-        eventually(lambda: counts(far_kernel) > count, LONG)
+        eventually(lambda: counts(remote_kernel) > count, LONG)
 
 
 @pytest.mark.slow
 def test_daemons_killed_at_random_moments_of_a_fetch_cost_nothing(
-    settings, far, dying, nothing_runs
+    settings, at_remote, dying, nothing_runs
 ):
     content, chance = some_chunks(3, MANY), random.Random(62)
-    remote, cut_off = far(*content), 0
+    remote, cut_off = at_remote(*content), 0
     for _ in range(RANDOM_KILLS):
         daemon = dying()
         with Client.connect(settings) as client:

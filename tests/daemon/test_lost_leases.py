@@ -1,4 +1,4 @@
-"""Kernels whose far session another machine has taken over: who runs on, and who is suspended."""
+"""Kernels whose remote session another machine has taken over: who runs on, and who is suspended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_scripts_kernel_is_suspended_and_a_servers_runs_on(
     add, client, owner_of, spec, counts, eventually, uploaded, settings
 ):
     add()
-    opened = remote_keys.opened(settings.data, Remotes(settings.data).get("far"))
+    opened = remote_keys.opened(settings.data, Remotes(settings.data).get("offsite"))
     sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     elsewhere = Leases(opened.bucket, opened.key.seal, sessions, "elsewhere", host_name="other")
 

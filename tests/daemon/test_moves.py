@@ -27,10 +27,10 @@ NEVER = 1000
 
 @pytest.fixture
 def sessions(settings):
-    """Return a function that opens the far sessions of the remote, and the leases of another daemon there."""
+    """Return a function that opens the remote sessions of the remote, and the leases of another daemon there."""
 
     def opened():
-        there = remote_keys.opened(settings.data, Remotes(settings.data).get("far"))
+        there = remote_keys.opened(settings.data, Remotes(settings.data).get("offsite"))
         found = Sessions(there.bucket, there.key.seal, there.seen)
         return found, Leases(there.bucket, there.key.seal, found, "b", host_name="other")
 
@@ -73,9 +73,9 @@ def test_a_suspended_kernel_is_moved_and_offered_first(client, suspended, add, s
     assert [one.snapshot_id for one in session.listed] == [suspended.snapshot_id]
     assert session.lease is None
     assert session.moved_at > 0
-    again = ended(client, client.send(calls.move(suspended.kernel_id, "far")))
+    again = ended(client, client.send(calls.move(suspended.kernel_id, "offsite")))
     assert again.state is OperationState.SUCCEEDED
-    [listed] = client.send(calls.far_sessions("far")).sessions
+    [listed] = client.send(calls.remote_sessions("offsite")).sessions
     assert listed.moved_at >= session.moved_at
     # Whoever gets the session has taken it.
     other.claim(suspended.kernel_id)
@@ -104,7 +104,7 @@ def test_what_cannot_be_moved_is_refused_by_name(client, kernel, add):
     add("other", automatic=False)
     with pytest.raises(ConfigurationError, match="2 remotes") as caught:
         client.send(calls.move(kernel.kernel_id))
-    assert "far, other" in caught.value.hint
+    assert "offsite, other" in caught.value.hint
     with pytest.raises(RemoteNotFound, match="'third'"):
         client.send(calls.move(kernel.kernel_id, "third"))
 

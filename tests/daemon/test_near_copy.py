@@ -13,7 +13,7 @@ import pytest
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon.remotes.change_sender import telling_lock
-from jupyter_gpuckpt.errors import SnapshotFar, StoreError
+from jupyter_gpuckpt.errors import SnapshotInRemoteOnly, StoreError
 from jupyter_gpuckpt.linux.file_locks import eviction
 from jupyter_gpuckpt.wire import calls, place
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
@@ -42,8 +42,8 @@ def near(settings):
 @pytest.fixture
 def share(settings, short_dir):
     """Add a folder as remote; return the folder."""
-    add_remote(settings.data, "far", f"file://{short_dir}/far")
-    return short_dir / "far"
+    add_remote(settings.data, "offsite", f"file://{short_dir}/offsite")
+    return short_dir / "offsite"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
     with Client.connect(near) as client, owner_of(client) as owner:
         kernel_id, snapshot_id = suspended(client, owner)
         count = counts(kernel_id)
-        eventually(lambda: the_one(client, snapshot_id).far_only == "far", LONG)
+        eventually(lambda: the_one(client, snapshot_id).remote_only == "offsite", LONG)
         eventually(
             lambda: stored_bytes(near) < the_one(client, snapshot_id).sizes.stored_bytes / 5, LONG
         )
@@ -107,33 +107,33 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
         launched = client.send(calls.launch_spec(snapshot_id))
         assert isinstance(launched, LaunchSpec)
         assert launched.secrets == {"key": "not-for-the-log"}
-        with pytest.raises(SnapshotFar):
+        with pytest.raises(SnapshotInRemoteOnly):
             client.send(calls.verify(snapshot_id))
         usage = client.send(calls.store())
-        assert (usage.far_snapshots, usage.snapshots) == (1, 1)
-        assert usage.far_bytes == the_one(client, snapshot_id).sizes.stored_bytes
+        assert (usage.remote_snapshots, usage.snapshots) == (1, 1)
+        assert usage.remote_bytes == the_one(client, snapshot_id).sizes.stored_bytes
         # It is shown.
         assert app.main(["list"]) == 0
-        assert "far, not here" in capsys.readouterr().out
+        assert "offsite, not here" in capsys.readouterr().out
         assert app.main(["list", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["snapshots"][0]["far_only"] == "far"
+        assert json.loads(capsys.readouterr().out)["snapshots"][0]["remote_only"] == "offsite"
         assert app.main(["ps"]) == 0
         assert "not here" in capsys.readouterr().out
         assert app.main(["ps", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["far_only"] == {snapshot_id: "far"}
-        assert app.main(["remote", "sessions", "far"]) == 0
+        assert json.loads(capsys.readouterr().out)["remote_only"] == {snapshot_id: "offsite"}
+        assert app.main(["remote", "sessions", "offsite"]) == 0
         assert capsys.readouterr().out.splitlines()[1].endswith("listed")
         assert app.main(["verify"]) == 0
         assert "Not verified" in capsys.readouterr().err
-        assert app.main(["remote", "rm", "far"]) == 2
+        assert app.main(["remote", "rm", "offsite"]) == 2
         assert f"only copies of these snapshots: {snapshot_id}" in capsys.readouterr().err
         # It does not come back while the remote is away, and nothing is lost by trying.
         share.rename(share.with_name("moved"))
         with pytest.raises(StoreError) as caught:
             client.wait(client.send(calls.resume(kernel_id)).operation_id)
-        assert "only in remote far" in caught.value.hint
+        assert "only in remote offsite" in caught.value.hint
         assert client.send(calls.kernel(kernel_id)).state is KernelState.SUSPENDED
-        assert the_one(client, snapshot_id).far_only == "far"
+        assert the_one(client, snapshot_id).remote_only == "offsite"
         share.with_name("moved").rename(share)
         # A branch of it, then itself.
         other = str(uuid.uuid4())
@@ -145,7 +145,7 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
         count = counts(kernel_id)
         client.wait(client.send(calls.resume(kernel_id)).operation_id)
         eventually(lambda: counts(kernel_id) > count, LONG)
-        assert app.main(["remote", "rm", "far", "--force"]) == 0
+        assert app.main(["remote", "rm", "offsite", "--force"]) == 0
 
 
 def test_an_eviction_that_meets_another_task_follows_soon(
@@ -155,13 +155,13 @@ def test_an_eviction_that_meets_another_task_follows_soon(
         _, snapshot_id = suspended(client, owner)
         eventually(lambda: client.send(calls.uploads())[0].uploaded, LONG)
     stop(settings, eventually)
-    with telling_lock(settings.data, "far") as is_alone:
+    with telling_lock(settings.data, "offsite") as is_alone:
         assert is_alone
         with Client.connect(near) as client:
-            eventually(eviction(settings.data, "far").exists)
-            assert the_one(client, snapshot_id).far_only is None
+            eventually(eviction(settings.data, "offsite").exists)
+            assert the_one(client, snapshot_id).remote_only is None
     with Client.connect(near) as client:
-        eventually(lambda: the_one(client, snapshot_id).far_only == "far")
+        eventually(lambda: the_one(client, snapshot_id).remote_only == "offsite")
 
 
 def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
@@ -184,7 +184,7 @@ def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
         daemon.wait()
         with Client.connect(settings) as client:
             assert client.send(calls.kernel(kernel_id)).state is KernelState.SUSPENDED
-            assert the_one(client, snapshot_id).far_only == ("far" if is_stub else None), at
+            assert the_one(client, snapshot_id).remote_only == ("offsite" if is_stub else None), at
             if not is_stub:
                 assert client.send(calls.verify(snapshot_id)).ok
         if at == MARKED:
@@ -197,7 +197,7 @@ def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
             if at == MARKED:
                 stop(near, eventually)
                 with Client.connect(settings) as client:
-                    fetched = client.send(calls.fetch("far", snapshot_id))
+                    fetched = client.send(calls.fetch("offsite", snapshot_id))
                     assert client.wait(fetched.operation_id).sizes.new_bytes
                     assert client.send(calls.verify(snapshot_id)).ok
     count = counts(kernel_id)

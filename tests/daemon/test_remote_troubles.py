@@ -56,7 +56,7 @@ def test_credentials_that_expired_are_said_to_be_and_read_again(
     eventually(lambda: state_of(client, "one").error, LONG)
     found = state_of(client, "one")
     assert (found.state, found.error.code) == (UploadState.WAITING, "credentials_refused")
-    assert found.error.message == "The credentials for remote far have expired."
+    assert found.error.message == "The credentials for remote offsite have expired."
     write_credentials(path, servers.ACCESS_KEY)
     request.getfixturevalue("uploaded")(client, "one")
     assert request.getfixturevalue("reader")().fetch_all() == {"one": chunks}
@@ -87,7 +87,7 @@ def test_a_snapshot_that_is_deleted_in_the_middle_of_its_upload_leaves_nothing(
     client.send(calls.delete_snapshot("gone"))
     uploaded(client, "stays")
     eventually(lambda: not named(bucket, "gone"), LONG)
-    eventually(lambda: not list((settings.data / "remotes/far/uploads").iterdir()), LONG)
+    eventually(lambda: not list((settings.data / "remotes/offsite/uploads").iterdir()), LONG)
     assert len(named(bucket, "stays")) == 1
     # And it can come back.
     refusing.clear()
@@ -107,10 +107,10 @@ def test_a_key_or_an_epoch_that_cannot_be_read_is_no_fault_of_snapshots(
 ):
     snapshots(one=some_chunks(34, 1))
     add(paused=True)
-    key, epoch = (short_dir / "far" / name for name in ("key", "epoch"))
+    key, epoch = (short_dir / "offsite" / name for name in ("key", "epoch"))
     content = key.read_bytes()
     key.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    ask(RemoteVerb.RESUME, settings.data, "far")
+    ask(RemoteVerb.RESUME, settings.data, "offsite")
     eventually(lambda: state_of(client, "one").error, LONG)
     found = state_of(client, "one")
     assert (found.state, found.error.code) == (UploadState.WAITING, "store_unavailable")
@@ -131,15 +131,15 @@ def test_a_key_or_an_epoch_that_cannot_be_read_is_no_fault_of_snapshots(
 def test_a_remote_that_refuses_is_not_said_to_be_removed(add, snapshots, client, settings, capsys):
     snapshots(one=some_chunks(35, 1))
     remote = add(automatic=False)
-    path = settings.data / "keys/far.key"
+    path = settings.data / "keys/offsite.key"
     path.chmod(0o644)
-    assert app.main(["remote", "upload", "far", "one"]) == 2
+    assert app.main(["remote", "upload", "offsite", "one"]) == 2
     assert f"Others can read the key file {path}" in capsys.readouterr().err
     path.chmod(0o600)
     # A change of the remote ends the refusal.
-    Remotes(settings.data).change("far", lambda one: remote)
-    assert app.main(["remote", "test", "far"]) == 0
-    assert app.main(["remote", "upload", "far", "one"]) == 0
+    Remotes(settings.data).change("offsite", lambda one: remote)
+    assert app.main(["remote", "test", "offsite"]) == 0
+    assert app.main(["remote", "upload", "offsite", "one"]) == 0
 
 
 def test_remotes_that_cannot_be_read_end_no_daemon(
@@ -150,7 +150,11 @@ def test_remotes_that_cannot_be_read_end_no_daemon(
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = settings.data / "remotes.json"
     for endpoint in ("http://[x", "http://host:99999999"):
-        remote = {"name": "far", "url": "s3://bucket/prefix", "settings": {"endpoint": endpoint}}
+        remote = {
+            "name": "offsite",
+            "url": "s3://bucket/prefix",
+            "settings": {"endpoint": endpoint},
+        }
         path.write_text(json.dumps({"version": 1, "remotes": [remote]}))
         eventually(lambda: settings.log_file.read_text().count("used as they were") >= 1, LONG)
         path.unlink()

@@ -115,15 +115,15 @@ def test_a_machine_that_gets_a_kernel_no_longer_says_that_another_has_it_unless_
     notes = notes_of("first", short_dir)
     notes.parent.mkdir(parents=True)
     notes.write_text('{"k": "Taken over by second.", "other": "Taken over by third."}')
-    notes_of("second", short_dir).write_text('{"far": "Taken over by third."}')
+    notes_of("second", short_dir).write_text('{"offsite": "Taken over by third."}')
     here, there = machine("first"), machine("second")
-    for kernel_id in ("k", "far"):
+    for kernel_id in ("k", "offsite"):
         launch(there, short_dir, kernel_id)
         eventually(lambda kernel_id=kernel_id: counts(kernel_id))
         there.do("suspend", kernel_id)
         here.do("resume", kernel_id)
     told = "Taken over by third."
-    assert json.loads(notes.read_text()) == {"other": told, "far": told}
+    assert json.loads(notes.read_text()) == {"other": told, "offsite": told}
 
 
 def test_what_a_machine_leaves_is_found_by_the_next(machine, short_dir, counts, eventually):

@@ -81,7 +81,7 @@ def test_a_silent_remote_holds_up_nothing_else(
 
     def question(_):
         with Client.connect(settings) as asker, pytest.raises(GpuCkptError):
-            asker.send(calls.far_sessions("silent"))
+            asker.send(calls.remote_sessions("silent"))
 
     with ThreadPoolExecutor(QUESTIONS) as pool:
         waiting = [pool.submit(question, number) for number in range(QUESTIONS)]
@@ -90,7 +90,7 @@ def test_a_silent_remote_holds_up_nothing_else(
             # While all these wait and an upload to the silent one hangs.
             add()
             uploaded(client, "one")
-            [session] = client.send(calls.far_sessions("far")).sessions
+            [session] = client.send(calls.remote_sessions("offsite")).sessions
             assert [one.snapshot_id for one in session.snapshots] == ["one"]
             uploaded(client, saved())
             eventually(lambda: _says(client, "trouble"), LONG)
@@ -133,7 +133,7 @@ def test_a_daemon_leaves_although_an_upload_and_a_question_hang(
 
     def question():
         with Client.connect(settings) as asker, suppress(GpuCkptError):
-            asker.send(calls.far_sessions("silent"))
+            asker.send(calls.remote_sessions("silent"))
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(question)

@@ -76,18 +76,18 @@ def test_nothing_is_uploaded_twice_and_other_remotes_are_taken_without_a_restart
     assert app.main(["list"]) == 0
     out = capsys.readouterr().out
     assert "REMOTES" in out
-    assert out.count("far, other") == 2
+    assert out.count("offsite, other") == 2
     restart(client, eventually)
     uploaded(client, "first", "second")
     log = settings.log_file.read_text()
     # The newest first.
-    assert log.index("uploaded snapshot second to far") < log.index(
-        "uploaded snapshot first to far"
+    assert log.index("uploaded snapshot second to offsite") < log.index(
+        "uploaded snapshot first to offsite"
     )
     assert log.count("uploaded snapshot") == 4
     ask(RemoteVerb.REMOVE, settings.data, "other")
     [info, _] = client.send(calls.snapshots())
-    assert [one.remote for one in info.uploads] == ["far"]
+    assert [one.remote for one in info.uploads] == ["offsite"]
 
 
 def test_a_daemon_that_is_killed_while_it_uploads_goes_on_and_sends_no_pack_twice(
@@ -96,18 +96,18 @@ def test_a_daemon_that_is_killed_while_it_uploads_goes_on_and_sends_no_pack_twic
     chunks = some_chunks(2, TWO)
     snapshots(one=chunks)
     add(upload_rate=SLOW)
-    path = settings.data / "remotes/far/uploads/one.jsonl"
+    path = settings.data / "remotes/offsite/uploads/one.jsonl"
     eventually(lambda: packs_in(path), LONG)
     restart(client, eventually)
     sent = packs_in(path)
     assert sent
     assert not reader().listed()
     uploaded(client, "one")
-    far = reader()
-    [session] = far.listed().values()
-    manifest = remote_manifests.read(far.bucket, far.seal, session.listed[0].manifest)
+    at_remote = reader()
+    [session] = at_remote.listed().values()
+    manifest = remote_manifests.read(at_remote.bucket, at_remote.seal, session.listed[0].manifest)
     assert sent <= {ref.name for ref in manifest.packs}
-    assert far.fetch_all() == {"one": chunks}
+    assert at_remote.fetch_all() == {"one": chunks}
     assert not path.exists()
 
 
@@ -126,14 +126,14 @@ def test_a_remote_that_is_down_gets_what_is_waiting_when_it_is_up_again(
     snapshots(one=some_chunks(3, 2))
     server = servers.SeaweedFS(tmp_path)
     with server.running() as url:
-        there = servers.s3_remote(url, "far")
+        there = servers.s3_remote(url, "offsite")
         add(url=there.url, settings=there.settings, paused=True)
         assert state_of(client, "one").state is UploadState.WAITING
-    ask(RemoteVerb.RESUME, settings.data, "far")
+    ask(RemoteVerb.RESUME, settings.data, "offsite")
     eventually(lambda: state_of(client, "one").error, LONG)
     found = state_of(client, "one")
     assert (found.state, found.error.code) == (UploadState.WAITING, "store_unavailable")
-    assert app.main(["remote", "status", "far"]) == 0
+    assert app.main(["remote", "status", "offsite"]) == 0
     assert "cannot be reached" in capsys.readouterr().out
     assert app.main(["remote", "status", "other"]) == 2
     with server.running():
@@ -147,15 +147,15 @@ def test_what_is_deleted_or_whose_remote_is_removed_is_not_uploaded_any_more(
 ):
     snapshots(stays=some_chunks(4, 2), gone=some_chunks(5, THREE))
     add(upload_rate=SLOW)
-    eventually(lambda: packs_in(settings.data / "remotes/far/uploads/gone.jsonl"), LONG)
+    eventually(lambda: packs_in(settings.data / "remotes/offsite/uploads/gone.jsonl"), LONG)
     client.send(calls.delete_snapshot("gone"))
     uploaded(client, "stays")
     assert set(reader().listed()) == {"stays"}
     client.send(calls.undelete("gone"))
     eventually(lambda: workers(settings), LONG)
-    ask(RemoteVerb.REMOVE, settings.data, "far")
+    ask(RemoteVerb.REMOVE, settings.data, "offsite")
     eventually(lambda: not workers(settings), LONG)
-    assert not (settings.data / "remotes/far").exists()
+    assert not (settings.data / "remotes/offsite").exists()
     assert [info.uploads for info in client.send(calls.snapshots())] == [[], []]
     log = settings.log_file.read_text()
     assert log.count("uploaded snapshot") == 1
@@ -175,7 +175,7 @@ def test_a_snapshot_that_is_damaged_fails_and_holds_up_no_other(
     assert (found.state, found.error.code) == (UploadState.FAILED, "object_corrupt")
     assert app.main(["remote", "status"]) == 0
     assert "Snapshot bad was not uploaded" in capsys.readouterr().err
-    assert app.main(["remote", "upload", "far", "bad"]) == 10
+    assert app.main(["remote", "upload", "offsite", "bad"]) == 10
     assert settings.log_file.read_text().count("bad was not uploaded") == 2
 
 
@@ -188,20 +188,20 @@ def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
     assert app.main(["remote", "pause", "other"]) == 0
     restart(client, eventually)
     assert state_of(client, "first") is None
-    assert app.main(["remote", "upload", "far", "first"]) == 0
+    assert app.main(["remote", "upload", "offsite", "first"]) == 0
     assert app.main(["remote", "upload", "other", "sec"]) == 0
     assert set(reader().listed()) == {"first"}
     assert set(reader("other").listed()) == {"second"}
     assert state_of(client, "first", "other").state is UploadState.WAITING
     capsys.readouterr()
     assert app.main(["remote", "status", "--json"]) == 0
-    far, other = json.loads(capsys.readouterr().out)["remotes"]
-    assert (far["automatic"], far["uploaded"], far["waiting"]) == (False, 1, 0)
+    at_remote, other = json.loads(capsys.readouterr().out)["remotes"]
+    assert (at_remote["automatic"], at_remote["uploaded"], at_remote["waiting"]) == (False, 1, 0)
     assert (other["paused"], other["waiting"]) == (True, 1)
     assert other["waiting_bytes"] == 0  # these records know no sizes
-    assert 1 << 20 < far["traffic"]["sent_bytes"] < 2 << 20
+    assert 1 << 20 < at_remote["traffic"]["sent_bytes"] < 2 << 20
     assert app.main(["remote", "upload", "none", "first"]) == 2
-    assert app.main(["remote", "upload", "far", "none"]) == 5
+    assert app.main(["remote", "upload", "offsite", "none"]) == 5
     assert app.main(["remote", "resume", "other"]) == 0
     eventually(lambda: set(reader("other").listed()) == {"first", "second"}, LONG)
     # What was erased does not come back, and a remote that was erased is none any more.
@@ -209,7 +209,7 @@ def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
     assert state_of(client, "second", "other") is None
     assert set(reader("other").listed()) == {"first"}
     assert app.main(["remote", "erase", "other", "--yes"]) == 0
-    assert [one.remote for one in client.send(calls.uploads())] == ["far"]
+    assert [one.remote for one in client.send(calls.uploads())] == ["offsite"]
 
 
 def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it(
@@ -230,7 +230,7 @@ def test_a_stop_signal_ends_an_upload_at_once(add, snapshots, client, reader, se
     snapshots(one=some_chunks(11, TWO))
     add(upload_rate=SLOW)
     pid = client.send(calls.handshake()).pid
-    path = settings.data / "remotes/far/uploads/one.jsonl"
+    path = settings.data / "remotes/offsite/uploads/one.jsonl"
     eventually(lambda: packs_in(path), LONG)
     os.kill(pid, signal.SIGTERM)
     eventually(lambda: place.start_time(pid) is None, LONG)
@@ -301,12 +301,12 @@ def test_what_a_user_deletes_is_deleted_in_the_remote_also_by_the_next_daemon(
         client.send(calls.delete_snapshot("first"))
         eventually(lambda: set(reader().listed()) == {"stays", "second", "automatic"}, LONG)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 0, LONG)
-        ask(RemoteVerb.PAUSE, settings.data, "far")
+        ask(RemoteVerb.PAUSE, settings.data, "offsite")
         client.send(calls.delete_snapshot("second"))
         eventually(lambda: not client.send(calls.snapshots(deleted=True)), LONG)
         restart(client, eventually)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 1, LONG)
         assert set(reader().listed()) == {"stays", "second", "automatic"}
-        ask(RemoteVerb.RESUME, settings.data, "far")
+        ask(RemoteVerb.RESUME, settings.data, "offsite")
         eventually(lambda: set(reader().listed()) == {"stays", "automatic"}, LONG)
         eventually(lambda: client.send(calls.uploads())[0].deletions == 0, LONG)

@@ -192,7 +192,7 @@ def test_annotations(data):
 
 
 @tries(0.05)
-@given(altered([b'{"remote":"far","keeps":["file/dev/shm/.gpuckpt/secrets"],"version":1}']))
+@given(altered([b'{"remote":"offsite","keeps":["file/dev/shm/.gpuckpt/secrets"],"version":1}']))
 def test_stubs(data):
     with suppress(msgspec.DecodeError):
         found = stub_files.parse(data)

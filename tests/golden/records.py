@@ -21,14 +21,14 @@ KEPT = (
     "store.annotation_files:_File",
     "remote.epochs:Epoch",
     "remote.epochs:_Condemned",
-    "remote.remote_manifests:FarManifest",
+    "remote.remote_manifests:RemoteManifest",
     "remote.index_objects:_Index",
     "remote.upload_progress:_Entry",
     "remote.store_key:_Body",
     "remote.store_key:_Public",
     "remote.remote_list:_File",
     "remote.seen:_File",
-    "remote.remote_sessions:FarSession",
+    "remote.remote_sessions:RemoteSession",
 )
 #: What stands for each simple type.
 _SIMPLE = {

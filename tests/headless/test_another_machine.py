@@ -53,7 +53,7 @@ def test_a_run_goes_on_from_a_remote_when_its_machine_is_gone(criu, short_dir):
     with folder_of_a_daemon() as first, folder_of_a_daemon() as second:
         here = Runner(environment(criu, first), notebook, short_dir / "out.ipynb")
         there = Runner(environment(criu, second), notebook, short_dir / "out.ipynb")
-        where = ("far", f"file://{short_dir}/far", "--key-file", str(short_dir / "key"))
+        where = ("offsite", f"file://{short_dir}/offsite", "--key-file", str(short_dir / "key"))
         command(here, "remote", "create", *where)
         here.start("--autosave", "1s")
         wait_for(lambda: here.has_shown(AT_FIRST))
@@ -62,15 +62,15 @@ def test_a_run_goes_on_from_a_remote_when_its_machine_is_gone(criu, short_dir):
         here.process.terminate()
         assert here.ended()[0] == 130
         newest = here.kernels()[0].snapshot_id
-        command(here, "remote", "upload", "far", newest)
+        command(here, "remote", "upload", "offsite", newest)
         end_everything_below(first)
         shutil.rmtree(first / "data")
 
         there.open_gate(20)
         command(there, "remote", "add", *where)
-        [session] = command(there, "remote", "sessions", "far")["sessions"]
+        [session] = command(there, "remote", "sessions", "offsite")["sessions"]
         assert newest in {one["snapshot_id"] for one in session["snapshots"]}
-        command(there, "remote", "fetch", "far", newest)
+        command(there, "remote", "fetch", "offsite", newest)
         status, said = there.run("--from", newest)
         assert (status, outputs(there.output)) == (0, EXPECTED), said
 

@@ -108,7 +108,7 @@ HERE = {
 
 
 def test_in_a_hurry_the_newest_of_each_kernel_goes_first_the_smallest_before_others():
-    queue = RemoteQueue(Remote("far", "file:///far"), Uploaded())
+    queue = RemoteQueue(Remote("offsite", "file:///offsite"), Uploaded())
     queue.asked = ["old-big"]
     assert list(queue.waiting(HERE)) == ["old-big", "big", "small", "old-small"]
     queue.hurry(on=True)
@@ -119,13 +119,13 @@ def test_in_a_hurry_the_newest_of_each_kernel_goes_first_the_smallest_before_oth
 
 
 def test_in_a_hurry_a_remote_that_failed_is_tried_at_once_and_a_paused_one_is_not():
-    queue = RemoteQueue(Remote("far", "file:///far"), Uploaded())
+    queue = RemoteQueue(Remote("offsite", "file:///offsite"), Uploaded())
     for _ in range(10):
         queue.failed("small", StoreUnavailable("It does not answer."))
     assert queue.next(HERE) == ""
     queue.hurry(on=True)
     assert queue.next(HERE) == "small"
-    paused = RemoteQueue(Remote("far", "file:///far", paused=True), Uploaded())
+    paused = RemoteQueue(Remote("offsite", "file:///offsite", paused=True), Uploaded())
     paused.hurry(on=True)
     assert paused.next(HERE) == ""
 

@@ -55,7 +55,7 @@ class User(Told):
 
     @property
     def sessions(self):
-        """Return the far sessions."""
+        """Return the remote sessions."""
         opened = self.opened
         return Sessions(opened.bucket, opened.key.seal, opened.seen)
 

@@ -1,4 +1,4 @@
-"""A machine that wants one far session again and again, by a network that fails, with clocks of its own; see `fights.py`.
+"""A machine that wants one remote session again and again, by a network that fails, with clocks of its own; see `fights.py`.
 
 python -m tests.remote.fighting FOLDER REMOTE(as JSON) NAME SEED CLOCKS_OFF MUTATION   says what it believes, until its input ends
 """
@@ -17,7 +17,7 @@ import msgspec
 from jupyter_gpuckpt.errors import AccessDenied, SessionHeld, SessionLost, StoreUnavailable
 from jupyter_gpuckpt.remote.buckets import open_bucket
 from jupyter_gpuckpt.remote.lease_objects import Leases, awake_and_asleep
-from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSnapshot, Lease, Tenure, require
+from jupyter_gpuckpt.remote.remote_sessions import Facts, Lease, RemoteSnapshot, Tenure, require
 from jupyter_gpuckpt.remote.retries import Retries
 from jupyter_gpuckpt.wire.remote_records import Remote
 from tests.remote.stores import Machine
@@ -160,7 +160,7 @@ class Fighter:
         while self.unlisted:
             one = self.unlisted[0]
             manifest = f"manifests/{one}.{'0' * 16}"
-            found = FarSnapshot(one, SESSION, manifest, b"d" * 32, 1.0)
+            found = RemoteSnapshot(one, SESSION, manifest, b"d" * 32, 1.0)
             try:
                 self.machine.sessions.add(Facts(session_id), found, tenure)
             except _UNREACHABLE:

@@ -1,4 +1,4 @@
-"""Two machines that fight for one far session, by networks that fail, lose answers or hold them up, with clocks minutes apart.
+"""Two machines that fight for one remote session, by networks that fail, lose answers or hold them up, with clocks minutes apart.
 
 python -m tests.remote.fights N [SEED]      until N leases were granted; then what both believed and what lies in the remote is compared
 """
@@ -24,7 +24,7 @@ import msgspec
 
 from jupyter_gpuckpt.remote import remote_sessions
 from jupyter_gpuckpt.remote.buckets import open_bucket
-from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSession, FarSnapshot
+from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSession, RemoteSnapshot
 from jupyter_gpuckpt.remote.sealing import Seal
 from jupyter_gpuckpt.wire.remote_records import Capabilities
 from tests.remote import servers
@@ -133,11 +133,11 @@ class Terms:
         with self._lock:
             return written.term not in self.daemons
 
-    def _written(self, asked: Asked) -> FarSession | None:
+    def _written(self, asked: Asked) -> RemoteSession | None:
         name = remote_sessions.name_of(SESSION)
         if asked.method != "PUT" or not asked.path.partition("?")[0].endswith(name):
             return None
-        return self._seal.open_record(name, asked.body, FarSession)
+        return self._seal.open_record(name, asked.body, RemoteSession)
 
 
 class Outcome(NamedTuple):
@@ -239,8 +239,8 @@ def _fighter(words: list[str], said: list[dict[str, Any]]) -> Iterator[subproces
             reader.join()
 
 
-def _snapshot() -> FarSnapshot:
-    return FarSnapshot("s0", SESSION, f"manifests/s0.{'0' * 16}", b"d" * 32, 1.0)
+def _snapshot() -> RemoteSnapshot:
+    return RemoteSnapshot("s0", SESSION, f"manifests/s0.{'0' * 16}", b"d" * 32, 1.0)
 
 
 class _Belief(NamedTuple):

@@ -13,7 +13,7 @@ from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.remote.fetch import fetch
 from jupyter_gpuckpt.remote.remote_list import Remotes
-from jupyter_gpuckpt.remote.remote_sessions import FarSession, Sessions
+from jupyter_gpuckpt.remote.remote_sessions import RemoteSession, Sessions
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.remote_records import (
@@ -79,8 +79,8 @@ class Reader:
         self.bucket, self.seal = opened.bucket, opened.key.seal
         self.sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
 
-    def listed(self) -> dict[str, FarSession]:
-        """Return the far sessions, by the snapshots that they list."""
+    def listed(self) -> dict[str, RemoteSession]:
+        """Return the remote sessions, by the snapshots that they list."""
         found = map(self.sessions.get, self.sessions.ids())
         return {one.snapshot_id: session for session in found for one in session.listed}
 

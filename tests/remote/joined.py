@@ -33,7 +33,7 @@ class Joined(NamedTuple):
         pack_bytes: int = PACK_BYTES,
         **facts: str,
     ) -> Uploaded:
-        """Upload a snapshot, listed in the far session that is called as its kernel."""
+        """Upload a snapshot, listed in the remote session that is called as its kernel."""
         opened = remote_keys.opened(self.data_dir, self.remote)
         uploader = Uploader(
             opened.bucket,

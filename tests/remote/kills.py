@@ -51,7 +51,7 @@ class World:
         url = self._running.enter_context(self._server.running())
         there = servers.s3_remote(url, "kills")
         fields = {"settings": there.settings, "upload_rate": RATE}
-        add_remote(self.settings.data, "far", there.url, **fields)
+        add_remote(self.settings.data, "offsite", there.url, **fields)
         self.client = self._stack.enter_context(Client.connect(self.settings))
         return self
 
@@ -92,7 +92,7 @@ class World:
         """Return what changes with every pack that is confirmed, and at an upload's end."""
         return sorted(
             (path.name, status.st_size)
-            for path, status in stats_below(self.settings.data / "remotes/far")
+            for path, status in stats_below(self.settings.data / "remotes/offsite")
             if ".json" in path.name
         )
 
@@ -118,7 +118,7 @@ class World:
 
     def compare(self) -> tuple[int, int, int]:
         """Fetch and compare everything; the bytes that were compared, the remote's packs, and those that are needed."""
-        reader = Reader(self.settings.data, "far")
+        reader = Reader(self.settings.data, "offsite")
         listed = reader.listed()
         assert set(listed) == set(self.snapshots), "not everything is listed"
         needed = set()

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_gpuckpt.errors import FarObjectMissing
+from jupyter_gpuckpt.errors import RemoteObjectMissing
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.remote import store_key
 from jupyter_gpuckpt.remote.buckets import Bucket
@@ -43,7 +43,7 @@ class Machine:
     def key(self) -> StoreKey:
         try:
             return store_key.open_with(self.bucket, self.seen, OWN)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return store_key.create(self.bucket, self.seen, [OWN])
 
     @property

@@ -1,4 +1,4 @@
-"""Every kind of bucket keeps the contract that the far store rests on, or is found out when it is configured."""
+"""Every kind of bucket keeps the contract that the remote store rests on, or is found out when it is configured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jupyter_gpuckpt.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsRefused,
-    FarObjectInvalid,
-    FarObjectMissing,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     StoreUnavailable,
 )
 from jupyter_gpuckpt.linux.shared_folders import file_system_of, locks_reach_all
@@ -43,16 +43,16 @@ def test_what_was_written_is_read_as_it_was(bucket):
     assert bucket.get_range("packs/one", 10, 20) == data[10:20]
     assert bucket.get_range("packs/one", 99_990, 100_000) == data[-10:]
     assert bucket.get_range("packs/one", 99_990, 200_000) == data[-10:]
-    with pytest.raises(FarObjectInvalid):
+    with pytest.raises(RemoteObjectInvalid):
         bucket.get_range("packs/one", 100_010, 100_020)
     found = bucket.head("packs/one")
     assert (found.name, found.size) == ("packs/one", len(data))
 
 
 def test_what_is_missing_is_said_to_be_missing(bucket):
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         bucket.get("packs/none")
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         bucket.get_range("packs/none", 0, 10)
     assert bucket.head("packs/none") is None
     bucket.delete(["packs/none"])
@@ -114,7 +114,7 @@ def test_lists_name_what_is_in_a_folder(bucket):
 
 def test_what_is_longer_than_it_can_be_is_not_read(bucket):
     bucket.create("one", content(10_000))
-    with pytest.raises(FarObjectInvalid, match="is longer than"):
+    with pytest.raises(RemoteObjectInvalid, match="is longer than"):
         bucket.get("one", max_bytes=9_999)
 
 

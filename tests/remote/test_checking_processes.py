@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, OperationCancelled, StoreFull
+from jupyter_gpuckpt.errors import FormatTooNew, OperationCancelled, RemoteObjectInvalid, StoreFull
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.remote import check_client
@@ -106,7 +106,7 @@ def test_an_altered_pack_is_refused_and_named(both):
     name = a.bucket.list("packs")[0].name
     data = a.bucket.get(name).data
     a.bucket.overwrite(name, data[:5000] + b"x" + data[5001:])
-    with pytest.raises(FarObjectInvalid, match=name):
+    with pytest.raises(RemoteObjectInvalid, match=name):
         fetched(b)
     assert b.store.snapshots() == []
     a.bucket.overwrite(name, data)
@@ -124,7 +124,7 @@ def test_a_chunk_that_is_not_what_its_digest_says_is_refused(tmp_path, codec, mo
     a.store.publish(manifest("s1", b"what is meant"))
     monkeypatch.setattr("jupyter_gpuckpt.remote.upload.digest_of_stored", lambda *_: digest)
     a.upload("s1")
-    with pytest.raises(FormatTooNew if codec else FarObjectInvalid, match=digest.hex()[:16]):
+    with pytest.raises(FormatTooNew if codec else RemoteObjectInvalid, match=digest.hex()[:16]):
         fetched(b)
     a.close()
     b.close()
@@ -189,7 +189,7 @@ def test_threads_that_wait_for_their_turn_read_nothing_after_an_error(both, monk
         # The first that may read all do so; then one of them fails, and the others end when that is known.
         if start == HEADER_BYTES and next(numbers) < READERS:
             if all_read.wait(60) == 0:
-                raise FarObjectInvalid("It is damaged.")
+                raise RemoteObjectInvalid("It is damaged.")
             assert known.wait(60)
         return get_range(name, start, end)
 
@@ -199,7 +199,7 @@ def test_threads_that_wait_for_their_turn_read_nothing_after_an_error(both, monk
 
     monkeypatch.setattr(b.bucket, "get_range", read)
     monkeypatch.setattr("jupyter_gpuckpt.remote.fetch.wait", wait_for_error)
-    with pytest.raises(FarObjectInvalid, match="It is damaged"):
+    with pytest.raises(RemoteObjectInvalid, match="It is damaged"):
         fetched(b)
     assert next(numbers) == READERS
 

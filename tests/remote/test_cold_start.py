@@ -32,8 +32,8 @@ def test_a_cold_start_takes_few_requests_for_each_session(
     b = join(tmp_path / "b", remote, a.line)
     before = count_requests()
     opened = remote_keys.opened(b.data_dir, b.remote)
-    far = Sessions(opened.bucket, opened.key.seal, opened.seen)
-    listed = [far.get(one).listed for one in far.ids()]
+    at_remote = Sessions(opened.bucket, opened.key.seal, opened.seen)
+    listed = [at_remote.get(one).listed for one in at_remote.ids()]
     assert [len(one) for one in listed] == [SAVES] * sessions
     # The key, the list, and each session.
     to_list = count_requests() - before

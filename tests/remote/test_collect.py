@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, GpuCkptError
+from jupyter_gpuckpt.errors import GpuCkptError, RemoteObjectInvalid
 from jupyter_gpuckpt.remote import collector as collecting
 from jupyter_gpuckpt.remote import epochs, remote_manifests
 from jupyter_gpuckpt.remote.buckets import Bucket
@@ -48,8 +48,10 @@ def assert_sound(machine):
     count = 0
     for session_id in machine.sessions.ids():
         for one in machine.sessions.get(session_id).listed:
-            far = remote_manifests.read(machine.bucket, machine.seal, one.manifest, one.digest)
-            lost = [ref.name for ref in far.packs if packs.get(ref.name) != ref.length]
+            at_remote = remote_manifests.read(
+                machine.bucket, machine.seal, one.manifest, one.digest
+            )
+            lost = [ref.name for ref in at_remote.packs if packs.get(ref.name) != ref.length]
             assert not lost, f"{one.snapshot_id} lacks {lost}"
             count += 1
     return count
@@ -120,7 +122,7 @@ def test_nothing_goes_while_a_manifest_cannot_be_read(machine):
     a.bucket.overwrite(name, data[:-1])
     there = len(a.bucket.list("packs"))
     for _ in range(3):
-        with pytest.raises(FarObjectInvalid):
+        with pytest.raises(RemoteObjectInvalid):
             collected(a)
     assert len(a.bucket.list("packs")) == there
     a.bucket.overwrite(name, data)

@@ -56,20 +56,20 @@ def test_a_cut_connection_costs_no_machine_its_key(cut_after, run, tmp_path):
         wanted.clear()
         cut.clear()
 
-    cut_at_the_key("a", "create", "far", remote.url, *settings)
-    key = (tmp_path / "a/keys/far.key").read_text()
+    cut_at_the_key("a", "create", "offsite", remote.url, *settings)
+    key = (tmp_path / "a/keys/offsite.key").read_text()
     # It was created, and the key file that was made opens it.
-    assert run("a", "create", "far", remote.url, *settings)[0] == 2
-    assert run("a", "add", "far", remote.url, *settings)[0] == 0
-    assert (tmp_path / "a/keys/far.key").read_text() == key
-    line = json.loads(run("a", "key", "code", "far", "--json")[1])["line"]
+    assert run("a", "create", "offsite", remote.url, *settings)[0] == 2
+    assert run("a", "add", "offsite", remote.url, *settings)[0] == 0
+    assert (tmp_path / "a/keys/offsite.key").read_text() == key
+    line = json.loads(run("a", "key", "code", "offsite", "--json")[1])["line"]
 
-    cut_at_the_key("b", "add", "far", *settings, typed=line)
-    assert run("b", "add", "far", *settings, typed=line)[0] == 0
-    entries = json.loads(run("b", "key", "list", "far", "--json")[1])["entries"]
+    cut_at_the_key("b", "add", "offsite", *settings, typed=line)
+    assert run("b", "add", "offsite", *settings, typed=line)[0] == 0
+    entries = json.loads(run("b", "key", "list", "offsite", "--json")[1])["entries"]
     assert [one["kind"] for one in entries].count("key file") == 2, entries
 
-    cut_at_the_key("a", "key", "rotate", "far", "--yes")
-    newer = json.loads(run("a", "key", "rotate", "far", "--yes", "--json")[1])["line"]
-    assert run("c", "add", "far", *settings, typed=line)[0] == 7
-    assert run("c", "add", "far", *settings, typed=newer)[0] == 0
+    cut_at_the_key("a", "key", "rotate", "offsite", "--yes")
+    newer = json.loads(run("a", "key", "rotate", "offsite", "--yes", "--json")[1])["line"]
+    assert run("c", "add", "offsite", *settings, typed=line)[0] == 7
+    assert run("c", "add", "offsite", *settings, typed=newer)[0] == 0

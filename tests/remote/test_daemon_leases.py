@@ -24,7 +24,7 @@ from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_pa
 from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
-from jupyter_gpuckpt.remote.remote_sessions import FarSession, Sessions
+from jupyter_gpuckpt.remote.remote_sessions import RemoteSession, Sessions
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 from jupyter_gpuckpt.wire.place import this_place
 from jupyter_gpuckpt.wire.protocol import OperationState, OwnerKind
@@ -52,7 +52,7 @@ class There(Here):
         self.leases.close()
 
     async def close(self):
-        await self.far.close()
+        await self.at_remote.close()
         await self.close_leases()
         await self.uploads.close()
         await self.kernels.close()
@@ -93,7 +93,7 @@ class There(Here):
         await until(done)
         self.leases.wake()
 
-    def session(self, session_id="k1") -> FarSession:
+    def session(self, session_id="k1") -> RemoteSession:
         opened = remote_keys.opened(self.data_dir, self.joined.remote)
         return Sessions(opened.bucket, opened.key.seal, opened.seen).get(session_id)
 
@@ -141,10 +141,10 @@ def test_a_kernel_that_runs_here_is_not_resumed_elsewhere_until_it_is_suspended_
         a.save("s1")
         await a.start()
         await until(lambda: a.leases.daemon_id == held_by(a))
-        [session] = (await b.far.sessions("share")).sessions
+        [session] = (await b.at_remote.sessions("share")).sessions
         assert session.leased_to
         assert session.leased_since > 0
-        estimate = await b.far.estimate("share", "s1")
+        estimate = await b.at_remote.estimate("share", "s1")
         assert "runs on machine" in estimate.warnings[0]
         with pytest.raises(SessionHeld, match=r"runs on machine .* since") as caught:
             await b.fetched("share", "s1")
@@ -237,7 +237,7 @@ def test_a_session_that_is_taken_over_becomes_a_branch_where_it_was(two):
         # And goes on as such on yet another machine.
         a.suspend(kernel, "s2")
         await until(lambda: a.leased_to(a.goes_on_in) is None)
-        await b.far.sessions("share")
+        await b.at_remote.sessions("share")
         done = await b.fetched("share", "s2", session_id=a.goes_on_in)
         assert done.state is OperationState.SUCCEEDED
         await b.require("s2")

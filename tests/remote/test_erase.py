@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from jupyter_gpuckpt.errors import ConfigurationError, FarObjectMissing, StoreUnavailable
+from jupyter_gpuckpt.errors import ConfigurationError, RemoteObjectMissing, StoreUnavailable
 from jupyter_gpuckpt.remote import (
     epochs,
     erasure,
@@ -58,7 +58,7 @@ def content_of(machine, snapshot_id):
 
 
 def in_packs(machine):
-    """Return the far ids of all chunks in the bucket, as the packs themselves say it."""
+    """Return the remote ids of all chunks in the bucket, as the packs themselves say it."""
     found = set()
     for one in machine.bucket.list("packs"):
         end = machine.bucket.get_range(one.name, one.size - remote_packs.TRAILER_BYTES, one.size)
@@ -72,13 +72,13 @@ def in_packs(machine):
 def assert_nothing_left(machine, session_id="gone", secret=SECRET):
     """Nothing in the bucket says anything of the session, or holds what only it had."""
     seal = machine.seal
-    secrets = {seal.far_id(digest_of(one)) for one in secret}
+    secrets = {seal.remote_id(digest_of(one)) for one in secret}
     assert secrets.isdisjoint(in_packs(machine))
     index, _ = index_objects.load(machine.bucket, seal)
     assert not index.find(secrets)
     for one in machine.bucket.list("manifests"):
-        far = remote_manifests.read(machine.bucket, seal, one.name)
-        assert far.session_id != session_id
+        at_remote = remote_manifests.read(machine.bucket, seal, one.name)
+        assert at_remote.session_id != session_id
     session = machine.sessions.get(session_id)
     assert (session.facts, session.snapshots) == (Facts(session_id), [])
 
@@ -94,8 +94,10 @@ def assert_all_listed_is_whole(machine):
     packs = {one.name: one.size for one in machine.bucket.list("packs")}
     for session_id in machine.sessions.ids():
         for one in machine.sessions.get(session_id).listed:
-            far = remote_manifests.read(machine.bucket, machine.seal, one.manifest, one.digest)
-            lost = [ref.name for ref in far.packs if packs.get(ref.name) != ref.length]
+            at_remote = remote_manifests.read(
+                machine.bucket, machine.seal, one.manifest, one.digest
+            )
+            lost = [ref.name for ref in at_remote.packs if packs.get(ref.name) != ref.length]
             assert not lost, f"{one.snapshot_id} lacks {lost}"
 
 
@@ -161,7 +163,7 @@ def test_deleted_snapshots_and_uploads_that_were_cut_off_are_erased_with_their_s
 def test_a_session_that_is_not_there_is_not_erased(tmp_path):
     with closing(Machine(memory_bucket(), tmp_path / "a")) as a:
         two_sessions(a)
-        with pytest.raises(FarObjectMissing):
+        with pytest.raises(RemoteObjectMissing):
             erased(a, "unknown")
         assert a.sessions.ids() == ["gone", "stays"]
 
@@ -408,5 +410,5 @@ def test_manifests_say_which_session_lists_them(tmp_path):
     with closing(Machine(memory_bucket(), tmp_path / "a")) as a:
         two_sessions(a)
         [one] = a.sessions.get("gone").listed
-        far = remote_manifests.read(a.bucket, a.seal, one.manifest)
-        assert far.session_id == "gone"
+        at_remote = remote_manifests.read(a.bucket, a.seal, one.manifest)
+        assert at_remote.session_id == "gone"

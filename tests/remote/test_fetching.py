@@ -22,15 +22,15 @@ from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.daemon.remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
-from jupyter_gpuckpt.daemon.remotes.session_requests import FarSessions
+from jupyter_gpuckpt.daemon.remotes.session_requests import RemoteSessions
 from jupyter_gpuckpt.daemon.remotes.upload_queue import Uploaded, record_path, write_uploaded
 from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import (
     AccessDenied,
-    FarObjectInvalid,
     HostIncompatible,
     RemoteNotFound,
+    RemoteObjectInvalid,
     SnapshotExists,
     SnapshotNotFound,
     StoreUnavailable,
@@ -95,7 +95,7 @@ class Here:
         self.lease_renewal = LeaseRenewal(
             self.leases, self.kernels, self.uploads.by_remote, on_lost
         )
-        self.far = FarSessions(
+        self.at_remote = RemoteSessions(
             data_dir,
             self.machine,
             self.operations,
@@ -109,7 +109,7 @@ class Here:
         return self.machine.store
 
     async def fetched(self, *arguments, **request):
-        operation = await self.far.fetch(*arguments, FetchRequest(**request))
+        operation = await self.at_remote.fetch(*arguments, FetchRequest(**request))
         await operation.until_ended()
         return operation.public()
 
@@ -149,7 +149,7 @@ def second(tmp_path, first):
             try:
                 return await test(machine)
             finally:
-                await machine.far.close()
+                await machine.at_remote.close()
                 machine.leases.close()
                 await machine.uploads.close()
                 machine.machine.close()
@@ -173,13 +173,13 @@ def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
     async def test():
         b = Here(tmp_path / "b")
         try:
-            listing = await b.far.sessions(remote.name)
+            listing = await b.at_remote.sessions(remote.name)
             [session] = listing.sessions
             assert (session.session_id, session.path) == ("k1", "work/notes.ipynb")
             assert (session.host_name, session.hub_user) == ("a", "ada")
             found = [(one.snapshot_id, one.created, one.here) for one in session.snapshots]
             assert found == [("s2", 6.0, False), ("s1", 5.0, False)]
-            estimate = await b.far.estimate(remote.name, "s1")
+            estimate = await b.at_remote.estimate(remote.name, "s1")
             assert (estimate.move_bytes, estimate.here_bytes) == (SIZES.stored_bytes, 0)
             assert estimate.obstacles == []
             done = await b.fetched(remote.name, "s1", session_id="k1")
@@ -190,15 +190,15 @@ def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
             assert b.store.manifest("s1") == content
             b.store.verify("s1")
             # The other one holds the same: nothing has to be moved for it.
-            estimate = await b.far.estimate(remote.name, "s2")
+            estimate = await b.at_remote.estimate(remote.name, "s2")
             assert estimate.here_bytes == moved
             assert (await b.fetched(remote.name, "s2")).result.sizes.new_bytes == 0
-            [session] = (await b.far.sessions(remote.name)).sessions
+            [session] = (await b.at_remote.sessions(remote.name)).sessions
             assert [one.here for one in session.snapshots] == [True, True]
             with pytest.raises(SnapshotExists):
                 await b.fetched(remote.name, "s1")
         finally:
-            await b.far.close()
+            await b.at_remote.close()
             b.machine.close()
 
     asyncio.run(test())
@@ -224,7 +224,7 @@ def test_a_large_fetch_of_a_daemon_is_checked_by_processes_that_end_with_it(
 
     async def test(b):
         with held(monkeypatch) as (waits, go_on):
-            operation = await b.far.fetch("share", "s1", FetchRequest())
+            operation = await b.at_remote.fetch("share", "s1", FetchRequest())
             await asyncio.to_thread(waits.wait, 60)
             await asyncio.to_thread(wait_for, lambda: most)
             go_on.set()
@@ -246,16 +246,16 @@ def test_a_fetch_starts_the_fork_server_before_it_reads_the_manifest_and_an_esti
     joined.upload(store, "s1")
     server = worker_processes._ForkServer()
     monkeypatch.setattr(worker_processes, "_fork_server", server)
-    pids, read = [], fetch.far_manifest
+    pids, read = [], fetch.remote_manifest
 
-    def far_manifest(*arguments):
+    def remote_manifest(*arguments):
         pids.append(server.pid)
         return read(*arguments)
 
-    monkeypatch.setattr(fetch, "far_manifest", far_manifest)
+    monkeypatch.setattr(fetch, "remote_manifest", remote_manifest)
 
     async def test(b):
-        await b.far.estimate("share", "s1")
+        await b.at_remote.estimate("share", "s1")
         assert (pids, server.pid) == ([None], None)
         done = await b.fetched("share", "s1")
         assert done.state is OperationState.SUCCEEDED
@@ -324,7 +324,7 @@ def test_a_list_costs_few_requests(first, second, count_requests):
 
     async def test(b):
         before = count_requests()
-        listing = await b.far.sessions("share")
+        listing = await b.at_remote.sessions("share")
         assert [len(one.snapshots) for one in listing.sessions] == [4, 4, 4]
         count = count_requests() - before
         assert 3 < count <= 3 * MAX_REQUESTS
@@ -341,11 +341,11 @@ def test_what_is_not_there_is_named(first, second):
 
     async def test(b):
         with pytest.raises(RemoteNotFound, match="There is no remote 'none'"):
-            await b.far.sessions("none")
+            await b.at_remote.sessions("none")
         for session_id in ("", "k1", "k2"):
             with pytest.raises(SnapshotNotFound, match="lists no snapshot s2"):
-                await b.far.estimate("share", "s2", session_id)
-        [state] = await b.far.remotes()
+                await b.at_remote.estimate("share", "s2", session_id)
+        [state] = await b.at_remote.remotes()
         assert (state.name, state.refusals) == ("share", [])
         assert state.tried_at > 0
 
@@ -361,13 +361,13 @@ def test_one_session_that_cannot_be_read_does_not_hide_the_others(first, second,
     path.write_bytes(path.read_bytes()[:-1] + b"!")
 
     async def test(b):
-        listing = await b.far.sessions("share")
+        listing = await b.at_remote.sessions("share")
         assert [one.session_id for one in listing.sessions] == ["k2"]
         assert len(listing.unreadable) == 1
         assert "sessions/k1" in listing.unreadable[0]
-        await b.far.estimate("share", "s-k2")
+        await b.at_remote.estimate("share", "s-k2")
         with pytest.raises(SnapshotNotFound) as caught:
-            await b.far.estimate("share", "s-k1")
+            await b.at_remote.estimate("share", "s-k1")
         assert "sessions/k1" in caught.value.details
 
     second(test)
@@ -396,13 +396,13 @@ def test_what_was_altered_is_refused_and_the_store_is_as_it_was(first, second, t
     async def test(b):
         saved(b.store, "mine", b"x" * 10_000)
         if what == "manifests":
-            with pytest.raises(FarObjectInvalid if how != "gone" else Exception) as caught:
+            with pytest.raises(RemoteObjectInvalid if how != "gone" else Exception) as caught:
                 await b.fetched("share", "s1")
-            assert caught.value.code in {"far_object_invalid", "far_object_missing"}
+            assert caught.value.code in {"remote_object_invalid", "remote_object_missing"}
         else:
             done = await b.fetched("share", "s1")
             assert done.state is OperationState.FAILED
-            assert done.error.code in {"far_object_invalid", "far_object_missing"}
+            assert done.error.code in {"remote_object_invalid", "remote_object_missing"}
         assert [info.snapshot_id for info in b.store.snapshots()] == ["mine"]
         b.store.verify("mine")
 
@@ -437,10 +437,10 @@ def test_a_fetch_that_is_cancelled_leaves_the_store_as_it_was(first, second, mon
         saved(b.store, "mine", b"x" * 10_000)
         before = pack_files(b.store)
         with held(monkeypatch, after=1) as (waits, go_on):
-            operation = await b.far.fetch("share", "s1", FetchRequest())
+            operation = await b.at_remote.fetch("share", "s1", FetchRequest())
             assert await asyncio.to_thread(waits.wait, 60)
             # Who asks again follows the one that is under way.
-            assert await b.far.fetch("share", "s1", FetchRequest()) is operation
+            assert await b.at_remote.fetch("share", "s1", FetchRequest()) is operation
             stored = lambda: operation.progress.record().done_bytes  # noqa: E731
             await asyncio.to_thread(wait_for, stored, 60)
             operation.cancel()
@@ -471,7 +471,7 @@ def test_a_fetch_that_waits_for_its_remote_is_cancelled(first, second, monkeypat
             return once(self, work, name)
 
         monkeypatch.setattr(Bucket, "_once", out_of_reach)
-        operation = await b.far.fetch("share", "s1", FetchRequest())
+        operation = await b.at_remote.fetch("share", "s1", FetchRequest())
         assert await asyncio.to_thread(failed.wait, 60)
         operation.cancel()
         await operation.until_ended()
@@ -488,9 +488,9 @@ def test_a_fetch_ends_with_the_daemon_that_leaves(first, second, monkeypatch):
 
     async def test(b):
         with held(monkeypatch) as (waits, go_on):
-            operation = await b.far.fetch("share", "s1", FetchRequest())
+            operation = await b.at_remote.fetch("share", "s1", FetchRequest())
             assert await asyncio.to_thread(waits.wait, 60)
-            closing = asyncio.ensure_future(b.far.close())
+            closing = asyncio.ensure_future(b.at_remote.close())
             await asyncio.sleep(0)
             go_on.set()
             await closing
@@ -548,7 +548,7 @@ def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_p
     joined.upload(store, "s1")
 
     async def test(b):
-        estimate = await b.far.estimate("share", "s1")
+        estimate = await b.at_remote.estimate("share", "s1")
         words = "\n".join(estimate.obstacles)
         assert f"The file {library}, which the kernel uses, was replaced" in words
         assert f"The file {tmp_path}/gone, which the kernel uses, is gone" in words
@@ -580,9 +580,9 @@ def test_a_refusal_of_the_endpoint_repeats_no_credential(remote, tmp_path, monke
         b = Here(tmp_path / "a")
         try:
             for asked in (
-                b.far.sessions(remote.name),
-                b.far.estimate(remote.name, "s1", "k1"),
-                b.far.fetch(remote.name, "s1", FetchRequest()),
+                b.at_remote.sessions(remote.name),
+                b.at_remote.estimate(remote.name, "s1", "k1"),
+                b.at_remote.fetch(remote.name, "s1", FetchRequest()),
             ):
                 with pytest.raises(AccessDenied) as caught:
                     await asked
@@ -591,7 +591,7 @@ def test_a_refusal_of_the_endpoint_repeats_no_credential(remote, tmp_path, monke
                 for secret in ("hunter2", servers.ACCESS_KEY, remote.settings["endpoint"]):
                     assert secret not in said
         finally:
-            await b.far.close()
+            await b.at_remote.close()
             b.machine.close()
 
     asyncio.run(test())

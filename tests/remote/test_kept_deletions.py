@@ -24,7 +24,7 @@ def user(tmp_path):
 
 
 def _change(user, session="k1", **changes):
-    """Change a far session, or with `each_...` its entries."""
+    """Change a remote session, or with `each_...` its entries."""
     of_each = {name[5:]: one for name, one in changes.items() if name.startswith("each_")}
     of_all = {name: one for name, one in changes.items() if not name.startswith("each_")}
 

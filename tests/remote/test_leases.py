@@ -1,4 +1,4 @@
-"""Leases of far sessions: one daemon at a time has one, by nobody's own time of day, and whoever loses it learns it."""
+"""Leases of remote sessions: one daemon at a time has one, by nobody's own time of day, and whoever loses it learns it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt.errors import FarObjectMissing, SessionHeld, SessionLost
+from jupyter_gpuckpt.errors import RemoteObjectMissing, SessionHeld, SessionLost
 from jupyter_gpuckpt.remote import lease_objects
 from jupyter_gpuckpt.remote.buckets import Bucket
 from jupyter_gpuckpt.remote.lease_objects import Leases
-from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSnapshot, Tenure
+from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSnapshot, Tenure
 from tests.conftest import wait_for
 from tests.remote import fighting, fights, servers
 from tests.remote.conftest import memory_bucket
@@ -43,7 +43,7 @@ def machine(bucket, tmp_path):
 
 def snapshot(snapshot_id, created=1.0):
     manifest = f"manifests/{snapshot_id}.{'0' * 16}"
-    return FarSnapshot(snapshot_id, "session-1", manifest, b"d" * 32, created)
+    return RemoteSnapshot(snapshot_id, "session-1", manifest, b"d" * 32, created)
 
 
 def daemon(machine, name, **options):
@@ -243,7 +243,7 @@ def test_a_session_without_a_lease_costs_few_requests(machine, monkeypatch):
 
 
 def test_a_session_that_is_not_there_is_not_leased(machine):
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         daemon(machine, "a").claim("none")
 
 

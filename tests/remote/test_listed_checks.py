@@ -72,7 +72,7 @@ def checked(tmp_path):
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(machine.machine.close)
                 stack.push_async_callback(machine.uploads.close)
-                stack.push_async_callback(machine.far.close)
+                stack.push_async_callback(machine.at_remote.close)
                 stack.push_async_callback(machine.checks.close)
                 machine.configure(automatic=False)
                 await machine.note(1, 2)

@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ManifestInvalid
+from jupyter_gpuckpt.errors import FormatTooNew, ManifestInvalid, RemoteObjectInvalid
 from jupyter_gpuckpt.remote import (
     epochs,
     index_objects,
@@ -33,7 +33,7 @@ from tests.remote.conftest import memory_bucket
 from tests.remote.mutations import mutations
 from tests.remote.stores import Machine, chunks
 
-REFUSED = (FarObjectInvalid, FormatTooNew)
+REFUSED = (RemoteObjectInvalid, FormatTooNew)
 #: Of the fuzzers' inputs, for each test; each is 25 changed objects.
 SOME = tries(0.0025)
 
@@ -72,7 +72,7 @@ def world() -> World:
         snapshot.manifest: lambda: remote_manifests.read(
             bucket, seal, snapshot.manifest
         ).manifest(),
-        index: lambda: index_objects.FarIndex(
+        index: lambda: index_objects.RemoteIndex(
             index_objects._opened(seal, index, bucket.get(index).data)
         ),
         epochs.NAME: lambda: epochs.read(bucket, seal, machine.seen),
@@ -153,8 +153,8 @@ def test_a_sealed_index_of_a_pack_that_leads_elsewhere_is_refused(chance):
 
 
 def _pack(machine, seal, kinds):
-    far = remote_manifests.read(machine.bucket, seal, kinds["manifests"].name)
-    return far.packs[0], machine.bucket.get(far.packs[0].name).data
+    at_remote = remote_manifests.read(machine.bucket, seal, kinds["manifests"].name)
+    return at_remote.packs[0], machine.bucket.get(at_remote.packs[0].name).data
 
 
 def _chunks_in(seal, ref, data):
@@ -174,24 +174,24 @@ def test_an_index_finds_every_chunk_and_no_other():
     _, seal, kinds = world()
     found = kinds["indexes"]
     packs = index_objects._opened(seal, found.name, found.data)
-    index = index_objects.FarIndex(packs)
+    index = index_objects.RemoteIndex(packs)
     ids = [row["id"].tobytes() for row in np.frombuffer(packs[0].rows, remote_packs.ROW)]
     assert len(index) == len(ids) == 6
     almost = [one[:8] + bytes(24) for one in ids]
     found = index.find([*ids, *almost, bytes(32), b"\xff" * 32])
     assert set(found) == set(ids)
     assert index.find(ids, {packs[0].ref.name}) == {}
-    assert index_objects.FarIndex([]).find(ids) == {}
+    assert index_objects.RemoteIndex([]).find(ids) == {}
 
 
 def test_a_manifest_of_another_snapshot_is_refused():
     machine, seal, kinds = world()
     name = kinds["manifests"].name
-    far = remote_manifests.read(machine.bucket, seal, name)
-    other = remote_manifests.FarManifest("s2", far.content, far.packs)
-    with pytest.raises((FarObjectInvalid, ManifestInvalid)):
+    at_remote = remote_manifests.read(machine.bucket, seal, name)
+    other = remote_manifests.RemoteManifest("s2", at_remote.content, at_remote.packs)
+    with pytest.raises((RemoteObjectInvalid, ManifestInvalid)):
         other.manifest()
     machine.bucket.overwrite(name, seal.seal_record(name, other))
-    with pytest.raises(FarObjectInvalid, match="a pack in it is impossible"):
+    with pytest.raises(RemoteObjectInvalid, match="a pack in it is impossible"):
         remote_manifests.read(machine.bucket, seal, name)
     machine.bucket.overwrite(name, kinds["manifests"].data)

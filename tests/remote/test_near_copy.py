@@ -16,10 +16,10 @@ from jupyter_gpuckpt.daemon.remotes.near_copy import NearCopy
 from jupyter_gpuckpt.daemon.snapshot_lists import SnapshotLists
 from jupyter_gpuckpt.daemon.snapshots.transfers import Transfers
 from jupyter_gpuckpt.errors import (
-    FarObjectMissing,
     OperationCancelled,
     RemoteNotFound,
-    SnapshotFar,
+    RemoteObjectMissing,
+    SnapshotInRemoteOnly,
     SnapshotNotFound,
     StoreFull,
 )
@@ -104,7 +104,7 @@ def near(tmp_path, share):
             try:
                 return await test(machine)
             finally:
-                await machine.far.close()
+                await machine.at_remote.close()
                 await machine.uploads.close()
                 machine.machine.close()
 
@@ -120,12 +120,12 @@ def test_what_was_not_used_for_longest_goes_first_and_comes_back(near):
         assert await m.kept(LIMIT) == (True, ["s1"])
         after = m.store.space()
         assert after.disk_bytes < before.disk_bytes - BYTES * 0.9
-        assert (after.far_snapshots, after.snapshots) == (1, 3)
+        assert (after.remote_snapshots, after.snapshots) == (1, 3)
         listed = {one.snapshot_id: one for one in await m.lists.snapshots()}
-        assert [listed[name].far_only for name in ("s1", "s2", "s3")] == ["share", None, None]
+        assert [listed[name].remote_only for name in ("s1", "s2", "s3")] == ["share", None, None]
         assert [one.state for one in listed["s1"].uploads] == [UploadState.UPLOADED]
         m.store.mark_deleted("s1", 60.0)
-        assert [one.far_only for one in await m.lists.deleted()] == ["share"]
+        assert [one.remote_only for one in await m.lists.deleted()] == ["share"]
         m.store.undelete("s1")
         # What came back counts as used.
         m.bring_back("s1")
@@ -135,7 +135,7 @@ def test_what_was_not_used_for_longest_goes_first_and_comes_back(near):
         assert await m.kept(BYTES + BYTES // 5) == (True, ["s1", "s2"])
         m.store.verify("s3")
         # Also by a fetch, which says how far it is; and it is not listed as one that is to be uploaded.
-        estimate = await m.far.estimate("share", "s1")
+        estimate = await m.at_remote.estimate("share", "s1")
         assert (estimate.snapshot.here, estimate.snapshot.stub) == (True, True)
         assert estimate.move_bytes
         done = await m.fetched("share", "s1")
@@ -178,9 +178,11 @@ def test_pinned_ones_and_those_that_are_not_in_every_remote_stay(near, share, tm
         assert await m.kept(1) == (True, ["s3"])
         [_, view] = await m.uploads.views()
         assert (view.remote, view.waiting) == ("other", 3)
-        [far] = [one for one in await m.lists.snapshots() if one.snapshot_id == "s3"]
-        assert [(one.remote, one.state) for one in far.uploads] == [("share", UploadState.UPLOADED)]
-        with pytest.raises(SnapshotFar, match="only in remote share"):
+        [at_remote] = [one for one in await m.lists.snapshots() if one.snapshot_id == "s3"]
+        assert [(one.remote, one.state) for one in at_remote.uploads] == [
+            ("share", UploadState.UPLOADED)
+        ]
+        with pytest.raises(SnapshotInRemoteOnly, match="only in remote share"):
             await m.uploads.ask(UploadRequest("other", ["s3"]))
         second.upload(m.store, "s2")
         await m.note(2, remote="other")
@@ -228,14 +230,14 @@ def test_what_the_remote_does_not_have_after_all_stays(near, tmp_path, how):
     async def test(m):
         folder = tmp_path / "share"
         opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        far = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
+        at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
         refs = {path.name for path in (folder / "packs").iterdir()}
         if how == "unlisted":
             Sessions(opened.bucket, opened.key.seal, opened.seen).mark_deleted("k1", "s1", 9.0)
         elif how == "no session":
             (folder / "sessions/k1").unlink()
         elif how == "manifest":
-            (folder / far.manifest).unlink()
+            (folder / at_remote.manifest).unlink()
         elif how == "pack":
             m.save(4)
             await m.note(4)
@@ -280,11 +282,11 @@ def test_a_fetch_that_fails_leaves_the_stub_and_says_what_helps(near, tmp_path, 
         packs = tmp_path / "share/packs"
         shutil.move(packs, tmp_path / "away")
         packs.mkdir()
-        with pytest.raises(FarObjectMissing) as caught:
+        with pytest.raises(RemoteObjectMissing) as caught:
             m.bring_back("s1")
         assert "only in remote share" in caught.value.hint
         done = await m.fetched("share", "s1")
-        assert (done.state, done.error.code) == (OperationState.FAILED, "far_object_missing")
+        assert (done.state, done.error.code) == (OperationState.FAILED, "remote_object_missing")
         packs.rmdir()
         shutil.move(tmp_path / "away", packs)
         # One that is damaged.
@@ -294,7 +296,7 @@ def test_a_fetch_that_fails_leaves_the_stub_and_says_what_helps(near, tmp_path, 
             path.write_bytes(data)
         with pytest.raises(Exception, match="packs/") as caught:
             m.bring_back("s1")
-        assert caught.value.code == "far_object_invalid"
+        assert caught.value.code == "remote_object_invalid"
         assert set(m.store.stubs.all()) == {"s1", "s2", "s3"}
         for path in packs.iterdir():
             data = bytearray(path.read_bytes())
@@ -360,10 +362,10 @@ def test_what_reads_all_of_a_snapshot_refuses_a_stub_with_words(near):
     async def test(m):
         assert await m.kept(LIMIT) == (True, ["s1"])
         transfers = Transfers(m.machine)
-        with pytest.raises(SnapshotFar) as caught:
+        with pytest.raises(SnapshotInRemoteOnly) as caught:
             await transfers.verify("s1", threading.Event())
         assert "remote fetch share s1" in caught.value.hint
-        with pytest.raises(SnapshotFar):
+        with pytest.raises(SnapshotInRemoteOnly):
             await anext(transfers.export("s1"))
         assert (await transfers.verify("s2", threading.Event())).ok
         assert changes(m.store.manifest("s1"), m.store).files == []

@@ -1,7 +1,7 @@
 """The order of a session's snapshots, which several machines made whose clocks differ: every machine is offered the true newest."""
 
 from jupyter_gpuckpt.daemon.remotes.leases import KernelLease
-from jupyter_gpuckpt.remote.remote_sessions import Facts, FarSession, FarSnapshot
+from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSession, RemoteSnapshot
 from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.wire.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER, Making
 from jupyter_gpuckpt.wire.states import KernelState
@@ -22,7 +22,7 @@ async def save(machine, *snapshots):
 
 async def offered(machine):
     """Return the snapshots of the session as they are offered, and the notebook's newest facts."""
-    [session] = (await machine.far.sessions("share")).sessions
+    [session] = (await machine.at_remote.sessions("share")).sessions
     return [one.snapshot_id for one in session.snapshots]
 
 
@@ -99,7 +99,7 @@ def test_what_is_uploaded_late_counts_from_when_it_was_made(two):  # noqa: F811
 
 def entry(snapshot_id, number=0, term=0, created=1.0):
     manifest = f"manifests/{snapshot_id}.{'0' * 16}"
-    return FarSnapshot(snapshot_id, "k1", manifest, b"d" * 32, created, term=term, number=number)
+    return RemoteSnapshot(snapshot_id, "k1", manifest, b"d" * 32, created, term=term, number=number)
 
 
 def test_terms_come_before_numbers_and_numbers_before_times():
@@ -111,11 +111,11 @@ def test_terms_come_before_numbers_and_numbers_before_times():
         entry("e", 0, term=0, created=8.0),
         entry("f", 0, term=0, created=7.0),
     ]
-    session = FarSession(Facts("k1"), 1, newest_first[::2] + newest_first[1::2])
+    session = RemoteSession(Facts("k1"), 1, newest_first[::2] + newest_first[1::2])
     assert session.listed == newest_first
     assert session.highest == 9
     hostile = [*newest_first, entry("h", MAX_NUMBER), entry("i", MAX_ARRIVING_NUMBER - 1)]
-    assert FarSession(Facts("k1"), 1, hostile).highest == MAX_ARRIVING_NUMBER - 1
+    assert RemoteSession(Facts("k1"), 1, hostile).highest == MAX_ARRIVING_NUMBER - 1
 
 
 def test_a_snapshot_is_of_the_term_in_which_it_was_made():

@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.errors import FarObjectInvalid
+from jupyter_gpuckpt.errors import RemoteObjectInvalid
 from jupyter_gpuckpt.remote.lease_objects import Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
@@ -147,7 +147,7 @@ def test_where_nothing_can_be_deleted_nothing_is_removed(remote):
 def test_an_object_that_cannot_be_read_prevents_the_removal(remote, tmp_path):
     [epoch] = [tmp_path / "share/epoch"]
     epoch.write_bytes(b"damaged")
-    remote.said("--keep-last", "1", "--manual-too", status=exit_code(FarObjectInvalid))
+    remote.said("--keep-last", "1", "--manual-too", status=exit_code(RemoteObjectInvalid))
     assert remote.listed() == ["s1", "s2", "s3"]
 
 

@@ -123,19 +123,19 @@ def test_no_rule_removes_what_a_user_may_want(keeper):
     a.take("titled", created=2.0, title="Before the merge")
     a.take("noted", created=3.0, note="The good one.")
     a.take("by-hand", created=4.0, cause=Cause.MANUAL)
-    a.take("only-far", created=5.0)
+    a.take("only-there", created=5.0)
     a.take("of-a-newer-version", created=7.0)
     a.take("plain", created=8.0)
     a.take("newest", created=9.0)
     a.take("alone", created=0.5, session="never-came-back")
-    a.tell("only-far", None, Told(relied_on_in="one"), machine="laptop")
+    a.tell("only-there", None, Told(relied_on_in="one"), machine="laptop")
     _change(a, "of-a-newer-version", about=About("dream", "save", pinned=False, named=False))
     policies = ({"keep_last": 1}, {"keep_last": 1, "max_bytes": 1}, {"max_bytes": 1})
     for policy in policies:
         verdicts = a.judged(**policy)
         assert [name for name, one in verdicts.items() if one[0]] == ["plain"]
     reasons = {name: why for name, (_, why) in verdicts.items()}
-    assert reasons["only-far"] == "machine host of laptop relies on it"
+    assert reasons["only-there"] == "machine host of laptop relies on it"
     assert reasons["titled"] == reasons["noted"] == unneeded.NAMED
     assert reasons["newest"] == reasons["alone"] == unneeded.NEWEST
     assert reasons["of-a-newer-version"] == unneeded.NEWER

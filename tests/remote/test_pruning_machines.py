@@ -17,7 +17,7 @@ from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.errors import ConfigurationError, error_from
 from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
-from jupyter_gpuckpt.wire.remote_records import FarPruneRequest, Remote, RemoteCall, RemoteVerb
+from jupyter_gpuckpt.wire.remote_records import Remote, RemoteCall, RemotePruneRequest, RemoteVerb
 from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
 from jupyter_gpuckpt.wire.snapshot_records import (
     SnapshotChange,
@@ -31,7 +31,7 @@ from tests.remote.test_fetching import saved
 from tests.remote.test_near_copy import BYTES, Near
 
 RULE = RetentionPolicy(keep_last=1, manual_too=True)
-REQUEST = FarPruneRequest(RULE)
+REQUEST = RemotePruneRequest(RULE)
 
 
 class One(Near):
@@ -95,7 +95,7 @@ def both(tmp_path):
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(one.machine.close)
                 stack.push_async_callback(one.uploads.close)
-                stack.push_async_callback(one.far.close)
+                stack.push_async_callback(one.at_remote.close)
                 for number in range(1, 5):
                     one.save(number)
                 await one.note(1, 2, 3, 4)
@@ -118,7 +118,7 @@ def test_what_one_machine_needs_stays_and_it_learns_what_another_removed(both):
         one.changed("s2")
         await until(lambda: one.entries()["s2"].about.pinned)
         await until(one.settled)
-        shown = prune(two, FarPruneRequest(RULE, dry_run=True))
+        shown = prune(two, RemotePruneRequest(RULE, dry_run=True))
         assert [v.snapshot_id for v in shown.verdicts if v.removed] == ["s3"]
         assert BYTES * 0.9 < shown.freed_bytes < BYTES * 1.1
         assert sorted(one.entries()) == ["s1", "s2", "s3", "s4"]
@@ -193,11 +193,11 @@ def test_the_near_copy_keeps_what_a_prune_removed_first(both):
             one.store.verify(f"s{number}")
         assert (await one.kept(1))[0]
         # Only another machine can say that this one is lost, and what is the newest stays all the same.
-        lost = FarPruneRequest(lost_machine=socket.gethostname())
+        lost = RemotePruneRequest(lost_machine=socket.gethostname())
         with pytest.raises(ConfigurationError, match="No other machine"):
             prune(one.data_dir, lost)
         with pytest.raises(ConfigurationError, match="No other machine 'elsewhere'"):
-            prune(two, FarPruneRequest(lost_machine="elsewhere"))
+            prune(two, RemotePruneRequest(lost_machine="elsewhere"))
         assert prune(two, lost).lost == ["s4"]
         assert not one.entries()["s4"].relied_on_by
         # The suspended kernel whose memory is only there can be resumed.

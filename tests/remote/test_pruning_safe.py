@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
-from jupyter_gpuckpt.errors import FarObjectMissing
+from jupyter_gpuckpt.errors import RemoteObjectMissing
 from jupyter_gpuckpt.remote import collector as collecting
 from jupyter_gpuckpt.remote import unneeded
 from jupyter_gpuckpt.remote.capabilities import time_there
@@ -56,7 +56,7 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
     elif change == "the end of a tombstone":
         collecting._forget_deleted(a.bucket, a.seal, a.seen, gone)
     else:
-        with pytest.raises(FarObjectMissing):
+        with pytest.raises(RemoteObjectMissing):
             a.tell("s1", None, Told(pinned=True))
     assert reads == ["sessions/one"]
     assert a.bucket.list("sessions") == []
@@ -82,7 +82,7 @@ def test_the_newest_of_each_kernel_of_a_session_stays(keeper):
     a.take("s1", created=1.0, reason="suspend", cause=Cause.SHUTDOWN)
     a.take("s2", created=2.0)
     a.take("s3", created=3.0)
-    # Another kernel goes on in the same far session.
+    # Another kernel goes on in the same remote session.
     for name in ("s2", "s3"):
         _change(a, name, kernel_id="two")
     for policy in ({"keep_last": 1}, {"max_bytes": 1}):
@@ -154,7 +154,7 @@ def test_a_fetch_that_has_begun_ends_although_a_prune_removes_its_snapshot(keepe
     assert (len(a.bucket.list("manifests")), len(a.bucket.list("packs"))) == (1, packs)
     assert len(a.sessions.get("one").snapshots) == 1
     c = keeper("c")
-    with pytest.raises(FarObjectMissing) as raised:
+    with pytest.raises(RemoteObjectMissing) as raised:
         fetch(c.bucket, c.seal, old, c.store)
     assert "remote prune" in raised.value.hint
 

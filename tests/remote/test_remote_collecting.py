@@ -11,17 +11,17 @@ import pytest
 
 from jupyter_gpuckpt.cli.remote import upload_command
 from jupyter_gpuckpt.daemon.remotes import remote_keys
-from jupyter_gpuckpt.daemon.remotes.collecting import FarCollecting
+from jupyter_gpuckpt.daemon.remotes.collecting import RemoteCollecting
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from jupyter_gpuckpt.wire.remote_records import Remote, RemoteVerb
-from jupyter_gpuckpt.wire.snapshot_records import FarCollection, RemoteUploads
+from jupyter_gpuckpt.wire.snapshot_records import RemoteCollection, RemoteUploads
 from tests.remote.installations import ask, save, some_chunks, store_of
 from tests.remote.joined import join
 
 HOUR = 3600.0
 
 
-class Collecting(FarCollecting):
+class Collecting(RemoteCollecting):
     """A machine that collects every hour, as far as it is told to look."""
 
     def __init__(self, data_dir, remote, line=""):
@@ -34,7 +34,7 @@ class Collecting(FarCollecting):
         return self.added_to([RemoteUploads(remote="share", automatic=True, paused=False)])[0]
 
     def be_due(self):
-        self._note(self.joined.remote, FarCollection(looked_at=1.0))
+        self._note(self.joined.remote, RemoteCollection(looked_at=1.0))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_failure_is_told_and_what_was_collected_before_stays(one, share):
     age(share / "epoch", 2)
     one._note(one.joined.remote, msgspec.structs.replace(before, looked_at=1.0))
     view = one.looks()
-    assert (view.collected.at, view.collected.error.code) == (before.at, "far_object_invalid")
+    assert (view.collected.at, view.collected.error.code) == (before.at, "remote_object_invalid")
     assert "could not be removed" in upload_command._collected(view)[-1]
 
 

@@ -105,13 +105,13 @@ def test_a_remote_that_is_removed_while_it_is_tried_out_stays_removed(tmp_path, 
     ],
 )
 def test_nothing_is_put_on_record_for_a_remote_that_is_another_one_now(tmp_path, changes):
-    before = Remote("far", "s3://bucket/prefix", {"endpoint": "https://one.example"})
+    before = Remote("offsite", "s3://bucket/prefix", {"endpoint": "https://one.example"})
     remotes = Remotes(tmp_path)
     remotes.add(before)
-    remotes.change("far", lambda one: msgspec.structs.replace(one, paused=True))
+    remotes.change("offsite", lambda one: msgspec.structs.replace(one, paused=True))
     with remote_keys.uploading(tmp_path, before):
         pass
-    remotes.change("far", lambda one: msgspec.structs.replace(one, **changes))
+    remotes.change("offsite", lambda one: msgspec.structs.replace(one, **changes))
     with (
         pytest.raises(RemoteNotFound, match="replaced by another one"),
         remote_keys.uploading(tmp_path, before),

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ToolMissing
+from jupyter_gpuckpt.errors import FormatTooNew, RemoteObjectInvalid, ToolMissing
 from jupyter_gpuckpt.remote.sealing import HEADER_BYTES, Seal
 from tests.remote.mutations import mutations
 
@@ -56,23 +56,23 @@ def test_nothing_of_the_content_shows_and_no_two_writings_are_alike():
     ],
 )
 def test_what_belongs_elsewhere_does_not_open(seal, name):
-    with pytest.raises(FarObjectInvalid, match="copied from another store"):
+    with pytest.raises(RemoteObjectInvalid, match="copied from another store"):
         seal.open(name, SEALED)
 
 
 def test_a_new_key_opens_what_older_ones_sealed_and_not_the_other_way_round():
     newer = Seal([b"k" * 32, b"n" * 32], STORE)
     assert newer.open_record(NAME, SEALED, Thing).name == "a name"
-    with pytest.raises(FarObjectInvalid, match="a key that this store does not have"):
+    with pytest.raises(RemoteObjectInvalid, match="a key that this store does not have"):
         SEAL.open(NAME, newer.seal(NAME, b""))
 
 
-def test_far_ids_stay_when_the_store_is_rekeyed_and_differ_between_stores():
+def test_remote_ids_stay_when_the_store_is_rekeyed_and_differ_between_stores():
     digest = os.urandom(32)
-    there = SEAL.far_id(digest)
-    assert there == Seal([b"k" * 32, b"n" * 32], STORE).far_id(digest) != digest
-    assert there != Seal([b"k" * 32], b"t" * 16).far_id(digest)
-    assert there != Seal([b"K" * 32], STORE).far_id(digest)
+    there = SEAL.remote_id(digest)
+    assert there == Seal([b"k" * 32, b"n" * 32], STORE).remote_id(digest) != digest
+    assert there != Seal([b"k" * 32], b"t" * 16).remote_id(digest)
+    assert there != Seal([b"K" * 32], STORE).remote_id(digest)
 
 
 def test_a_newer_version_is_named():
@@ -85,7 +85,7 @@ def test_a_newer_version_is_named():
 @given(st.randoms(use_true_random=False))
 def test_no_altered_object_opens(chance):
     for data in mutations(chance, SEALED):
-        with pytest.raises((FarObjectInvalid, FormatTooNew)):
+        with pytest.raises((RemoteObjectInvalid, FormatTooNew)):
             SEAL.open_record(NAME, data, Thing)
 
 
@@ -93,12 +93,12 @@ def test_no_altered_object_opens(chance):
 @given(st.binary(max_size=300))
 def test_what_makes_no_sense_is_refused_also_where_it_is_sealed(content):
     for sealed in (SEAL.seal(NAME, content), SEAL.seal(NAME, zstandard.compress(content))):
-        with pytest.raises(FarObjectInvalid):
+        with pytest.raises(RemoteObjectInvalid):
             SEAL.open_record(NAME, sealed, Thing)
 
 
 def test_a_record_that_would_fill_the_memory_is_not_unpacked():
     bomb = zstandard.compress(bytes(256 << 20))
     assert len(bomb) < 100_000
-    with pytest.raises(FarObjectInvalid, match="bytes long"):
+    with pytest.raises(RemoteObjectInvalid, match="bytes long"):
         SEAL.open_record(NAME, SEAL.seal(NAME, bomb), Thing)

@@ -15,7 +15,7 @@ from jupyter_gpuckpt.daemon.remotes import amending, listed_checks, remote_copie
 from jupyter_gpuckpt.daemon.remotes.amending import LocalState
 from jupyter_gpuckpt.daemon.remotes.change_sender import ChangeSender, SentChanges
 from jupyter_gpuckpt.daemon.remotes.upload_queue import RemoteQueue, Uploaded
-from jupyter_gpuckpt.errors import AccessDenied, FarObjectInvalid, StoreUnavailable
+from jupyter_gpuckpt.errors import AccessDenied, RemoteObjectInvalid, StoreUnavailable
 from jupyter_gpuckpt.remote.listed_facts import Amendment, about, told
 from jupyter_gpuckpt.remote.remote_list import state_folder
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
@@ -134,7 +134,7 @@ def test_a_session_that_does_not_answer_keeps_no_other_pin_away(one, tmp_path):
 
 def test_a_session_that_cannot_be_read_is_not_relied_on(one, monkeypatch):
     def damaged(*_):
-        raise FarObjectInvalid("sessions/k1 is damaged.")
+        raise RemoteObjectInvalid("sessions/k1 is damaged.")
 
     monkeypatch.setattr(Sessions, "amend", damaged)
     with pytest.raises(Exception, match="does not list"):
@@ -250,7 +250,7 @@ def test_a_pin_is_told_that_a_snapshot_has_before_it_is_known_to_be_there(tmp_pa
                 while not sessions.get("k1").listed[0].about.pinned:  # noqa: ASYNC110 - of another process
                     await asyncio.sleep(0.05)
         finally:
-            await machine.far.close()
+            await machine.at_remote.close()
             await machine.uploads.close()
             machine.machine.close()
 
@@ -305,7 +305,7 @@ def test_the_uploads_tell_what_a_suspended_kernel_needs(tmp_path):
                     await asyncio.sleep(0.05)
             assert not sessions.get("k").listed[0].relied_on_by
         finally:
-            await machine.far.close()
+            await machine.at_remote.close()
             await machine.uploads.close()
             machine.machine.close()
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
     KeyUnavailable,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
 )
 from jupyter_gpuckpt.remote import store_key
 from jupyter_gpuckpt.remote.buckets import Bucket
@@ -89,7 +89,7 @@ def test_a_rotation_keeps_old_objects_and_shuts_others_out_of_new_ones(seen):
     sealed = old.seal.seal("a", b"before")
     new = store_key.rotate(bucket, seen, [OWN, WORDS], cost=CHEAP)
     assert new.seal.open("a", sealed) == b"before"
-    with pytest.raises(FarObjectInvalid):
+    with pytest.raises(RemoteObjectInvalid):
         old.seal.open("b", new.seal.seal("b", b"after"))
     assert store_key.open_with(bucket, seen, WORDS).masters == new.masters
     with pytest.raises(KeyUnavailable):
@@ -148,10 +148,10 @@ def test_an_older_key_is_refused_by_machines_and_lines_that_know_the_newer(seen,
     old = bucket.get(store_key.NAME).data
     line = store_key.add_entry(bucket, seen, OWN, WORDS, cost=CHEAP).line("s3://b")
     bucket.overwrite(store_key.NAME, old)
-    with pytest.raises(FarObjectInvalid, match="older copy of its key"):
+    with pytest.raises(RemoteObjectInvalid, match="older copy of its key"):
         store_key.open_with(bucket, seen, OWN)
     newcomer = Seen(tmp_path / "new.json")
-    with pytest.raises(FarObjectInvalid, match="older copy of its store"):
+    with pytest.raises(RemoteObjectInvalid, match="older copy of its store"):
         store_key.open_with(bucket, newcomer, OWN, line)
     # Without a line a machine that is new cannot know.
     store_key.open_with(bucket, newcomer, OWN)
@@ -166,9 +166,9 @@ def test_another_store_in_its_place_is_refused_before_a_secret_is_tried(
     made(bucket, Seen(tmp_path / "thief.json"))
     tried = []
     monkeypatch.setattr(store_key, "_unwrap", lambda *words: tried.append(words))
-    with pytest.raises(FarObjectInvalid, match="it was replaced"):
+    with pytest.raises(RemoteObjectInvalid, match="it was replaced"):
         store_key.open_with(bucket, seen, OWN)
-    with pytest.raises(FarObjectInvalid, match="than the line names"):
+    with pytest.raises(RemoteObjectInvalid, match="than the line names"):
         store_key.open_with(bucket, Seen(tmp_path / "new.json"), OWN, line)
     assert tried == []
 
@@ -176,13 +176,13 @@ def test_another_store_in_its_place_is_refused_before_a_secret_is_tried(
 def test_a_lost_key_comes_back_from_a_machine_and_takes_no_others_place(bucket, seen, tmp_path):
     key = made(bucket, seen)
     bucket.delete([store_key.NAME])
-    with pytest.raises(FarObjectMissing) as caught:
+    with pytest.raises(RemoteObjectMissing) as caught:
         store_key.open_with(bucket, seen, OWN)
     assert f"remote key restore {bucket.name}" in caught.value.hint
     with pytest.raises(KeyUnavailable, match="keeps no copy"):
         store_key.restore(bucket, Seen(tmp_path / "new.json"), OWN)
     seen.key_path.write_bytes((data := seen.key_path.read_bytes())[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises((FarObjectInvalid, KeyUnavailable)):
+    with pytest.raises((RemoteObjectInvalid, KeyUnavailable)):
         store_key.restore(bucket, seen, OWN)
     assert bucket.head(store_key.NAME) is None
     seen.key_path.write_bytes(data)
@@ -220,7 +220,7 @@ def test_a_deleted_session_is_noticed_and_its_next_upload_lists_it_again(tmp_pat
             one.save(f"s{number}", *chunks(number))
             one.upload(f"s{number}")
         one.bucket.delete([f"sessions/{FACTS.session_id}"])
-        with pytest.raises(FarObjectMissing, match="was deleted in remote"):
+        with pytest.raises(RemoteObjectMissing, match="was deleted in remote"):
             one.sessions.get(FACTS.session_id)
         for number in (1, 2):
             one.upload(f"s{number}")
@@ -252,7 +252,7 @@ def test_no_altered_key_opens(tmp_path_factory, chance):
     # But for what only tells writings apart.
     for data in mutations(chance, SOUND[:12] + SOUND[header:]):
         bucket.overwrite(store_key.NAME, data[:12] + bytes(header - 12) + data[12:])
-        with pytest.raises((FarObjectInvalid, FormatTooNew, KeyUnavailable)):
+        with pytest.raises((RemoteObjectInvalid, FormatTooNew, KeyUnavailable)):
             store_key.open_with(bucket, seen, OWN)
 
 

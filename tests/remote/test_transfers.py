@@ -20,10 +20,10 @@ from obstore.exceptions import PermissionDeniedError
 from jupyter_gpuckpt.errors import (
     AccessDenied,
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     ObjectCorrupt,
     OperationCancelled,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     SnapshotExists,
     SnapshotNotFound,
     StoreFull,
@@ -204,7 +204,7 @@ def test_an_upload_that_failed_is_listed_nowhere_and_goes_on_where_it_was(
     with pytest.raises(StoreUnavailable):
         a.upload("s1")
     monkeypatch.undo()
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         a.sessions.get("session-1")
     there = len(a.bucket.list("packs"))
     assert a.upload("s1").sent.packs == PACKS - there
@@ -395,7 +395,7 @@ def test_a_chunk_that_was_replaced_by_a_longer_one_ends_the_upload(machine, monk
     monkeypatch.setattr(a.store, "read", longer)
     with pytest.raises(StoreUnavailable, match="replaced during the upload"):
         a.upload("s1")
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         a.sessions.get("session-1")
     monkeypatch.undo()
     a.upload("s1")
@@ -443,7 +443,7 @@ def test_a_manifest_that_was_not_written_is_not_listed(machine):
     a.bucket.create = lambda name, data: not name.startswith("manifests/") and create(name, data)
     with pytest.raises(StoreUnavailable):
         a.upload("s1")
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         a.sessions.get("session-1")
 
 
@@ -456,7 +456,7 @@ def test_a_chunk_that_is_damaged_here_does_not_travel(machine):
     pack.write_bytes(data)
     with pytest.raises(ObjectCorrupt):
         a.upload("s1")
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         a.sessions.get("session-1")
 
 
@@ -559,7 +559,7 @@ def test_a_session_that_is_set_back_is_refused_where_the_newer_was_seen(machine)
     old = a.bucket.get("sessions/session-1").data
     a.upload("s2")
     a.bucket.overwrite("sessions/session-1", old)
-    with pytest.raises(FarObjectInvalid, match="older"):
+    with pytest.raises(RemoteObjectInvalid, match="older"):
         a.sessions.get("session-1")
     assert [one.snapshot_id for one in machine("b").sessions.get("session-1").listed] == ["s1"]
 
@@ -570,15 +570,15 @@ def test_a_manifest_in_anothers_place_is_refused(machine):
         a.save(snapshot_id, chunk)
         a.upload(snapshot_id)
     first, second = a.sessions.get("session-1").snapshots
-    far = remote_manifests.read(a.bucket, a.seal, first.manifest)
+    at_remote = remote_manifests.read(a.bucket, a.seal, first.manifest)
     # By whoever has the key: another attempt's manifest under the listed name.
-    a.bucket.overwrite(first.manifest, a.seal.seal_record(first.manifest, far))
+    a.bucket.overwrite(first.manifest, a.seal.seal_record(first.manifest, at_remote))
     b = machine("b")
-    with pytest.raises(FarObjectInvalid, match="not the object that its session lists"):
+    with pytest.raises(RemoteObjectInvalid, match="not the object that its session lists"):
         b.fetch("s1")
     # By whoever has not.
     a.bucket.overwrite(second.manifest, a.bucket.get(first.manifest).data)
-    with pytest.raises(FarObjectInvalid):
+    with pytest.raises(RemoteObjectInvalid):
         b.fetch("s2")
     assert b.store.snapshots() == []
 
@@ -592,10 +592,10 @@ def test_a_pack_that_is_gone_altered_or_short_fails_the_fetch(machine):
     b = machine("b")
     for changed in (data[:-10], data[:100] + b"x" + data[101:], data[:60_000], bytes(len(data))):
         a.bucket.overwrite(name, changed)
-        with pytest.raises(FarObjectInvalid):
+        with pytest.raises(RemoteObjectInvalid):
             b.fetch("s1")
     a.bucket.delete([name])
-    with pytest.raises(FarObjectMissing):
+    with pytest.raises(RemoteObjectMissing):
         b.fetch("s1")
     assert b.store.snapshots() == []
     a.bucket.overwrite(name, data)
@@ -623,11 +623,11 @@ def test_after_an_error_or_a_cancel_no_more_is_read_than_was_begun(machine, how)
             if how == "cancelled":
                 b.bucket.retries.stop.set()
             else:
-                raise FarObjectInvalid("It is damaged.")
+                raise RemoteObjectInvalid("It is damaged.")
         return get_range(name, start, end)
 
     b.bucket.get_range = read
-    with pytest.raises(OperationCancelled if how == "cancelled" else FarObjectInvalid):
+    with pytest.raises(OperationCancelled if how == "cancelled" else RemoteObjectInvalid):
         b.fetch("s1")
     # Of each pack there are two reads of its rows and one of its chunk.
     assert packs == 60
@@ -723,7 +723,7 @@ def test_an_epoch_that_is_set_back_is_refused(machine):
 
 @pytest.fixture
 def cut_off(machine, monkeypatch):
-    """Return a machine whose upload of s1 has written a manifest that no far session lists."""
+    """Return a machine whose upload of s1 has written a manifest that no remote session lists."""
     a = machine()
     a.save("s1", *FIRST)
     create = Bucket.create

@@ -299,7 +299,7 @@ def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path)
     async def test():
         b = Here(tmp_path / "two")
         try:
-            listing = await b.far.sessions("share")
+            listing = await b.at_remote.sessions("share")
             assert [one.session_id for one in listing.sessions] == ["k2"]
             fetched = await b.fetched("share", "s2", force=True)
             assert fetched.error is None
@@ -312,7 +312,7 @@ def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path)
             assert not told.all()["s2"].pinned
             assert user.entry(2).about.pinned
         finally:
-            await b.far.close()
+            await b.at_remote.close()
             b.leases.close()
             await b.uploads.close()
             b.machine.close()

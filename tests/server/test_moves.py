@@ -43,7 +43,7 @@ def shared(data_dir, tmp_path):
 
 @pytest.fixture
 def other_machine(data_dir):
-    """Return a function that opens the remote as another machine does: its far sessions, and the leases of a daemon there."""
+    """Return a function that opens the remote as another machine does: its remote sessions, and the leases of a daemon there."""
 
     return lambda: opened(data_dir)
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.errors import SnapshotExists, SnapshotFar, SnapshotNotFound
+from jupyter_gpuckpt.errors import SnapshotExists, SnapshotInRemoteOnly, SnapshotNotFound
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.stub_files import Stub
@@ -15,7 +15,7 @@ from tests.unit.test_store_local import pack_files, put
 #: Of the first snapshot alone, of both, of the second alone; and what a stub keeps.
 MINE, SHARED, OTHERS = chunks(1, 9, 20_000), chunks(2, 3, 20_000), chunks(3, 2, 20_000)
 KEPT = b"a small stream" * 100
-FAR = Stub("far", ["kept"])
+FAR = Stub("offsite", ["kept"])
 
 
 def with_kept(snapshot_id, *content, kernel_id="k", created=1.0):
@@ -97,13 +97,13 @@ def test_chunks_of_a_stub_go_and_it_stays_listed_over_all_that_makes_records_aga
             (tmp_path / "store/catalog.sqlite").unlink()
 
 
-def test_figures_count_a_stub_as_far_and_retention_as_weightless(store):
+def test_figures_count_a_stub_as_remote_and_retention_as_weightless(store):
     whole = store.space()
-    assert (whole.far_snapshots, whole.far_bytes, whole.snapshots) == (0, 0, 2)
+    assert (whole.remote_snapshots, whole.remote_bytes, whole.snapshots) == (0, 0, 2)
     store.stubs.make("s1", FAR)
     store.collect()
     space = store.space()
-    assert (space.far_snapshots, space.far_bytes, space.snapshots) == (1, 900_000, 2)
+    assert (space.remote_snapshots, space.remote_bytes, space.snapshots) == (1, 900_000, 2)
     assert space.stored_bytes == sum(map(len, [*SHARED, *OTHERS]))
     assert space.raw_bytes == 0  # the other one states no size
     assert space.disk_bytes < whole.disk_bytes
@@ -125,9 +125,12 @@ def test_what_is_used_pinned_or_deleted_does_not_become_a_stub(store):
     assert store.stubs.all() == {}
     assert store.stubs.make("s1", FAR)
     assert not store.stubs.make("s1", FAR)
-    with pytest.raises(SnapshotFar, match="only in remote far") as caught, store.stubs.using("s1"):
+    with (
+        pytest.raises(SnapshotInRemoteOnly, match="only in remote offsite") as caught,
+        store.stubs.using("s1"),
+    ):
         pass
-    assert "remote fetch far s1" in caught.value.hint
+    assert "remote fetch offsite s1" in caught.value.hint
 
 
 def test_a_stub_is_deleted_and_undeleted_as_a_snapshot(store, tmp_path):
@@ -174,7 +177,7 @@ def test_a_damaged_stub_is_one_all_the_same_and_loses_nothing_that_is_here(
     path.write_bytes(content)
     assert store.collect() == 0
     assert store.stubs.all() == {"s1": Stub()}
-    with pytest.raises(SnapshotFar, match="only in a remote"):
+    with pytest.raises(SnapshotInRemoteOnly, match="only in a remote"):
         store.stubs.require_here("s1")
     store.stubs.end("s1")
     store.verify("s1")

@@ -123,8 +123,8 @@ def test_at_stake_is_what_was_done_since_the_last_snapshot_that_survives():
         taken("of another", "other", 5),
     ]
 
-    def stake(latest, is_far=None, of=snapshots):
-        found = candidate(kernel(latest=latest), of, 1e9, is_far)
+    def stake(latest, is_in_remote=None, of=snapshots):
+        found = candidate(kernel(latest=latest), of, 1e9, is_in_remote)
         return round(found.at_stake_seconds), found.upload_bytes
 
     # It is resumed from its latest snapshot now, so it has done nothing since.
@@ -152,8 +152,8 @@ def test_what_is_uploaded_quickly_goes_before_what_is_as_worth_and_takes_long():
     ]
     kernels = [kernel("large upload"), kernel("small upload", size=2 * 10**9)]
 
-    def first(is_far):
-        found = most_at_stake_first(kernels, snapshots, 1000, now=1e9, is_far=is_far)
+    def first(is_in_remote):
+        found = most_at_stake_first(kernels, snapshots, 1000, now=1e9, is_in_remote=is_in_remote)
         return found[0].kernel_id
 
     assert first(None) == "large upload"

@@ -29,7 +29,7 @@ from tests.server.contract import DOCUMENT
 
 #: Newest first.
 HERE = {name: SnapshotInfo(name, "kernel", 9.0 - at, "save") for at, name in enumerate("abc")}
-REMOTE = Remote("far", "file:///far")
+REMOTE = Remote("offsite", "file:///offsite")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def queue():
 def test_uploads_are_in_the_rest_interface_as_it_is_described():
     error = ErrorRecord("It is damaged.", "object_corrupt")
     uploads = [
-        Upload("far", UploadState.UPLOADED, 5, 5),
+        Upload("offsite", UploadState.UPLOADED, 5, 5),
         Upload("b", UploadState.FAILED, 0, 5, error),
     ]
     snapshot = Snapshot("s", "k", 1.0, "save", uploads=uploads)
@@ -65,9 +65,9 @@ def test_what_a_user_asked_for_comes_first_then_the_newest(queue):
 
 def test_what_was_erased_there_goes_up_only_if_somebody_asks_for_it():
     here = HERE | {"other": SnapshotInfo("other", "another", 1.0, "save")}
-    remote = Remote("far", "file:///far", erased={"kernel": time.time()})
+    remote = Remote("offsite", "file:///offsite", erased={"kernel": time.time()})
     since = time.time()
-    stubs = {"c": Stub("far", [])}
+    stubs = {"c": Stub("offsite", [])}
     queue = RemoteQueue(remote, Uploaded({"a": since - 10, "other": since - 10}, since), stubs)
     assert list(queue.waiting(here)) == []
     # It went up before, and is there no more; nor is what only the remote had.
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_snapshots_delays_no_other(queue):
 
 
 def test_whoever_asked_is_told_what_is_wrong_with_the_remote():
-    manual = RemoteQueue(Remote("far", "file:///far", automatic=False), Uploaded())
+    manual = RemoteQueue(Remote("offsite", "file:///offsite", automatic=False), Uploaded())
     manual.ask(["b"])
     manual.failed("b", ConfigurationError("The bucket does not exist."))
     assert manual.upload_of(HERE["b"]).state is UploadState.FAILED
@@ -156,7 +156,7 @@ def test_whoever_asked_is_told_what_is_wrong_with_the_remote():
 
 def test_an_upload_to_what_the_remote_was_before_says_nothing_about_what_it_is_now(queue):
     queue.ask(["b"])
-    now = queue.taken_over(Remote("far", "file:///elsewhere"), Uploaded())
+    now = queue.taken_over(Remote("offsite", "file:///elsewhere"), Uploaded())
     queue.succeeded("b", HERE)
     queue.failed("a", ConfigurationError("The bucket does not exist."))
     assert now.next(HERE) == "b"

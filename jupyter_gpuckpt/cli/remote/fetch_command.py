@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import HostIncompatible, SnapshotNotFound
 from ...wire import calls
 from ...wire.protocol import Operation
-from ...wire.remote_listings import FarListing, FetchEstimate, FetchRequest, ListedSession
+from ...wire.remote_listings import FetchEstimate, FetchRequest, ListedSession, RemoteListing
 from ...wire.statuses import exit_code
 from .. import printing
 from ..daemon_calls import daemon, finish
@@ -50,7 +50,7 @@ def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
 def list_sessions(args: Namespace) -> int:
     """List the snapshots in a remote, by session."""
     with daemon() as client:
-        found = client.send(calls.far_sessions(args.name))
+        found = client.send(calls.remote_sessions(args.name))
     if args.json:
         printing.say_json(found)
         return 0
@@ -82,7 +82,7 @@ def fetch(args: Namespace) -> int:
     """Fetch a snapshot into the local store; with --check return the status of HostIncompatible if it could not be resumed here."""
     with daemon(waits=True) as client:
         snapshot_id, session_id = _one_snapshot(
-            args.snapshot, client.send(calls.far_sessions(args.name))
+            args.snapshot, client.send(calls.remote_sessions(args.name))
         )
         estimate = client.send(calls.fetch_estimate(args.name, snapshot_id, session_id))
         if args.check:
@@ -112,7 +112,7 @@ def _finish(client: Client, operation: Operation) -> Operation:
         raise
 
 
-def _where(listing: FarListing) -> dict[str, str]:
+def _where(listing: RemoteListing) -> dict[str, str]:
     """Return the ids of the sessions of all listed snapshots, by the snapshot's id."""
     return {
         one.snapshot_id: session.session_id
@@ -121,7 +121,7 @@ def _where(listing: FarListing) -> dict[str, str]:
     }
 
 
-def _one_snapshot(prefix: str, listing: FarListing) -> tuple[str, str]:
+def _one_snapshot(prefix: str, listing: RemoteListing) -> tuple[str, str]:
     known = _where(listing)
     found = one_of(prefix, known)
     if not found:

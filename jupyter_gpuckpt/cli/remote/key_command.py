@@ -13,16 +13,16 @@ from argparse import ArgumentParser, Namespace
 from ...errors import ConfigurationError, OperationCancelled, error_from
 from ...wire import daemon_settings, join_line
 from ...wire.remote_records import (
-    FarPruneRequest,
     GivenSecret,
     Remote,
     RemoteAnswer,
     RemoteCall,
+    RemotePruneRequest,
     RemoteVerb,
 )
 from .. import printing
 
-_NO_RULE = FarPruneRequest()
+_NO_RULE = RemotePruneRequest()
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -112,7 +112,7 @@ def ask(
     entry: str = "",
     session: str = "",
     sample: int = 0,
-    prune: FarPruneRequest = _NO_RULE,
+    prune: RemotePruneRequest = _NO_RULE,
 ) -> RemoteAnswer:
     """Run a command about remotes in a process of its own and return its result. Raises its error as its own class."""
     from ...client import remote_commands  # noqa: PLC0415 - too slow for --help

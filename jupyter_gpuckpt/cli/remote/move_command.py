@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
         remote = chosen(args.to, [one.name for one in client.send(calls.remotes())])
         kernel_id = one_kernel(args.kernel, client)
         # A remote that cannot be used raises its error here, before anything is changed.
-        client.send(calls.far_sessions(remote))
+        client.send(calls.remote_sessions(remote))
         if client.send(calls.kernel(kernel_id)).state is KernelState.LOST:
             raise KernelStateConflict(
                 f"Kernel {kernel_id} is lost: only its older snapshots can be uploaded.",

@@ -17,7 +17,7 @@ from ..daemon_calls import daemon
 def kept(
     remote: str, session: str = "", *, force: bool, hint: str, forced: str = ""
 ) -> Iterator[None]:
-    """Raise ConfigurationError with `hint` if the remote has the only copies of snapshots, of all or of one far session.
+    """Raise ConfigurationError with `hint` if the remote has the only copies of snapshots, of all or of one remote session.
 
     Inside the block the daemon evicts no local copy to this remote. With `force` a warning that ends in `forced` is printed
     instead. Raises StoreUnavailable.
@@ -57,11 +57,11 @@ def _only_in(remote: str, session: str, *, force: bool) -> list[str]:
         if force:
             return []
         raise
-    # A far session has its kernel's id.
+    # A remote session has its kernel's id.
     wanted = [info for info in found if session in {"", info.kernel_id}]
     return [info.snapshot_id for info in wanted if _is_only_in(remote, info)]
 
 
 def _is_only_in(remote: str, info: Snapshot) -> bool:
     others = [one for one in info.uploads if one.state is UploadState.UPLOADED]
-    return info.far_only in {remote, ""} and not any(one.remote != remote for one in others)
+    return info.remote_only in {remote, ""} and not any(one.remote != remote for one in others)

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 
 from ...errors import ConfigurationError, OperationCancelled
 from ...wire.plurals import counted
-from ...wire.remote_records import FarPruneRequest, FarPruning, FarVerdict, RemoteVerb
+from ...wire.remote_records import RemotePruneRequest, RemotePruning, RemoteVerb, RemoteVerdict
 from ...wire.retention_policy import RetentionPolicy
 from .. import printing
 from ..prune import add_rules, confirm, policy_of
@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     policy = RetentionPolicy()
     if not args.lost_machine or args.keep_last or args.keep_within or args.max_size:
         policy = policy_of(args)
-    plan = _asked(args, FarPruneRequest(policy, dry_run=True, lost_machine=args.lost_machine))
+    plan = _asked(args, RemotePruneRequest(policy, dry_run=True, lost_machine=args.lost_machine))
     if not args.json:
         _say_plan(args, plan)
     doomed = sum(one.removed for one in plan.verdicts)
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
                 raise OperationCancelled("Nothing was deleted.")
         if doomed:
             confirm(args, doomed)
-        found = _asked(args, FarPruneRequest(policy, lost_machine=args.lost_machine))
+        found = _asked(args, RemotePruneRequest(policy, lost_machine=args.lost_machine))
     if args.json:
         printing.say_json({"remote": args.name, "dry_run": args.dry_run, "prune": found})
         return 0
@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _asked(args: Namespace, request: FarPruneRequest) -> FarPruning:
+def _asked(args: Namespace, request: RemotePruneRequest) -> RemotePruning:
     found = ask(RemoteVerb.PRUNE, args.name, prune=request).pruning
     if found is None:
         raise ConfigurationError(
@@ -75,7 +75,7 @@ def _asked(args: Namespace, request: FarPruneRequest) -> FarPruning:
     return found
 
 
-def _say_done(args: Namespace, found: FarPruning) -> None:
+def _say_done(args: Namespace, found: RemotePruning) -> None:
     gone = sum(one.removed for one in found.verdicts)
     stay, freed = f"{len(found.verdicts) - gone} stay.", printing.size(found.freed_bytes)
     if args.dry_run:
@@ -84,11 +84,11 @@ def _say_done(args: Namespace, found: FarPruning) -> None:
         printing.say(f"\n{gone} deleted, {stay} Later collections free about {freed}.")
 
 
-def _say_plan(args: Namespace, plan: FarPruning) -> None:
+def _say_plan(args: Namespace, plan: RemotePruning) -> None:
     short = printing.short_ids(one.snapshot_id for one in plan.verdicts)
     now = time.time()
 
-    def row(one: FarVerdict) -> list[str]:
+    def row(one: RemoteVerdict) -> list[str]:
         return [
             short[one.snapshot_id],
             one.path or "-",

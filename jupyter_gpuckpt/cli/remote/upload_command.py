@@ -87,8 +87,8 @@ def upload(args: Namespace) -> int:
 def as_text(info: Snapshot) -> str:
     """Format a snapshot's remotes for lists: `team, other 40 %`; `team, not here` if only they have its content."""
     parts = list(map(_upload_as_text, info.uploads))
-    if info.far_only is not None:
-        parts = [*(parts or [info.far_only or "unknown"]), "not here"]
+    if info.remote_only is not None:
+        parts = [*(parts or [info.remote_only or "unknown"]), "not here"]
     return ", ".join(parts) or "-"
 
 

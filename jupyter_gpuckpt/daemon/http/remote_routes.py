@@ -13,24 +13,24 @@ class RemotesHandler(BaseHandler):
 
     async def get(self) -> None:
         """List the remotes, without a request to any of them."""
-        self.reply(await self.daemon.far_sessions.remotes())
+        self.reply(await self.daemon.remote_sessions.remotes())
 
 
-class FarSessionsHandler(BaseHandler):
-    """Handler for the far sessions of a remote."""
+class RemoteSessionsHandler(BaseHandler):
+    """Handler for the remote sessions of a remote."""
 
     async def get(self, remote: str) -> None:
-        """List the far sessions of a remote with their snapshots."""
-        self.reply(await self.daemon.far_sessions.sessions(remote))
+        """List the remote sessions of a remote with their snapshots."""
+        self.reply(await self.daemon.remote_sessions.sessions(remote))
 
 
-class FarSnapshotHandler(BaseHandler):
+class RemoteSnapshotHandler(BaseHandler):
     """Handler for one snapshot in a remote."""
 
     async def get(self, remote: str, snapshot_id: str) -> None:
         """Return what a fetch would move, and whether the kernel could be resumed here."""
         session_id = self.get_query_argument("session_id", "")
-        self.reply(await self.daemon.far_sessions.estimate(remote, snapshot_id, session_id))
+        self.reply(await self.daemon.remote_sessions.estimate(remote, snapshot_id, session_id))
 
 
 class FetchHandler(BaseHandler):
@@ -39,7 +39,7 @@ class FetchHandler(BaseHandler):
     async def post(self, remote: str, snapshot_id: str) -> None:
         """Start a fetch."""
         request = self.record(FetchRequest)
-        operation = await self.daemon.far_sessions.fetch(remote, snapshot_id, request)
+        operation = await self.daemon.remote_sessions.fetch(remote, snapshot_id, request)
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
@@ -54,8 +54,8 @@ class MoveHandler(BaseHandler):
 
 ROUTES: dict[str, type[BaseHandler]] = {
     "/remotes": RemotesHandler,
-    "/remotes/{remote}/sessions": FarSessionsHandler,
-    "/remotes/{remote}/snapshots/{snapshot_id}": FarSnapshotHandler,
+    "/remotes/{remote}/sessions": RemoteSessionsHandler,
+    "/remotes/{remote}/snapshots/{snapshot_id}": RemoteSnapshotHandler,
     "/remotes/{remote}/snapshots/{snapshot_id}/fetch": FetchHandler,
     "/kernels/{kernel_id}/move": MoveHandler,
 }

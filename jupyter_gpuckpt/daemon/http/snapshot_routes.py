@@ -233,7 +233,7 @@ class UploadsHandler(BaseHandler):
 
     async def get(self) -> None:
         """Return the state of uploads to every remote."""
-        self.reply(self.daemon.far_collecting.added_to(await self.daemon.uploads.views()))
+        self.reply(self.daemon.remote_collecting.added_to(await self.daemon.uploads.views()))
 
     async def post(self) -> None:
         """Upload snapshots before all others."""

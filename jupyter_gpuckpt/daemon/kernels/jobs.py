@@ -50,13 +50,13 @@ class Leases(Protocol):
     """The provider of the leases that operations need (`leases.DaemonLeases`)."""
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
-        """Get the leases of the kernel's far sessions; return warnings. Raises SessionHeld."""
+        """Get the leases of the kernel's remote sessions; return warnings. Raises SessionHeld."""
 
     def resumed(self, kernel_id: str) -> None:
         """Note that the kernel runs, so that its leases can be released as soon as it does not."""
 
     def highest_number(self, kernel_id: str) -> int:
-        """Return the highest number of a kernel's snapshots that its far sessions had when their leases were granted; never raises."""
+        """Return the highest number of a kernel's snapshots that its remote sessions had when their leases were granted; never raises."""
 
 
 def freeze(

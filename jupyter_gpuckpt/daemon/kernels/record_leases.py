@@ -1,4 +1,4 @@
-"""The leases of kernels in a data directory that several hosts may share: one far session with its term for each kernel.
+"""The leases of kernels in a data directory that several hosts may share: one remote session with its term for each kernel.
 
 The protocol is that of remotes (`remote/lease_objects.py`); the objects are files beside the records. `kernel_records.py` gets a kernel's
 lease before it writes that the kernel has a process, and releases the lease after it has written that the kernel has none.
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import (
-    FarObjectInvalid,
-    FarObjectMissing,
     GpuCkptError,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     SessionHeld,
     SessionLost,
     StoreError,
 )
 from ...remote.lease_objects import FOLDER as HEARTBEATS
 from ...remote.lease_objects import Leases
-from ...remote.remote_sessions import Facts, FarSession, Lease, Sessions, Tenure, require
+from ...remote.remote_sessions import Facts, Lease, RemoteSession, Sessions, Tenure, require
 from ...remote.shared_files import NothingSeen, Plain, SharedFiles
 from ...wire.place import Place
 
@@ -77,11 +77,11 @@ class RecordLeases:
         known = self._known.get(kernel_id)
         return known is not None and known.is_held
 
-    def session(self, kernel_id: str) -> FarSession | None:
+    def session(self, kernel_id: str) -> RemoteSession | None:
         """Return a kernel's session; None if there is none."""
         try:
             return self._sessions.get(kernel_id)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return None
 
     def begin(self, kernel_id: str) -> None:
@@ -117,7 +117,7 @@ class RecordLeases:
         """Register a kernel of this place's previous daemon, and get its lease if that daemon had it. Raises SessionHeld."""
         try:
             lease = self._begun(kernel_id).lease
-        except FarObjectInvalid as error:
+        except RemoteObjectInvalid as error:
             _log.error("%s", error)  # a power cut, which ended all processes as well
             self._files.delete([f"sessions/{kernel_id}"])
             lease = None
@@ -133,7 +133,7 @@ class RecordLeases:
         with self._files.locked():
             try:
                 session = self._sessions.get(kernel_id)
-            except (FarObjectMissing, FarObjectInvalid) as error:
+            except (RemoteObjectMissing, RemoteObjectInvalid) as error:
                 raise _moved(kernel_id) from error
             require(session, Tenure(self._leases.daemon_id, known.term))
             yield
@@ -187,7 +187,7 @@ class RecordLeases:
                         self._leases.keep(kernel_id, Tenure(self._leases.daemon_id, known.term))
                     except SessionLost as error:
                         lost[kernel_id] = error
-                    except FarObjectMissing:
+                    except RemoteObjectMissing:
                         lost[kernel_id] = _moved(kernel_id)
             self._leases.in_doubt = False
         return lost
@@ -220,7 +220,7 @@ class RecordLeases:
         with suppress(GpuCkptError):
             self._leases.end()
 
-    def _begun(self, kernel_id: str) -> FarSession:
+    def _begun(self, kernel_id: str) -> RemoteSession:
         return self._sessions.begin(Facts(kernel_id), _new_term())
 
     def _claim(self, kernel_id: str, heir_of: str = "") -> Tenure:

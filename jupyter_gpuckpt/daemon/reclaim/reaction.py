@@ -329,7 +329,9 @@ class Reaction:
                 snapshots,
                 max(0.0, deadline - now()),
                 now=time.time(),
-                is_far=(lambda info: self._uploads.has(info.snapshot_id)) if is_lost else None,
+                is_in_remote=(lambda info: self._uploads.has(info.snapshot_id))
+                if is_lost
+                else None,
                 upload_bytes_per_second=rate,
             )
         except Exception:  # they must be suspended in any case

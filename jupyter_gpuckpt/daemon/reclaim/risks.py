@@ -48,7 +48,7 @@ class Risks:
             return
         for kernel in self._kernels:
             if kernel.state not in _WITHOUT_PROCESS or self._is_only_local(kernel):
-                _log.info("kernel %s: %s", self._named(kernel), self._far_age(kernel.kernel_id))
+                _log.info("kernel %s: %s", self._named(kernel), self._remote_age(kernel.kernel_id))
 
     def foresee(self, seconds_left: float) -> None:
         """Log which snapshots will probably not be uploaded in the remaining time at the present rate."""
@@ -71,14 +71,14 @@ class Risks:
                     count_bytes / 1e6,
                     seconds_left,
                     rate / 1e6,
-                    self._far_age(kernel.kernel_id),
+                    self._remote_age(kernel.kernel_id),
                 )
 
     def say_not_suspended(self, kernel_id: str, why: str) -> None:
         """Log that a kernel was not suspended and runs on."""
         kernel = self._kernels.find(kernel_id)
         if kernel is not None:
-            age = self._far_age(kernel_id)
+            age = self._remote_age(kernel_id)
             _log.warning("Kernel %s runs on: %s %s", self._named(kernel), why, age)
 
     def say_lost(self, *, disk_survives: bool) -> None:
@@ -91,7 +91,7 @@ class Risks:
                     "Kernel %s is not safe at the deadline: %s. %s",
                     self._named(kernel),
                     what,
-                    self._far_age(one.kernel_id),
+                    self._remote_age(one.kernel_id),
                 )
 
     def _is_only_local(self, kernel: ManagedKernel) -> bool:
@@ -102,7 +102,7 @@ class Risks:
         found = [self._uploads.progress_of(kernel.record.snapshot_id) for kernel in self._kernels]
         return sum(upload.done_bytes for upload in found if upload is not None)
 
-    def _far_age(self, kernel_id: str) -> str:
+    def _remote_age(self, kernel_id: str) -> str:
         newest = self._uploads.newest_uploaded(kernel_id)
         if newest is None:
             return "No remote has anything of it."

@@ -2,7 +2,7 @@
 
 - `amending`: the changes of this machine's snapshots that must be sent to a remote.
 - `change_sender`: the sender of changes of this machine's snapshots to a remote.
-- `collecting`: the schedule of the far collector.
+- `collecting`: the schedule of the remote collector.
 - `collector_messages`: the messages between the daemon and the process that removes what a remote does not need.
 - `collector_process`: the process that removes the objects of a remote that nothing there needs any more, at the lowest priority.
 - `erasing`: the work of `jupyter gpuckpt remote erase`.

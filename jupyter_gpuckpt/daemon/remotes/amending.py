@@ -1,4 +1,4 @@
-"""The changes of this machine's snapshots that must be sent to a remote: which there are, and how they change its far sessions."""
+"""The changes of this machine's snapshots that must be sent to a remote: which there are, and how they change its remote sessions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ...errors import (
     AccessDenied,
     ConfigurationError,
     ErrorRecord,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     StoreUnavailable,
     record_of,
 )
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class Amended(msgspec.Struct, frozen=True):
-    """The result of amendments: the far session of each snapshot that was found, and those that no far session lists now (`gone`).
+    """The result of amendments: the remote session of each snapshot that was found, and those that no remote session lists now (`gone`).
 
-    `later`: the snapshots of far sessions that did not answer; their changes are sent again later. `error`: why. `kept`: snapshots that
-    were deleted here, but that far sessions still list. `deleted`: those that were marked as deleted in far sessions.
+    `later`: the snapshots of remote sessions that did not answer; their changes are sent again later. `error`: why. `kept`: snapshots that
+    were deleted here, but that remote sessions still list. `deleted`: those that were marked as deleted in remote sessions.
     """
 
     sessions: dict[str, str] = {}
@@ -105,7 +105,7 @@ def changes_to_tell(
     """Return the changes that a remote has not been sent, without those of snapshots that users deleted (`deletions`).
 
     `there`: the snapshots of this machine that the remote has, newest first. `known`: what was sent, by snapshot. `sessions_of`: returns
-    the far sessions that may list a snapshot.
+    the remote sessions that may list a snapshot.
     """
     found = {info.snapshot_id: info for info in there}
     newest = {info.kernel_id: name for name, info in reversed(list(found.items()))}
@@ -149,7 +149,7 @@ class _Amending:
         self._misses = 0
 
     def tell(self, place: int) -> None:
-        """Send each remaining change to the far session at index `place` of its list of candidate sessions."""
+        """Send each remaining change to the remote session at index `place` of its list of candidate sessions."""
         by_session: dict[str, dict[str, Amendment]] = {}
         for name, one in self._left.items():
             if place < len(one.sessions) and name not in self._later:
@@ -164,14 +164,14 @@ class _Amending:
             return
         try:
             listed = self._changed(session_id, some)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             listed = set()
         except (StoreUnavailable, AccessDenied) as error:
             _log.warning("changes are sent to session %s later: %s", session_id, error)
             self._misses, self._error = self._misses + 1, record_of(error)
             self._later.update(some)
             return
-        except (FarObjectInvalid, FormatTooNew, ConfigurationError) as error:
+        except (RemoteObjectInvalid, FormatTooNew, ConfigurationError) as error:
             _log.warning("changes are not sent to session %s: %s", session_id, error)
             self._unclear.update(some)
             deleted = (name for name, one in some.items() if one.deletion)
@@ -183,7 +183,7 @@ class _Amending:
             del self._left[name]
 
     def _changed(self, session_id: str, some: dict[str, Amendment]) -> set[str]:
-        """Change a far session; return the ids of the snapshots that it lists, without deletions: these go to all candidate sessions."""
+        """Change a remote session; return the ids of the snapshots that it lists, without deletions: these go to all candidate sessions."""
         deletions = {name: one.deletion for name, one in some.items() if one.deletion}
         if deletions:
             fenced = any(
@@ -217,7 +217,7 @@ class _Amending:
 def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amended:
     """Send changes to a remote. Raises what `Bucket` raises, but not for a session that does not answer: the others are still changed.
 
-    A far session that cannot be read is logged and left as it is. A remote that only another machine may write to is not changed.
+    A remote session that cannot be read is logged and left as it is. A remote that only another machine may write to is not changed.
     """
     if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
         why = Kept("only another machine may write to this remote", waits=False)
@@ -236,5 +236,5 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
 
 
 def this_machine(data_dir: Path) -> tuple[str, str]:
-    """Return the id and the host name by which far sessions know this machine."""
+    """Return the id and the host name by which remote sessions know this machine."""
     return remote_keys.machine_id(data_dir), socket.gethostname()

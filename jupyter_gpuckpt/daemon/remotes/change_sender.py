@@ -17,7 +17,7 @@ import msgspec
 from ...linux.file_locks import alone_at_once
 from ...remote.listed_facts import Amendment, Deletion, Told
 from ...remote.remote_list import state_folder
-from ...remote.remote_sessions import FarSession
+from ...remote.remote_sessions import RemoteSession
 from ...store.faults import store_errors
 from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
@@ -69,8 +69,8 @@ def telling_lock(data_dir: Path, remote: str) -> Iterator[bool]:
         yield is_alone
 
 
-def correct_record(data_dir: Path, remote: str, sessions: Iterable[FarSession]) -> None:
-    """Remove from the record of sent changes that this machine relies on snapshots of the far sessions which do not say so any more.
+def correct_record(data_dir: Path, remote: str, sessions: Iterable[RemoteSession]) -> None:
+    """Remove from the record of sent changes that this machine relies on snapshots of the remote sessions which do not say so any more.
 
     So it is sent again. It may have been removed by another machine, on which a user declared this one lost, or by a restored backup.
     Raises StoreError.

@@ -1,4 +1,4 @@
-"""The schedule of the far collector. One machine at a time removes a remote's packs that no manifest needs, when no user waits."""
+"""The schedule of the remote collector. One machine at a time removes a remote's packs that no manifest needs, when no user waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...remote.remote_list import Remotes, state_folder
 from ...wire import decoding
 from ...wire.plurals import counted
 from ...wire.remote_records import Remote
-from ...wire.snapshot_records import FarCollection, RemoteUploads
+from ...wire.snapshot_records import RemoteCollection, RemoteUploads
 from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
@@ -33,7 +33,7 @@ _AGAIN_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
 
 
-class FarCollecting:
+class RemoteCollecting:
     """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits."""
 
     def __init__(
@@ -66,7 +66,7 @@ class FarCollecting:
     def added_to(self, found: Sequence[RemoteUploads]) -> list[RemoteUploads]:
         """Return the states of remotes, each with the result of this machine's last collection there."""
         return [
-            msgspec.structs.replace(one, collected=self._last(one.remote) or FarCollection())
+            msgspec.structs.replace(one, collected=self._last(one.remote) or RemoteCollection())
             for one in found
         ]
 
@@ -85,7 +85,7 @@ class FarCollecting:
         last = self._last(remote.name)
         if last is None:
             # The remote may be new, so the first collection waits a full interval.
-            self._note(remote, FarCollection(looked_at=time.time()))
+            self._note(remote, RemoteCollection(looked_at=time.time()))
             return False
         wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
         return not 0 <= time.time() - last.looked_at < wait
@@ -106,7 +106,7 @@ class FarCollecting:
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
         self._note(remote, done)
 
-    def _asked(self, task: Task) -> FarCollection | None:
+    def _asked(self, task: Task) -> RemoteCollection | None:
         """Run the collector in a separate process; return its result, or None if it was killed."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -124,21 +124,21 @@ class FarCollecting:
                 if self._is_over:
                     return None
                 send(ours, task)
-                return receive(ours, FarCollection)
+                return receive(ours, RemoteCollection)
             except OSError:
                 return None
             finally:
                 commands.stop(self._process)
                 self._process = None
 
-    def _last(self, name: str) -> FarCollection | None:
+    def _last(self, name: str) -> RemoteCollection | None:
         path = state_folder(self._data_dir, name) / _FILE
         try:
-            return decoding.from_json(path.read_bytes(), FarCollection)
+            return decoding.from_json(path.read_bytes(), RemoteCollection)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _note(self, remote: Remote, done: FarCollection) -> None:
+    def _note(self, remote: Remote, done: RemoteCollection) -> None:
         """Record the result of a collection."""
         folder = state_folder(self._data_dir, remote.name)
         try:

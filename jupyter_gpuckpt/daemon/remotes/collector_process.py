@@ -24,33 +24,33 @@ from ...remote.remote_list import state_folder
 from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...wire.remote_records import Remote
-from ...wire.snapshot_records import FarCollection
+from ...wire.snapshot_records import RemoteCollection
 from . import remote_keys
 from .collector_messages import Task
 
 
-def collected(task: Task) -> FarCollection:
+def collected(task: Task) -> RemoteCollection:
     """Carry out a task; return its result, which contains the error if it failed."""
     now = time.time()
     try:
         return _collected(task, now)
     except GpuCkptError as error:
-        return FarCollection(looked_at=now, error=record_of(error))
+        return RemoteCollection(looked_at=now, error=record_of(error))
 
 
-def _collected(task: Task, now: float) -> FarCollection:
+def _collected(task: Task, now: float) -> RemoteCollection:
     data_dir, remote = Path(task.data_dir), task.remote
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal = opened.bucket, opened.key.seal
     if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
-        return FarCollection(looked_at=now)
+        return RemoteCollection(looked_at=now)
     ahead = remote.capabilities.clock_ahead_seconds if remote.capabilities else 0.0
     epoch = bucket.head(epochs.NAME)
     if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
-        return FarCollection(looked_at=now)
+        return RemoteCollection(looked_at=now)
     with _seen(data_dir, remote) as seen:
         found = collector.collect(bucket, seal, seen)
-    return FarCollection(now, now, found.removed, found.freed_bytes, found.condemned)
+    return RemoteCollection(now, now, found.removed, found.freed_bytes, found.condemned)
 
 
 @contextmanager

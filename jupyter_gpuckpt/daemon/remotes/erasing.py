@@ -11,9 +11,9 @@ import msgspec
 
 from ...errors import (
     ConfigurationError,
-    FarObjectInvalid,
-    FarObjectMissing,
     KeyUnavailable,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     SnapshotNotFound,
 )
 from ...remote import (
@@ -25,11 +25,11 @@ from ...remote import (
     remote_sessions,
     store_key,
 )
-from ...remote import erasure as far_erase
+from ...remote import erasure as remote_erase
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.objects import ListedObject
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import FarSession, Sessions
+from ...remote.remote_sessions import RemoteSession, Sessions
 from ...remote.retries import Retries
 from ...wire.remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
 from . import remote_keys
@@ -51,16 +51,16 @@ _ROUNDS = 3
 
 
 def plan(call: RemoteCall, remote: Remote) -> ErasePlan:
-    """Return what would be erased: one far session, or everything, for which no key is needed.
+    """Return what would be erased: one remote session, or everything, for which no key is needed.
 
     Raises SnapshotNotFound for an unknown session, ConfigurationError for an ambiguous name.
     """
     bucket = _bucket(call, remote)
     found = [*_ours(bucket)]
-    unreadable, known = "", list[FarSession]()
+    unreadable, known = "", list[RemoteSession]()
     try:
         known = _known(remote_keys.opened(Path(call.data_dir), remote))
-    except (KeyUnavailable, FarObjectInvalid, FarObjectMissing) as error:
+    except (KeyUnavailable, RemoteObjectInvalid, RemoteObjectMissing) as error:
         if call.session:
             raise
         unreadable = error.message
@@ -76,7 +76,7 @@ def plan(call: RemoteCall, remote: Remote) -> ErasePlan:
 
 
 def erase(call: RemoteCall, remotes: Remotes) -> Erasure:
-    """Erase one far session by its id, or everything and the record of the remote. Raises what `Bucket` raises."""
+    """Erase one remote session by its id, or everything and the record of the remote. Raises what `Bucket` raises."""
     return _session(call, remotes) if call.session else _everything(call, remotes)
 
 
@@ -99,7 +99,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     remotes.change(call.name, take)
     with remote_keys.alone_with(data_dir, call.name):
         seal = opened.key.seal
-        return Erasure(*far_erase.erase(opened.bucket, seal, opened.seen, call.session))
+        return Erasure(*remote_erase.erase(opened.bucket, seal, opened.seen, call.session))
 
 
 def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
@@ -153,15 +153,15 @@ def _bucket(call: RemoteCall, remote: Remote) -> Bucket:
     return open_bucket(remote, retries=Retries.while_somebody_waits(), lock_dir=lock_dir)
 
 
-def _known(opened: remote_keys.Opened) -> list[FarSession]:
+def _known(opened: remote_keys.Opened) -> list[RemoteSession]:
     found = Sessions(opened.bucket, opened.key.seal, opened.seen)
     return [found.get(session_id) for session_id in found.ids()]
 
 
-def _one(named: str, known: list[FarSession], remote: str) -> FarSession:
-    """Return the far session with this id, notebook path or snapshot id; unique prefixes of ids suffice."""
+def _one(named: str, known: list[RemoteSession], remote: str) -> RemoteSession:
+    """Return the remote session with this id, notebook path or snapshot id; unique prefixes of ids suffice."""
 
-    def by(names: dict[str, FarSession]) -> list[FarSession]:
+    def by(names: dict[str, RemoteSession]) -> list[RemoteSession]:
         exact = [one for name, one in names.items() if name == named]
         return exact or [one for name, one in names.items() if name.startswith(named)]
 
@@ -183,7 +183,7 @@ def _one(named: str, known: list[FarSession], remote: str) -> FarSession:
     return next(iter(found.values()))
 
 
-def _shown(one: FarSession) -> SessionToErase:
+def _shown(one: RemoteSession) -> SessionToErase:
     stored = sum(each.stored_bytes for each in one.listed)
     return SessionToErase(
         one.facts.session_id, one.facts.path, one.facts.host_name, len(one.listed), stored

@@ -1,4 +1,4 @@
-"""Moves of suspended kernels: the snapshot is uploaded, and its far session is released and marked, so that others offer it first.
+"""Moves of suspended kernels: the snapshot is uploaded, and its remote session is released and marked, so that others offer it first.
 
 A move changes nothing of the kernel, which stays suspended here. It ends with an error if the kernel is resumed meanwhile.
 """
@@ -24,7 +24,7 @@ from ..kernels.streams import Streams
 from .leases import DaemonLeases, LeaseFile
 from .uploads import Uploads
 
-#: The interval between two looks at the upload or at the far session.
+#: The interval between two looks at the upload or at the remote session.
 _LOOK_SECONDS, _ASK_SECONDS = 0.1, 0.5
 #: How long a move waits, after the upload, until the remote no longer lists the session as run here.
 RELEASE_SECONDS = 30.0
@@ -157,7 +157,7 @@ class Moves:
     async def _release(
         self, operation: RunningOperation, kernel: ManagedKernel, remote: Remote, snapshot_id: str
     ) -> bool:
-        """Wait until this daemon has no lease of the far session, and mark it; return whether that was so in time."""
+        """Wait until this daemon has no lease of the remote session, and mark it; return whether that was so in time."""
         progress = operation.progress
         file = LeaseFile(state_folder(self._data_dir, remote.name))
         session_id = await asyncio.to_thread(file.session_to_go_on, kernel.kernel_id, snapshot_id)
@@ -173,7 +173,7 @@ class Moves:
         return False
 
     async def _offer(self, remote: Remote, session_id: str, deadline: float) -> bool:
-        """Mark the far session, once it is released. The upload is complete whatever the remote says now."""
+        """Mark the remote session, once it is released. The upload is complete whatever the remote says now."""
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await asyncio.wrap_future(

@@ -1,12 +1,12 @@
-"""The leases of this daemon in remotes. While a kernel runs here, the daemon has the lease of its far session: no other machine may run it.
+"""The leases of this daemon in remotes. While a kernel runs here, the daemon has the lease of its session: no other machine may run it.
 
 A lease is requested before a session is fetched, before one of its kernels is resumed (`DaemonLeases`), and after a running kernel's
 first snapshot was uploaded (`LeaseRenewal`). It is released when the kernel does not run and all its snapshots are uploaded. A remote
 that does not answer delays no kernel: it runs without a lease. Its uploads are checked against its last known lease, and if another
 machine has had the session since, the kernel becomes a branch (`LostLeases`).
 
-A far session has the id of its kernel. When another machine has taken it over, what is saved here is a branch from then on, in a far
-session with an id of its own. A file for each remote (`LeaseFile`) records the far session of each kernel and the leases. Daemons of
+A remote session has the id of its kernel. When another machine has taken it over, what is saved here is a branch from then on, in a remote
+session with an id of its own. A file for each remote (`LeaseFile`) records the remote session of each kernel and the leases. Daemons of
 several hosts may share it; each kernel belongs to one of them.
 """
 
@@ -32,8 +32,8 @@ from ...errors import (
     AccessDenied,
     ConfigurationError,
     ErrorRecord,
-    FarObjectMissing,
     GpuCkptError,
+    RemoteObjectMissing,
     SessionHeld,
     SessionLost,
     StoreUnavailable,
@@ -68,7 +68,7 @@ KEEP_SECONDS = 900.0
 _BEGIN_SECONDS = 60.0
 #: The number of heartbeats within a lease's life.
 _BEATS = 4
-#: The number of heartbeats between two reads of the far sessions, which take one request each: about ten minutes.
+#: The number of heartbeats between two reads of the remote sessions, which take one request each: about ten minutes.
 _LOOK_BEATS = 20
 #: The time limit for the last releases when the daemon exits.
 _LEAVE_SECONDS = 5.0
@@ -80,7 +80,7 @@ _Answer = TypeVar("_Answer")
 
 
 class KernelLease(msgspec.Struct, frozen=True):
-    """A kernel's far session, and the last lease of it that was granted here; `term` 0: none was granted.
+    """A kernel's remote session, and the last lease of it that was granted here; `term` 0: none was granted.
 
     `is_held`: it was not released. `is_doubtful`: the kernel runs, but the remote could not be asked whether others had the session since.
     """
@@ -96,7 +96,7 @@ class KernelLease(msgspec.Struct, frozen=True):
     terms: list[tuple[int, int]] = []
 
     def is_held_by(self, daemon_id: str, session_id: str) -> bool:
-        """Return whether a daemon has the lease of this far session."""
+        """Return whether a daemon has the lease of this remote session."""
         return self.is_held and (self.daemon_id, self.session_id) == (daemon_id, session_id)
 
     @property
@@ -127,7 +127,7 @@ class KernelLease(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct, frozen=True):
     #: The lease of each kernel, by the kernel's id.
     kernels: dict[str, KernelLease] = {}
-    #: The far sessions of snapshots that are not in the present far session of their kernel, by the snapshot's id.
+    #: The remote sessions of snapshots that are not in the present remote session of their kernel, by the snapshot's id.
     fetched: dict[str, str] = {}
 
 
@@ -149,19 +149,19 @@ class LeaseFile:
         return self._in(self._read(), kernel_id)
 
     def sessions_of(self, info: SnapshotInfo) -> list[str]:
-        """Return the ids of the far sessions that may list a snapshot, the likeliest first."""
+        """Return the ids of the remote sessions that may list a snapshot, the likeliest first."""
         known = self._read()
         goes_on = self._in(known, info.kernel_id).session_id
         found = [known.fetched.get(info.snapshot_id), goes_on, info.kernel_id]
         return list(dict.fromkeys(one for one in found if one))
 
     def session_to_go_on(self, kernel_id: str, snapshot_id: str) -> str:
-        """Return the id of the far session in which a kernel goes on if it is resumed from a snapshot."""
+        """Return the id of the remote session in which a kernel goes on if it is resumed from a snapshot."""
         known = self._read()
         return known.fetched.get(snapshot_id) or self._in(known, kernel_id).session_id
 
     def going_on_in(self, session_id: str) -> set[str]:
-        """Return the kernels that go on in a far session: the recorded ones, else an unrecorded kernel of the same id."""
+        """Return the kernels that go on in a remote session: the recorded ones, else an unrecorded kernel of the same id."""
         known = self._read().kernels
         found = {name for name, one in known.items() if one.session_id == session_id}
         return found or {session_id} - known.keys()
@@ -177,7 +177,7 @@ class LeaseFile:
         self._change(note)
 
     def to_upload(self, info: SnapshotInfo) -> tuple[KernelLease, str, Tenure | None, int]:
-        """Return the lease of a snapshot's kernel, the far session that will list the snapshot, the tenure to check then, and the term.
+        """Return the lease of a snapshot's kernel, the remote session that will list the snapshot, the tenure to check then, and the term.
 
         The term is that in which the snapshot was made.
         """
@@ -189,7 +189,7 @@ class LeaseFile:
         return lease, session_id, lease.tenure, lease.term_of(info.number)
 
     def begin(self, kernel_id: str, session_id: str, snapshot_ids: Iterable[str]) -> None:
-        """Record that a kernel is about to run in a far session whose lease is not known yet.
+        """Record that a kernel is about to run in a remote session whose lease is not known yet.
 
         If the session differs from the former one, the kernel's snapshots (`snapshot_ids`) still belong to the former.
         """
@@ -212,7 +212,7 @@ class LeaseFile:
         )
 
     def branch(self, kernel_id: str, used: KernelLease) -> bool:
-        """Begin a new far session for a kernel; return False if its lease is no longer the one `used`."""
+        """Begin a new remote session for a kernel; return False if its lease is no longer the one `used`."""
         begun = False
 
         def begin(known: _File) -> _File:
@@ -309,7 +309,7 @@ UploadsThere = Mapping[str, tuple[SnapshotInfo, bool]]
 
 
 class Needs(NamedTuple):
-    """Kernels by their needs: those that run, those of them that have far snapshots, and others whose leases are kept."""
+    """Kernels by their needs: those that run, those of them that have remote snapshots, and others whose leases are kept."""
 
     running: frozenset[str] = frozenset()
     claiming: frozenset[str] = frozenset()
@@ -344,10 +344,10 @@ class LeasesAtRemote:
         known: KernelLease,
         undecided: threading.Lock,
     ) -> list[str]:
-        """Get the lease of a far session for a kernel, which goes on in it; return warnings.
+        """Get the lease of a remote session for a kernel, which goes on in it; return warnings.
 
         `known`: the kernel's recorded lease. `undecided`: the caller acquires it when it gives up. Then the kernel may run already, and
-        goes on in the session only if nobody else has had it meanwhile. Raises SessionHeld, FarObjectMissing.
+        goes on in the session only if nobody else has had it meanwhile. Raises SessionHeld, RemoteObjectMissing.
         """
         leases, sessions = self._opened()
         is_same = known.session_id == session_id
@@ -378,7 +378,7 @@ class LeasesAtRemote:
         return []
 
     def warning_of(self, session_id: str) -> str:
-        """Return a sentence that says who runs a far session now; empty if nobody else does."""
+        """Return a sentence that says who runs a remote session now; empty if nobody else does."""
         leases, sessions = self._opened()
         session = sessions.get(session_id)
         lease = session.lease
@@ -391,7 +391,7 @@ class LeasesAtRemote:
         )
 
     def offer(self, session_id: str) -> bool:
-        """Mark a far session as moved; return False while this daemon has its lease. Raises FarObjectMissing."""
+        """Mark a remote session as moved; return False while this daemon has its lease. Raises RemoteObjectMissing."""
         leases, sessions = self._opened()
         if not self._may_write:
             return sessions.get(session_id).lease is None
@@ -435,13 +435,13 @@ class LeasesAtRemote:
         check: Callable[[str, Tenure], None],
         on_lost: OnLost,
     ) -> None:
-        """Call `check` with the far session and the tenure of each kernel; handle those that it finds lost or gone."""
+        """Call `check` with the remote session and the tenure of each kernel; handle those that it finds lost or gone."""
         for kernel_id, one in own.items():
             try:
                 check(one.session_id, Tenure(one.daemon_id, one.term))
             except SessionLost as error:
                 on_lost(self.remote, kernel_id, one, error)
-            except FarObjectMissing:
+            except RemoteObjectMissing:
                 self._file.note(kernel_id, KernelLease(one.session_id))
 
     def _claim_running(self, kernel_id: str, on_lost: OnLost) -> None:
@@ -453,7 +453,7 @@ class LeasesAtRemote:
                 sessions.get(known.session_id)  # a branch has none before its first upload
             heir_of = known.daemon_id if known.is_held else ""
             tenure = self._guarded(lambda: leases.claim(known.session_id, heir_of=heir_of))
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return
         except SessionHeld as error:
             error.hint = BRANCHED
@@ -580,10 +580,10 @@ class DaemonLeases:
     def claim_to_fetch(
         self, remote: Remote, kernel_id: str, session_id: str, *, take_over: bool
     ) -> list[str]:
-        """Get the lease of a far session before it is fetched, and keep it until `fetched`; return warnings.
+        """Get the lease of a remote session before it is fetched, and keep it until `fetched`; return warnings.
 
         If its kernel runs here, or goes on in another session, the lease is not requested now but before a resume. Raises
-        SessionHeld, FarObjectMissing, and what `Bucket` raises.
+        SessionHeld, RemoteObjectMissing, and what `Bucket` raises.
         """
         known = self.file_of(remote).of(kernel_id)
         kernel = self._kernels.find(kernel_id)
@@ -612,7 +612,7 @@ class DaemonLeases:
             self._loop.call_soon_threadsafe(self.wake)
 
     def warning_of(self, remote: Remote, session_id: str) -> str:
-        """Return a sentence that says who runs a far session now; empty if nobody else does. Raises what `Bucket` raises."""
+        """Return a sentence that says who runs a remote session now; empty if nobody else does. Raises what `Bucket` raises."""
         return self.ask(remote, lambda at: at.warning_of(session_id)).result()
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
@@ -642,7 +642,7 @@ class DaemonLeases:
         return warnings
 
     def highest_number(self, kernel_id: str) -> int:
-        """Return the highest number of a kernel's snapshots that its far sessions had when their leases were granted; never raises."""
+        """Return the highest number of a kernel's snapshots that its remote sessions had when their leases were granted; never raises."""
         highest = 0
         try:
             for remote in Remotes(self.data_dir).all():
@@ -698,12 +698,12 @@ class DaemonLeases:
         except SessionHeld:
             file.note(kernel_id, known)
             raise
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             file.note(kernel_id, msgspec.structs.replace(known, is_held=False))
             return []
 
     def _has_back(self, kernel_id: str, remotes: list[Remote]) -> bool:
-        """Return whether this daemon has the leases of a kernel's own far sessions, and not those of branches."""
+        """Return whether this daemon has the leases of a kernel's own remote sessions, and not those of branches."""
         known = [self.file_of(one).of(kernel_id) for one in remotes]
         return bool(known) and all(one.is_held_by(self.daemon_id, kernel_id) for one in known)
 
@@ -720,7 +720,7 @@ class DaemonLeases:
         return is_own and at is not None and at.remote.place == remote.place and at.is_sure
 
     def _remotes_of(self, kernel_id: str) -> tuple[list[Remote], set[str]]:
-        """Return the remotes in which a kernel has a far session, as far as this machine knows, and the ids of the kernel's snapshots."""
+        """Return the remotes in which a kernel has a session, as far as this machine knows, and the ids of the kernel's snapshots."""
         try:
             remotes = Remotes(self.data_dir).all()
             if not remotes:
@@ -754,7 +754,7 @@ class DaemonLeases:
 class LeaseRenewal:
     """The task that renews leases. On the event loop's thread.
 
-    `uploads`: returns the uploads to each remote, by its name. `on_lost`: called in a thread for a kernel whose far session another
+    `uploads`: returns the uploads to each remote, by its name. `on_lost`: called in a thread for a kernel whose remote session another
     machine has taken over.
     """
 
@@ -854,7 +854,7 @@ class LostLeases:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
-        """Make a kernel whose session another machine has taken over a branch, in a new far session, and tell the user. In any thread.
+        """Make a kernel whose session another machine has taken over a branch, in a new remote session, and tell the user. In any thread.
 
         If its launch asks for that (`pauses`), the kernel is suspended.
         """

@@ -1,6 +1,6 @@
 """The daily check that remotes still list what this machine has uploaded: prunes, erasures and other machines remove snapshots there.
 
-It only reads the far sessions of this machine's snapshots, so it is made in remotes as well to which nothing is uploaded automatically
+It only reads the remote sessions of this machine's snapshots, so it is made in remotes as well to which nothing is uploaded automatically
 and from which nothing may be deleted. A paused remote is left alone.
 """
 
@@ -17,14 +17,14 @@ from typing import NamedTuple
 import msgspec
 
 from ...errors import (
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
 )
 from ...linux.file_locks import alone_at_once, eviction
 from ...remote.remote_list import state_folder
-from ...remote.remote_sessions import FarSession, Sessions
+from ...remote.remote_sessions import RemoteSession, Sessions
 from ...remote.retries import Retries
 from ...store.faults import store_errors
 from ...wire import decoding
@@ -131,7 +131,7 @@ class ListedChecks:
 
 
 def listed(data_dir: Path, remote: Remote, infos: Sequence[SnapshotInfo]) -> Listed:
-    """Return which snapshots the far sessions list; correct the record of what was sent. Raises what `Bucket` raises.
+    """Return which snapshots the remote sessions list; correct the record of what was sent. Raises what `Bucket` raises.
 
     An unlisted snapshot does not count as gone if a session that may list it cannot be read.
     """
@@ -139,12 +139,12 @@ def listed(data_dir: Path, remote: Remote, infos: Sequence[SnapshotInfo]) -> Lis
     sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, remote.name))
     by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
-    found, unclear = dict[str, FarSession](), set[str]()
+    found, unclear = dict[str, RemoteSession](), set[str]()
     for session_id in sorted({one for some in by_snapshot.values() for one in some}):
         try:
-            with suppress(FarObjectMissing):
+            with suppress(RemoteObjectMissing):
                 found[session_id] = sessions.get(session_id)
-        except (FarObjectInvalid, FormatTooNew) as error:
+        except (RemoteObjectInvalid, FormatTooNew) as error:
             _log.warning("remote %s: session %s: %s", remote.name, session_id, error)
             unclear.add(session_id)
     correct_record(data_dir, remote.name, found.values())

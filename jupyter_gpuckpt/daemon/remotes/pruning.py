@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...errors import ConfigurationError, FarObjectMissing
+from ...errors import ConfigurationError, RemoteObjectMissing
 from ...remote import capabilities, lease_objects, unneeded
 from ...remote.collector import Packs, collect
-from ...remote.remote_sessions import FarSession, FarSnapshot, Sessions
+from ...remote.remote_sessions import RemoteSession, RemoteSnapshot, Sessions
 from ...remote.retries import Retries
 from ...remote.unneeded import Judged
-from ...wire.remote_records import FarPruning, FarVerdict, Remote, RemoteCall
+from ...wire.remote_records import Remote, RemoteCall, RemotePruning, RemoteVerdict
 from . import remote_keys
 
 _READERS = 8
@@ -24,7 +24,7 @@ _HEARTBEAT_SECONDS = 3600.0
 _CHANGED = "its session has changed meanwhile"
 
 
-def prune(call: RemoteCall, remote: Remote) -> FarPruning:
+def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
     """Remove from a remote the snapshots that no rule keeps; return the verdicts. A dry run changes nothing.
 
     What earlier removals left there is collected first, so that an object that cannot be read prevents the removal of snapshots.
@@ -58,7 +58,7 @@ def prune(call: RemoteCall, remote: Remote) -> FarPruning:
                 for one in verdicts
             ]
         freed = unneeded.would_free(verdicts, packs.of)
-    return FarPruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
+    return RemotePruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
 
 
 class _Lost(NamedTuple):
@@ -67,18 +67,18 @@ class _Lost(NamedTuple):
     machines: frozenset[str] = frozenset()
     snapshots: frozenset[str] = frozenset()
 
-    def without(self, session: FarSession) -> FarSession:
-        """Return a far session without the reliance of these machines on its snapshots."""
+    def without(self, session: RemoteSession) -> RemoteSession:
+        """Return a remote session without the reliance of these machines on its snapshots."""
         snapshots = list(map(self._without, session.snapshots))
         return msgspec.structs.replace(session, snapshots=snapshots)
 
-    def _without(self, one: FarSnapshot) -> FarSnapshot:
+    def _without(self, one: RemoteSnapshot) -> RemoteSnapshot:
         left = {name: host for name, host in one.relied_on_by.items() if name not in self.machines}
         return msgspec.structs.replace(one, relied_on_by=left)
 
 
 def _lost(
-    data_dir: Path, opened: remote_keys.Opened, sessions: list[FarSession], machine: str
+    data_dir: Path, opened: remote_keys.Opened, sessions: list[RemoteSession], machine: str
 ) -> _Lost:
     """Return a lost machine, given by host name or id. Raises ConfigurationError if that is ambiguous, or if the machine seems alive."""
     name, known = opened.remote.name, dict[str, str]()
@@ -122,7 +122,7 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
             continue
         try:
             stored = opened.bucket.get(found.name, max_bytes=lease_objects.MAX_HEARTBEAT_BYTES)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             continue  # its daemon has just ended
         beat = opened.key.seal.open_record(found.name, stored.data, lease_objects.Heartbeat)
         if beat.host_name == host_name:
@@ -130,11 +130,11 @@ def _is_alive(opened: remote_keys.Opened, host_name: str) -> bool:
     return False
 
 
-def _release(sessions: Sessions, known: list[FarSession], lost: _Lost) -> None:
-    """Remove the reliance of lost machines on snapshots from the far sessions."""
+def _release(sessions: Sessions, known: list[RemoteSession], lost: _Lost) -> None:
+    """Remove the reliance of lost machines on snapshots from the remote sessions."""
     for session in known:
         if lost.without(session) != session:
-            with suppress(FarObjectMissing):  # it was erased just now
+            with suppress(RemoteObjectMissing):  # it was erased just now
                 sessions.change(session.facts.session_id, lost.without)
 
 
@@ -153,9 +153,9 @@ def _require_useful(data_dir: Path, opened: remote_keys.Opened) -> None:
         )
 
 
-def _shown(one: Judged) -> FarVerdict:
+def _shown(one: Judged) -> RemoteVerdict:
     facts, snapshot = one.session.facts, one.snapshot
-    return FarVerdict(
+    return RemoteVerdict(
         facts.session_id,
         facts.path,
         facts.host_name,

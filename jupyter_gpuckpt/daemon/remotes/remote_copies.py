@@ -12,10 +12,10 @@ import msgspec
 
 from ...errors import (
     ConfigurationError,
-    FarObjectMissing,
     GpuCkptError,
     OperationCancelled,
     RemoteNotFound,
+    RemoteObjectMissing,
     SnapshotExists,
     SnapshotNotFound,
     StoreError,
@@ -23,7 +23,7 @@ from ...errors import (
 )
 from ...remote.listed_facts import Amendment, Told, about, title_of, told
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import FarSnapshot, Sessions
+from ...remote.remote_sessions import RemoteSnapshot, Sessions
 from ...remote.retries import Retries
 from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from ...store.local import LocalStore
 
 
-def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
-    """Return a snapshot's entry in the far session of its kernel. Raises SnapshotNotFound, and what `Bucket` raises."""
+def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> RemoteSnapshot:
+    """Return a snapshot's entry in the remote session of its kernel. Raises SnapshotNotFound, and what `Bucket` raises."""
     return _find(data_dir, opened, info)[1]
 
 
-def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, FarSnapshot]:
-    """Return the id of the far session that lists a snapshot, and its entry there."""
+def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, RemoteSnapshot]:
+    """Return the id of the remote session that lists a snapshot, and its entry there."""
     sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
-        with suppress(FarObjectMissing):
+        with suppress(RemoteObjectMissing):
             for one in sessions.get(session_id).listed:
                 if one.snapshot_id == info.snapshot_id:
                     return session_id, one
@@ -153,7 +153,7 @@ def _bring_back(
 
 def _look(
     data_dir: Path, info: SnapshotInfo, stub: Stub, retries: Retries
-) -> tuple[Opened, FarSnapshot]:
+) -> tuple[Opened, RemoteSnapshot]:
     """Return the remote from which a stub can be fetched: the one that it names, else any other that has the snapshot."""
     remotes = Remotes(data_dir)
     try:

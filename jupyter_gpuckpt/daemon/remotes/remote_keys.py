@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...errors import ConfigurationError, FarObjectMissing, KeyUnavailable, RemoteNotFound
+from ...errors import ConfigurationError, KeyUnavailable, RemoteNotFound, RemoteObjectMissing
 from ...linux.file_locks import alone
 from ...remote import index_objects, pack_refs, remote_manifests, remote_sessions, store_key
 from ...remote.buckets import Bucket, open_bucket
@@ -104,7 +104,7 @@ def create(data_dir: Path, remote: Remote) -> tuple[Remote, str]:
 def join(data_dir: Path, remote: Remote, line: JoinLine | None, password: str) -> Remote:
     """Add this machine to the key of an existing store; return the remote with this machine's key file.
 
-    A key file that opens the store needs neither `line` nor `password`. Raises KeyUnavailable, FarObjectMissing, FarObjectInvalid.
+    A key file that opens the store needs neither `line` nor `password`. Raises KeyUnavailable, RemoteObjectMissing, RemoteObjectInvalid.
     """
     bucket, known = _bucket(data_dir, remote), seen(data_dir, remote.name)
     path = _key_path(data_dir, remote)
@@ -114,13 +114,13 @@ def join(data_dir: Path, remote: Remote, line: JoinLine | None, password: str) -
             secret = _given(line, password, remote)
             store_key.open_with(bucket, known, secret, line)
             store_key.add_entry(bucket, known, secret, own or _new_secret(path))
-    except FarObjectMissing as error:
+    except RemoteObjectMissing as error:
         if _has_objects(bucket):
-            raise FarObjectMissing(
+            raise RemoteObjectMissing(
                 f"The key of remote {remote.name} is gone: there are objects of a store at {remote.url}, but not its key.",
                 hint=f"`jupyter gpuckpt remote key restore {remote.name}` puts it back, on a machine that has used the remote.",
             ) from error
-        raise FarObjectMissing(
+        raise RemoteObjectMissing(
             f"There is no store at {remote.url}: the prefix is wrong, or everything was erased.",
             hint=f"Compare the URL with the one on a machine that uses the remote. `jupyter gpuckpt remote create {remote.name}"
             f" {remote.url}` makes a new store there.",

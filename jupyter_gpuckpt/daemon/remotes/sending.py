@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Task(msgspec.Struct, frozen=True, tag=True):
     """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
 
-    `tenure`: the lease of its far session, which is checked when the snapshot is listed there.
+    `tenure`: the lease of its remote session, which is checked when the snapshot is listed there.
     """
 
     data_dir: str
@@ -177,7 +177,7 @@ class Sending:
         tenure: Tenure | None = None,
         term: int = 0,
     ) -> Sent:
-        """Upload the snapshot to far session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
+        """Upload the snapshot to remote session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
@@ -331,7 +331,7 @@ def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
     """Return the facts that remotes list about a snapshot, so that its notebook is found there.
 
     They come from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`). Unknown ones are left out, never
-    guessed: a kernel without a notebook has no path, one without a server (a script's) neither user nor server. The far session's id is
+    guessed: a kernel without a notebook has no path, one without a server (a script's) neither user nor server. The remote session's id is
     the kernel's, which is the same on every machine (but see `LeaseFile.branch`).
     """
 

@@ -1,4 +1,4 @@
-"""Requests about the content of remotes: lists of far sessions, estimates before a fetch, and fetches into the local store.
+"""Requests about the content of remotes: lists of remote sessions, estimates before a fetch, and fetches into the local store.
 
 Every request opens the remote anew, with the credentials of this daemon's environment. Each remote has threads of its own, so that
 one that does not answer delays no other.
@@ -19,31 +19,31 @@ import msgspec
 
 from ...errors import (
     AccessDenied,
-    FarObjectInvalid,
-    FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
     HostIncompatible,
     KeyUnavailable,
     OperationCancelled,
+    RemoteObjectInvalid,
+    RemoteObjectMissing,
     SnapshotNotFound,
     StoreError,
     StoreUnavailable,
 )
 from ...remote import capabilities
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import FarSession, FarSnapshot, Sessions
+from ...remote.remote_sessions import RemoteSession, RemoteSnapshot, Sessions
 from ...remote.retries import Retries
 from ...store import manifests
 from ...wire.manifest_records import Manifest, Sizes
 from ...wire.progress import Stage
 from ...wire.protocol import OperationKind, Result
 from ...wire.remote_listings import (
-    FarListing,
     FetchEstimate,
     FetchRequest,
     ListedSession,
     ListedSnapshot,
+    RemoteListing,
     RemoteState,
 )
 from ...wire.remote_records import Remote
@@ -58,7 +58,7 @@ from .remote_keys import Opened
 AT_ONCE = 2
 #: The number of concurrent questions to one remote.
 _QUESTIONS = 4
-#: The number of far sessions that are read concurrently.
+#: The number of remote sessions that are read concurrently.
 _READERS = 8
 #: The most obstacles that a message lists.
 _SHOWN = 5
@@ -71,7 +71,7 @@ class _Found(NamedTuple):
     """A snapshot in a remote, its manifest, and the estimate of its fetch."""
 
     opened: Opened
-    snapshot: FarSnapshot
+    snapshot: RemoteSnapshot
     manifest: Manifest
     estimate: FetchEstimate
 
@@ -91,8 +91,8 @@ class _FetchSubject:
         self._streams.publish_operation(operation.public())
 
 
-class FarSessions:
-    """Far sessions of the remotes of this data directory, and the fetches that run.
+class RemoteSessions:
+    """Remote sessions of the remotes of this data directory, and the fetches that run.
 
     `note_there`: called before the end of a fetch with the remote and the snapshot.
     """
@@ -121,8 +121,8 @@ class FarSessions:
         """List the remotes as they were when they were last tried; none is asked."""
         return await asyncio.to_thread(lambda: [*map(_state, Remotes(self._data_dir).all())])
 
-    async def sessions(self, name: str) -> FarListing:
-        """List the far sessions of a remote with their snapshots. Raises RemoteNotFound, and what `Bucket` raises."""
+    async def sessions(self, name: str) -> RemoteListing:
+        """List the remote sessions of a remote with their snapshots. Raises RemoteNotFound, and what `Bucket` raises."""
         return await self._ask(name, lambda remote: self._listing(self._open(remote)))
 
     async def estimate(self, name: str, snapshot_id: str, session_id: str = "") -> FetchEstimate:
@@ -143,7 +143,7 @@ class FarSessions:
     async def fetch(self, name: str, snapshot_id: str, request: FetchRequest) -> RunningOperation:
         """Start bringing a snapshot into the local store, or return the operation that does so already.
 
-        Raises, before anything is moved, RemoteNotFound, SnapshotNotFound, SnapshotExists, FarObjectInvalid, SessionHeld if another
+        Raises, before anything is moved, RemoteNotFound, SnapshotNotFound, SnapshotExists, RemoteObjectInvalid, SessionHeld if another
         machine runs its session, and HostIncompatible if its kernel could not be resumed here, unless the fetch is forced.
         """
         if running := self._running.get(snapshot_id):
@@ -273,18 +273,18 @@ class FarSessions:
         retries = Retries.while_somebody_waits(stop or self._is_over)
         return remote_keys.opened(self._data_dir, remote, retries)
 
-    def _listing(self, opened: Opened) -> FarListing:
+    def _listing(self, opened: Opened) -> RemoteListing:
         local_snapshots = self._local_snapshots()
         sessions, unreadable = [], []
         for one in _read(opened):
-            if isinstance(one, FarSession):
+            if isinstance(one, RemoteSession):
                 if not one.listed and not one.lease:
                     continue  # it was erased, or all of it was deleted
                 sessions.append(_listed(one, local_snapshots))
             else:
                 unreadable.append(one.message)
         sessions.sort(key=rank)
-        return FarListing(opened.remote.name, sessions, unreadable)
+        return RemoteListing(opened.remote.name, sessions, unreadable)
 
     def _local_snapshots(self) -> dict[str, bool]:
         """Return the ids of the local store's snapshots, also of deleted ones that can be undeleted; True: it is a stub."""
@@ -299,8 +299,10 @@ class FarSessions:
         if to_fetch:
             # A fetch uses the processes of a resume, and is followed by one. They start while its manifest is read.
             self._machine.expect(snapshot.raw_bytes)
-        far_manifest = late_modules.fetch.far_manifest(opened.bucket, opened.key.seal, snapshot)
-        manifest = far_manifest.manifest()
+        remote_manifest = late_modules.fetch.remote_manifest(
+            opened.bucket, opened.key.seal, snapshot
+        )
+        manifest = remote_manifest.manifest()
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
         arrival = self._machine.check_arrival(manifest)
@@ -334,30 +336,32 @@ def _whose_credentials() -> Iterator[None]:
         raise
 
 
-def _read(opened: Opened) -> Iterator[FarSession | GpuCkptError]:
-    """Yield the far sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
+def _read(opened: Opened) -> Iterator[RemoteSession | GpuCkptError]:
+    """Yield the remote sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
     sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
 
-    def get(session_id: str) -> FarSession | GpuCkptError | None:
+    def get(session_id: str) -> RemoteSession | GpuCkptError | None:
         try:
             return sessions.get(session_id)
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             return None  # it was removed just now
-        except (FarObjectInvalid, FormatTooNew) as error:
+        except (RemoteObjectInvalid, FormatTooNew) as error:
             return error
 
     with ThreadPoolExecutor(_READERS, "sessions") as pool:
         yield from (one for one in pool.map(get, sessions.ids()) if one is not None)
 
 
-def _look_up(opened: Opened, snapshot_id: str, session_id: str) -> tuple[FarSession, FarSnapshot]:
-    """Return the entry of this snapshot in a remote, with its far session. Raises SnapshotNotFound."""
-    found: Iterator[FarSession | GpuCkptError] = _read(opened)
+def _look_up(
+    opened: Opened, snapshot_id: str, session_id: str
+) -> tuple[RemoteSession, RemoteSnapshot]:
+    """Return the entry of this snapshot in a remote, with its remote session. Raises SnapshotNotFound."""
+    found: Iterator[RemoteSession | GpuCkptError] = _read(opened)
     if session_id:
         sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         try:
             found = iter([sessions.get(session_id)])
-        except FarObjectMissing:
+        except RemoteObjectMissing:
             found = iter([])
     unreadable = []
     for session in found:
@@ -394,8 +398,8 @@ def _state(remote: Remote) -> RemoteState:
     return RemoteState(remote.name, remote.url, found.tried_at, verdict.refusals, verdict.warnings)
 
 
-def _listed(session: FarSession, local_snapshots: dict[str, bool]) -> ListedSession:
-    """Return a far session for display. `local_snapshots`: the snapshots of the local store; True: as a stub."""
+def _listed(session: RemoteSession, local_snapshots: dict[str, bool]) -> ListedSession:
+    """Return a remote session for display. `local_snapshots`: the snapshots of the local store; True: as a stub."""
     facts, lease = session.facts, session.lease
     return ListedSession(
         facts.session_id,
@@ -411,8 +415,8 @@ def _listed(session: FarSession, local_snapshots: dict[str, bool]) -> ListedSess
     )
 
 
-def _listed_snapshot(one: FarSnapshot, local_snapshots: dict[str, bool]) -> ListedSnapshot:
-    """Return a snapshot of a far session for display. `local_snapshots`: as in `_listed`."""
+def _listed_snapshot(one: RemoteSnapshot, local_snapshots: dict[str, bool]) -> ListedSnapshot:
+    """Return a snapshot of a remote session for display. `local_snapshots`: as in `_listed`."""
     return ListedSnapshot(
         one.snapshot_id,
         one.kernel_id,

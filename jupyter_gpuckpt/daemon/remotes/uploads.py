@@ -321,7 +321,7 @@ class RemoteUploader:
         except OperationCancelled:
             return
         except SessionLost as error:
-            # It is tried again at once, in the far session of the branch.
+            # It is tried again at once, in the remote session of the branch.
             await asyncio.to_thread(self._uploads.on_lost, self.remote, info.kernel_id, used, error)
         except Exception as error:
             self._fail(snapshot_id, error)
@@ -420,7 +420,7 @@ class Uploads:
     """The uploads to all remotes. On the event loop's thread.
 
     `is_busy`: whether work runs for which a user waits. `tell`: called with the change of a snapshot whose uploads changed. `on_lost`:
-    called in a thread when another machine has taken over the far session of an upload. `inventory`: lists what suspended kernels need.
+    called in a thread when another machine has taken over the remote session of an upload. `inventory`: lists what suspended kernels need.
     """
 
     def __init__(
@@ -577,7 +577,7 @@ class Uploads:
         return [uploader.view() for uploader in self._uploaders.values()]
 
     async def ask(self, request: UploadRequest) -> None:
-        """Upload snapshots before all others. Raises RemoteNotFound, SnapshotNotFound, SnapshotFar."""
+        """Upload snapshots before all others. Raises RemoteNotFound, SnapshotNotFound, SnapshotInRemoteOnly."""
         await self.look()
         uploader = await self._uploader(request.remote)
         self.snapshots.is_stale = True

@@ -40,7 +40,7 @@ class Transfers:
     async def verify(self, snapshot_id: str, cancelled: threading.Event) -> Verification:
         """Compare all of a snapshot with its digests until `cancelled` is set.
 
-        Raises SnapshotNotFound, SnapshotFar, OperationCancelled.
+        Raises SnapshotNotFound, SnapshotInRemoteOnly, OperationCancelled.
         """
         with self._stopped_by(cancelled.set):
             threads = self._machine.worker_threads
@@ -59,7 +59,7 @@ class Transfers:
     async def export(self, snapshot_id: str) -> AsyncGenerator[Export | bytes]:
         """Yield an `Export`, whose length is known, then the bytes of the archive.
 
-        Raises SnapshotNotFound, SnapshotFar, ObjectCorrupt.
+        Raises SnapshotNotFound, SnapshotInRemoteOnly, ObjectCorrupt.
         """
         stopped = threading.Event()
         with ExitStack() as stack, self._stopped_by(stopped.set):

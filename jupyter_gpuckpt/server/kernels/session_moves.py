@@ -61,7 +61,7 @@ class Moves:
         try:
             steps.note(ProgressRecord(Stage.PREFLIGHT))
             # A remote that cannot be used raises its error here, before anything is changed.
-            await daemon.send(calls.far_sessions(remote))
+            await daemon.send(calls.remote_sessions(remote))
             done = await moving.move(
                 _AsServer(self._operations, self._resume, steps, served, remote)
             )

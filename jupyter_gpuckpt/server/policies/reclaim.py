@@ -241,10 +241,10 @@ def _in_order(
         snapshots,
         within_seconds,
         now=time.time(),
-        is_far=None if disk_survives else _is_far,
+        is_in_remote=None if disk_survives else _is_in_remote,
         upload_bytes_per_second=rate,
     )
 
 
-def _is_far(snapshot: Snapshot) -> bool:
+def _is_in_remote(snapshot: Snapshot) -> bool:
     return any(upload.state is UploadState.UPLOADED for upload in snapshot.uploads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from ...wire import calls
-from ...wire.remote_listings import FarListing, FetchEstimate, FetchRequest
+from ...wire.remote_listings import FetchEstimate, FetchRequest, RemoteListing
 from ..rest_records import OperationView, RemotesView, operation_view
 from .openapi import answers
 from .rest_handler import GpuCkptHandler
@@ -20,21 +20,21 @@ class RemotesHandler(GpuCkptHandler):
         self.reply(RemotesView(remotes=await self.parts.link.daemon.send(calls.remotes())))
 
 
-class FarSessionsHandler(GpuCkptHandler):
-    """Handler for the far sessions of a remote."""
+class RemoteSessionsHandler(GpuCkptHandler):
+    """Handler for the remote sessions of a remote."""
 
-    @answers(FarListing)
+    @answers(RemoteListing)
     async def get(self, remote: str) -> None:
         """List the snapshots in a remote, by session of a notebook, the newest first."""
-        self.reply(await self.parts.link.daemon.send(calls.far_sessions(remote)))
+        self.reply(await self.parts.link.daemon.send(calls.remote_sessions(remote)))
 
 
-class FarSnapshotHandler(GpuCkptHandler):
+class RemoteSnapshotHandler(GpuCkptHandler):
     """Handler for one snapshot in a remote."""
 
     @answers(
         FetchEstimate,
-        query={"session_id": "The far session that lists it; without it, all are searched."},
+        query={"session_id": "The remote session that lists it; without it, all are searched."},
     )
     async def get(self, remote: str, snapshot_id: str) -> None:
         """Show the size of a fetch, and the reasons why the kernel could not be resumed here."""
@@ -55,7 +55,7 @@ class FetchHandler(GpuCkptHandler):
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/remotes": RemotesHandler,
-    "/remotes/{remote}/sessions": FarSessionsHandler,
-    "/remotes/{remote}/snapshots/{snapshot_id}": FarSnapshotHandler,
+    "/remotes/{remote}/sessions": RemoteSessionsHandler,
+    "/remotes/{remote}/snapshots/{snapshot_id}": RemoteSnapshotHandler,
     "/remotes/{remote}/snapshots/{snapshot_id}/fetch": FetchHandler,
 }

@@ -130,7 +130,7 @@ const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   seconds: 0,
   host_name: '',
   uploads: [],
-  far_only: null
+  remote_only: null
 };
 
 export function aKernel(changes: Partial<IKernel> = {}): IKernel {
@@ -220,7 +220,7 @@ export function aRemoteSession(
   ...snapshots: Partial<IRemoteSnapshot>[]
 ): IRemoteSession {
   const made = (snapshots.length > 0 ? snapshots : [{}]).map(snapshot => ({
-    snapshot_id: 'far',
+    snapshot_id: 'offsite',
     kernel_id: 'there',
     created: 1000,
     title: '',

@@ -88,7 +88,7 @@ describe('Remotes', () => {
   it('says why one cannot be read, beside the others', async () => {
     const record = {
       message: 'Denied.',
-      code: 'far_denied',
+      code: 'remote_denied',
       hint: 'Log in.',
       details: null
     };
@@ -176,7 +176,7 @@ describe('elsewhere', () => {
   it('offers once what two remotes have', () => {
     expect(
       ids([...known(aRemoteSession()), ...known(aRemoteSession())])
-    ).toEqual(['far']);
+    ).toEqual(['offsite']);
   });
 });
 
@@ -249,7 +249,7 @@ describe('the texts on uploads', () => {
 });
 
 describe('fetching', () => {
-  const place = { remote: 'team', sessionId: 'session', snapshotId: 'far' };
+  const place = { remote: 'team', sessionId: 'session', snapshotId: 'offsite' };
   const aFetch = () => aSave({ kind: 'fetch', operation_id: 'f' });
   const openNotebook = jest.fn();
   const busy = new Set<string>();
@@ -278,7 +278,7 @@ describe('fetching', () => {
 
   const estimates = (changes: Partial<IFetchEstimate> = {}) =>
     server.on(
-      'GET remotes/team/snapshots/far?session_id=session',
+      'GET remotes/team/snapshots/offsite?session_id=session',
       estimate(changes)
     );
 
@@ -289,11 +289,11 @@ describe('fetching', () => {
     server
       .on('GET kernels', { kernels: [] })
       .on('GET kernels/new', aKernel({ kernel_id: 'new' }))
-      .on('POST remotes/team/snapshots/far/fetch', aFetch())
+      .on('POST remotes/team/snapshots/offsite/fetch', aFetch())
       .on('GET operations/f?wait=1', {
         ...aDone({ kind: 'fetch', operation_id: 'f' })
       })
-      .on('POST snapshots/far/branch', {
+      .on('POST snapshots/offsite/branch', {
         ...aDone({ kind: 'resume', kernel_id: 'new' }),
         path: 'work/a.ipynb'
       });
@@ -385,7 +385,7 @@ describe('fetching', () => {
     beforeEach(() => {
       const session = { ...aRemoteSession(), leased_to: 'desk' };
       estimates({ session });
-      server.on('POST remotes/team/snapshots/far/fetch', held, aFetch());
+      server.on('POST remotes/team/snapshots/offsite/fetch', held, aFetch());
     });
 
     it('is taken over if that is wanted, then resumed', async () => {
@@ -415,12 +415,12 @@ describe('fetching', () => {
   it('says why nothing is known of a snapshot', async () => {
     const record = {
       message: 'Denied.',
-      code: 'far_denied',
+      code: 'remote_denied',
       hint: 'Log in.',
       details: null
     };
     server.on(
-      'GET remotes/team/snapshots/far?session_id=session',
+      'GET remotes/team/snapshots/offsite?session_id=session',
       refused(502, record)
     );
     await run();
@@ -430,7 +430,7 @@ describe('fetching', () => {
   it('resumes nothing after a fetch that failed', async () => {
     const error = {
       message: 'Damaged.',
-      code: 'far_invalid',
+      code: 'remote_invalid',
       hint: null,
       details: null
     };
@@ -443,7 +443,7 @@ describe('fetching', () => {
     press(await dialog('Fetch a.ipynb'), 'accept');
     await running;
     expect(told()).toEqual(['Fetching a.ipynb failed: Damaged.']);
-    expect(server.requests).not.toContain('POST snapshots/far/branch');
+    expect(server.requests).not.toContain('POST snapshots/offsite/branch');
   });
 
   it('shows how far it is, and does not tell its end twice', async () => {

@@ -372,8 +372,8 @@ describe('the panel', () => {
   });
 
   it('says of a snapshot that its content is only in a remote', async () => {
-    const far = aSnapshot({ uploads: [anUpload()], far_only: 'team' });
-    server.on('GET snapshots', { snapshots: [far] });
+    const stub = aSnapshot({ uploads: [anUpload()], remote_only: 'team' });
+    server.on('GET snapshots', { snapshots: [stub] });
     make();
     await shown('not on this disk');
     const badge = widget.node.querySelector("[data-upload='remote']");

@@ -70,14 +70,14 @@ export function uploadCaption(
 
 /** Return a text about the place of a snapshot's content and the states of its uploads; '' if it is uploaded to no remote. */
 export function uploadsCaption(
-  { uploads, far_only }: Pick<ISnapshot, 'uploads' | 'far_only'>,
+  { uploads, remote_only }: Pick<ISnapshot, 'uploads' | 'remote_only'>,
   trans: TranslationBundle
 ): string {
   const found = uploads.map(upload => uploadCaption(upload, trans));
-  if (far_only !== null) {
+  if (remote_only !== null) {
     found.unshift(
-      far_only
-        ? trans.__('Stored only in %1. Resuming downloads it.', far_only)
+      remote_only
+        ? trans.__('Stored only in %1. Resuming downloads it.', remote_only)
         : trans.__('Stored only in a remote. Resuming downloads it.')
     );
   }

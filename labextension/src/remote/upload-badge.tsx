@@ -12,7 +12,7 @@ export function UploadBadge(props: {
 }): JSX.Element | null {
   const { snapshot, trans } = props;
   const shown = weightiest(snapshot.uploads);
-  const isRemote = snapshot.far_only !== null;
+  const isRemote = snapshot.remote_only !== null;
   if (shown === null && !isRemote) {
     return null;
   }

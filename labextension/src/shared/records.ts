@@ -15,7 +15,7 @@ export type {
   Cause,
   Changes as IChanges,
   Comparison as IComparison,
-  FarListing as IRemoteListing,
+  RemoteListing as IRemoteListing,
   FetchEstimate as IFetchEstimate,
   FileChange as IChangedFile,
   KernelState,

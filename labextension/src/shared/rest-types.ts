@@ -370,7 +370,7 @@ export interface components {
             /** @description One for each remote to which it was, is being or will be uploaded. */
             uploads: components["schemas"]["UploadView"][];
             /** @description The only remote that has its content, from which a resume fetches it; empty: unknown. null: its content is here. */
-            far_only: string | null;
+            remote_only: string | null;
             /** @description Only in the list of those that can be undeleted. */
             deleted_at?: number;
             /** @description When its deletion can no longer be undone; only in that list. */
@@ -555,9 +555,9 @@ export interface components {
             unique_bytes: number;
             snapshots: number;
             /** @default 0 */
-            far_snapshots: number;
+            remote_snapshots: number;
             /** @default 0 */
-            far_bytes: number;
+            remote_bytes: number;
             /** @default [] */
             by_name: components["schemas"]["NameUsage"][];
             /** @default [] */
@@ -608,10 +608,10 @@ export interface components {
             warnings: string[];
         };
         /**
-         * FarListing
+         * RemoteListing
          * @description GET /remotes/{name}/sessions. `unreadable`: the reasons why existing sessions are not listed, a sentence each.
          */
-        FarListing: {
+        RemoteListing: {
             remote: string;
             /** @default [] */
             sessions: components["schemas"]["ListedSession"][];
@@ -620,7 +620,7 @@ export interface components {
         };
         /**
          * ListedSession
-         * @description A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
+         * @description A remote session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
          *
          *         `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
          *         `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: it was not moved.
@@ -687,7 +687,7 @@ export interface components {
          * FetchRequest
          * @description POST /remotes/{name}/snapshots/{id}/fetch. `force`: fetch it even if it could not be resumed here.
          *
-         *         `session_id`: the far session that lists it; empty: all are searched. `take_over`: fetch it even if another machine runs that session,
+         *         `session_id`: the remote session that lists it; empty: all are searched. `take_over`: fetch it even if another machine runs the session,
          *         which that machine then loses. `as_copy`: fetch it without the session, to inspect it or branch from it.
          */
         FetchRequest: {
@@ -903,7 +903,7 @@ export type StoreView = components['schemas']['StoreView'];
 export type NameUsage = components['schemas']['NameUsage'];
 export type RemotesView = components['schemas']['RemotesView'];
 export type RemoteState = components['schemas']['RemoteState'];
-export type FarListing = components['schemas']['FarListing'];
+export type RemoteListing = components['schemas']['RemoteListing'];
 export type ListedSession = components['schemas']['ListedSession'];
 export type ListedSnapshot = components['schemas']['ListedSnapshot'];
 export type FetchEstimate = components['schemas']['FetchEstimate'];
