@@ -1,6 +1,6 @@
 """Validation of manifests: consistency, and paths confined to the kernel's own mounts.
 
-A manifest is untrusted: it may be imported, or somebody may have put it on the disk. Every reader checks it here. Files that
+A manifest is untrusted: it may be imported, or another user may have put it on the disk. Every reader checks it here. Files that
 a resume writes outside of the kernel's own mounts are also named in CRIU's images, with which `engine.placing` compares them.
 """
 

@@ -3,7 +3,7 @@
 - `calls`: the requests to the daemon.
 - `chunk_parts`: the encoding of a composed chunk's parts in manifests.
 - `daemon_settings`: the settings that a daemon gets at its start.
-- `deadlines`: deadlines that outlive a process and do not move when somebody sets the time of day.
+- `deadlines`: deadlines that outlive a process and do not move when the time of day is set.
 - `decoding`: decoding of bytes from files, sockets and other programs to records.
 - `file_records`: the records of a snapshot that describe files on the disk.
 - `hub_records`: the records that the hub's spawner keeps in its state.

@@ -1,4 +1,4 @@
-"""Deadlines that outlive a process and do not move when somebody sets the time of day."""
+"""Deadlines that outlive a process and do not move when the time of day is set."""
 
 from __future__ import annotations
 
