@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import ConfigurationError, KeyUnavailable, RemoteNotFound, RemoteObjectMissing
 from ...linux.file_locks import alone
-from ...remote import index_objects, pack_refs, remote_manifests, remote_sessions, store_key
+from ...remote import store_key
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.remote_list import Remotes, state_folder
 from ...remote.retries import Retries
@@ -27,13 +27,6 @@ from ...wire.remote_records import EntryKind, EntryView, Remote, RemoteCall
 
 _NEW_SECRET_BYTES = 32
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 32, 4096
-#: The folders whose objects only a store has.
-_FOLDERS = (
-    remote_sessions.FOLDER,
-    remote_manifests.FOLDER,
-    index_objects.FOLDER,
-    pack_refs.FOLDER,
-)
 
 
 def seen(data_dir: Path, name: str) -> Seen:
@@ -154,7 +147,15 @@ def _given(line: JoinLine | None, password: str, remote: Remote) -> Secret:
 
 
 def _has_objects(bucket: Bucket) -> bool:
-    return any(bucket.list(folder) for folder in _FOLDERS)
+    from ...remote import index_objects, pack_refs, remote_manifests, remote_sessions  # noqa: PLC0415 - NumPy is too slow for a daemon's start
+
+    folders = (
+        remote_sessions.FOLDER,
+        remote_manifests.FOLDER,
+        index_objects.FOLDER,
+        pack_refs.FOLDER,
+    )
+    return any(bucket.list(folder) for folder in folders)
 
 
 class Opened(NamedTuple):

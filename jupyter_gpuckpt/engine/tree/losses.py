@@ -22,7 +22,7 @@ def telling_a_loss(tree: Tree, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OperationCancelled, KernelLost):
+    except OperationCancelled:
         raise
     except Exception as error:
         if not _has_ended(tree):
