@@ -1,6 +1,5 @@
 // A live kernel in the panel: its resources, its actions and its snapshots.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
@@ -21,6 +20,7 @@ import {
   usageTexts
 } from './shared/texts';
 import { Timeline } from './snapshot/timeline';
+import { trans } from './shared/translation';
 
 /** The commands that have their own buttons. */
 type Main = 'save' | 'suspend' | 'resume';
@@ -35,7 +35,7 @@ interface IProps {
 
 export function KernelCard(props: IProps): JSX.Element {
   const { context, kernel, snapshots, revealed } = props;
-  const { commands, openNotebook, trans } = context;
+  const { commands, openNotebook } = context;
   const [isOpen, setOpen] = React.useState(true);
   const card = React.useRef<HTMLLIElement>(null);
   React.useEffect(() => {
@@ -53,7 +53,7 @@ export function KernelCard(props: IProps): JSX.Element {
     }
   }, [isLoaded]);
 
-  const name = kernelName(kernel, trans);
+  const name = kernelName(kernel);
   const args = { kernelId: kernel.kernel_id };
   const showMenu = (anchor: Element) =>
     openMenu(
@@ -67,7 +67,7 @@ export function KernelCard(props: IProps): JSX.Element {
   const parent = context.snapshots.list?.find(
     ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
   );
-  const usage = usageTexts(kernel, trans);
+  const usage = usageTexts(kernel);
   const risk = atRisk(kernel, snapshots, Date.now() / 1000);
   const asleep = ['suspended', 'resuming', 'lost'].includes(kernel.state);
   const main: Main[] = asleep ? ['resume'] : ['save', 'suspend'];
@@ -95,10 +95,10 @@ export function KernelCard(props: IProps): JSX.Element {
         <span
           className="jp-GpuCkptState"
           data-state={kernel.managed ? kernel.state : 'unmanaged'}
-          title={stateCaption(kernel, trans)}
+          title={stateCaption(kernel)}
         >
           {kernel.managed
-            ? stateLabel(kernel.state, trans)
+            ? stateLabel(kernel.state)
             : trans.__('Cannot be saved')}
         </span>
         {kernel.managed ? (
@@ -110,7 +110,7 @@ export function KernelCard(props: IProps): JSX.Element {
       ) : null}
       {parent ? (
         <div className="jp-GpuCkptKernel-usage">
-          {trans.__('Branch of %1', snapshotTitle(parent, trans))}
+          {trans.__('Branch of %1', snapshotTitle(parent))}
         </div>
       ) : null}
       {risk ? (
@@ -122,16 +122,14 @@ export function KernelCard(props: IProps): JSX.Element {
           }
           data-at-risk={risk.isLate ? 'late' : 'as wanted'}
         >
-          {riskText(risk, kernel, snapshots, trans)}
+          {riskText(risk, kernel, snapshots)}
         </p>
       ) : null}
       {kernel.managed && kernel.reason ? (
-        <p className="jp-GpuCkptKernel-reason">
-          {lastErrorText(kernel, trans)}
-        </p>
+        <p className="jp-GpuCkptKernel-reason">{lastErrorText(kernel)}</p>
       ) : null}
       {kernel.operation ? (
-        <OperationBar operation={kernel.operation} name={name} trans={trans} />
+        <OperationBar operation={kernel.operation} name={name} />
       ) : null}
       {kernel.managed ? (
         <div className="jp-GpuCkptActions">
@@ -158,7 +156,7 @@ export function KernelCard(props: IProps): JSX.Element {
           ) : null}
         </div>
       ) : (
-        <p className="jp-GpuCkptSessions-none">{stateCaption(kernel, trans)}</p>
+        <p className="jp-GpuCkptSessions-none">{stateCaption(kernel)}</p>
       )}
       {isOpen ? (
         <Timeline
@@ -178,10 +176,9 @@ export function KernelCard(props: IProps): JSX.Element {
 function OperationBar(props: {
   operation: IOperation;
   name: string;
-  trans: TranslationBundle;
 }): JSX.Element {
-  const { operation, name, trans } = props;
-  const text = progressText(operation.progress, trans);
+  const { operation, name } = props;
+  const text = progressText(operation.progress);
   return (
     <div className="jp-GpuCkptProgress">
       <progress

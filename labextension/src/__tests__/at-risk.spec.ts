@@ -1,10 +1,6 @@
-import { nullTranslator } from '@jupyterlab/translation';
-
 import { atRisk, riskText } from '../kernel/at-risk';
 import type { IKernel, ISnapshot, IUpload } from '../shared/records';
 import { aKernel, aSnapshot, anUpload } from './fakes';
-
-const trans = nullTranslator.load('');
 
 const NOW = 10_000;
 
@@ -18,7 +14,7 @@ const saved = (age: number, state?: IUpload['state'], changes = {}) =>
 const text = (kernel: Partial<IKernel>, ...snapshots: ISnapshot[]) => {
   const found = aKernel(kernel);
   const risk = atRisk(found, snapshots, NOW);
-  return risk && riskText(risk, found, snapshots, trans);
+  return risk && riskText(risk, found, snapshots);
 };
 
 describe('what would be lost with this machine', () => {

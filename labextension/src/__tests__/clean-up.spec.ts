@@ -1,5 +1,4 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
@@ -21,7 +20,6 @@ const retention = {
   keep_suspends: 10,
   max_bytes: 0
 };
-const trans = nullTranslator.load('');
 
 function report(removed: boolean) {
   const snapshot = aSnapshot({ title: 'Before', cause: 'autosave' });
@@ -46,7 +44,7 @@ describe('a clean-up', () => {
 
   const begin = () => {
     const registry = new CommandRegistry();
-    addCleanUpCommand(registry, snapshots, trans);
+    addCleanUpCommand(registry, snapshots);
     return registry.execute(cleanUpCommandId);
   };
 

@@ -1,7 +1,6 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import type { Widget } from '@lumino/widgets';
@@ -18,8 +17,6 @@ import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import { Targets } from '../kernel/targets';
 import type { IChoices } from '../shared/tokens';
 import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
-
-const trans = nullTranslator.load('');
 
 let server: FakeServer;
 let events: FakeEvents;
@@ -64,21 +61,19 @@ function register(
     tracker,
     { running: () => sessions.values() } as unknown as Session.IManager,
     () => selected,
-    () => current,
-    trans
+    () => current
   );
   const settings = chosen(choices);
   const kernelActions = new KernelActions(
     new GpuCkptApi(server.settings),
     states,
-    new Operations(states, settings, trans),
+    new Operations(states, settings),
     settings,
     showHistory,
     openNotebook,
-    saveNotebook,
-    trans
+    saveNotebook
   );
-  addCommands(registry, targets, states, kernelActions, trans);
+  addCommands(registry, targets, states, kernelActions);
   return registry;
 }
 
@@ -445,7 +440,8 @@ describe('a move', () => {
     expect(notifications()).toMatchObject([
       {
         type: 'warning',
-        message: 'Moved a.ipynb with warnings. Read them before you shut this machine down.',
+        message:
+          'Moved a.ipynb with warnings. Read them before you shut this machine down.',
         options: { autoClose: false, actions: [{ label: 'Details' }] }
       }
     ]);
@@ -644,8 +640,8 @@ describe('notifications', () => {
 
   it('say that an idle kernel will be suspended, and what that freed', async () => {
     const api = new GpuCkptApi(server.settings);
-    const operations = new Operations(states, chosen(), trans);
-    followIdleKernels(states, api, operations, trans);
+    const operations = new Operations(states, chosen());
+    followIdleKernels(states, api, operations);
     server.on('POST kernels/k/keep_running', aKernel());
     const idle = aKernel({ path: 'work/a.ipynb', suspends_at: 60 });
     events.tell(idle);

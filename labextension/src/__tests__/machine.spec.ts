@@ -3,7 +3,6 @@
 import { Dialog, InputDialog, Notification } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Contents } from '@jupyterlab/services';
-import { nullTranslator } from '@jupyterlab/translation';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
@@ -16,8 +15,6 @@ import { countdown, NoticeBanner } from '../machine/notice-banner';
 import type { INotice } from '../shared/records';
 import { NOTICE_EVENT_SCHEMA } from '../shared/server-events';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
-
-const trans = nullTranslator.load('');
 
 let events: FakeEvents;
 let server: FakeServer;
@@ -82,7 +79,7 @@ describe('the banner of a machine that goes', () => {
     server.on('GET notices', { notices: told });
     const api = new GpuCkptApi(server.settings);
     notices = new MachineNotices(api, events.stream, () => now);
-    attach(new NoticeBanner(notices, trans));
+    attach(new NoticeBanner(notices));
     await notices.ready;
   }
 
@@ -190,7 +187,7 @@ describe('a notebook whose session was taken over', () => {
     states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
     await states.ready;
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, contents, trans));
+    attach(new LostSessionBanner(panel, states, api, contents));
   });
 
   afterEach(() => {
@@ -323,7 +320,7 @@ describe('a notebook whose session was taken over', () => {
     isLost();
     widget.dispose();
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, contents, trans));
+    attach(new LostSessionBanner(panel, states, api, contents));
     expect(widget.isHidden).toBe(false);
     await expect(panel.context.save()).rejects.toThrow('is not saved');
   });

@@ -1,5 +1,4 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
@@ -39,8 +38,6 @@ import {
   press,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const team = { name: 'team', url: 's3://team', refusals: [] };
 const home = { name: 'home', url: 'file:///home', refusals: [] };
 
@@ -181,10 +178,9 @@ describe('elsewhere', () => {
 });
 
 describe('the texts on uploads', () => {
-  const label = (changes: Partial<IUpload>) =>
-    uploadLabel(anUpload(changes), trans);
+  const label = (changes: Partial<IUpload>) => uploadLabel(anUpload(changes));
   const caption = (changes: Partial<IUpload>) =>
-    uploadCaption(anUpload(changes), trans);
+    uploadCaption(anUpload(changes));
 
   it('say how far one is', () => {
     const sizes = { done_bytes: 1e6, total_bytes: 4e6 };
@@ -213,13 +209,13 @@ describe('the texts on uploads', () => {
 
   it('say which copies go with a deleted snapshot', () => {
     const text = (...uploads: IUpload[]) =>
-      copiesOfDeleted({ uploads, pinned: false }, trans);
+      copiesOfDeleted({ uploads, pinned: false });
     expect(text()).toBe('');
     expect(text(anUpload({ state: 'waiting' }))).toBe('');
     expect(text(anUpload())).toBe('Its copy in team will be deleted, too.');
-    expect(
-      copiesOfDeleted({ uploads: [anUpload()], pinned: true }, trans)
-    ).toBe('It is pinned, so team keeps its copy.');
+    expect(copiesOfDeleted({ uploads: [anUpload()], pinned: true })).toBe(
+      'It is pinned, so team keeps its copy.'
+    );
   });
 
   it('are about what matters most', () => {
@@ -240,7 +236,7 @@ describe('the texts on uploads', () => {
     const title = (session = {}, snapshot = {}) => {
       const made = aRemoteSession(session, snapshot);
       const [first] = made.snapshots;
-      return remoteTitle({ remote: '', session: made, snapshot: first }, trans);
+      return remoteTitle({ remote: '', session: made, snapshot: first });
     };
     expect(title()).toBe('a.ipynb');
     expect(title({ title: 'Thesis' })).toBe('Thesis');
@@ -301,12 +297,11 @@ describe('fetching', () => {
     states = new KernelStates(api, events.stream);
     await states.ready;
     commands = new CommandRegistry();
-    const operations = new Operations(states, chosen(), trans);
+    const operations = new Operations(states, chosen());
     const isBusy = (path: string) => busy.has(path);
     addFetchCommand(
       commands,
-      new FetchActions(api, operations, isBusy, openNotebook, trans),
-      trans
+      new FetchActions(api, operations, isBusy, openNotebook)
     );
   });
 

@@ -1,5 +1,4 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
@@ -30,8 +29,6 @@ import {
   press,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const args = { snapshotId: 's' };
 const unchanged: IChanges = { files: [], obstacles: [] };
 
@@ -53,7 +50,7 @@ function register(choices: Partial<IChoices> = {}): CommandRegistry {
   const actions = new SnapshotActions(
     snapshots,
     states,
-    new Operations(states, settings, trans),
+    new Operations(states, settings),
     {
       branchFrom,
       resumeInto,
@@ -61,16 +58,14 @@ function register(choices: Partial<IChoices> = {}): CommandRegistry {
     } as Partial<KernelActions> as KernelActions,
     { ofRestore } as Partial<Undo> as Undo,
     settings,
-    path => (path === 'work/a.ipynb' ? cells : null),
-    trans
+    path => (path === 'work/a.ipynb' ? cells : null)
   );
   addSnapshotCommands(
     registry,
     snapshots,
     states,
     path => path === 'busy.ipynb',
-    actions,
-    trans
+    actions
   );
   return registry;
 }
@@ -108,8 +103,7 @@ describe('snapshotRefusal', () => {
       action,
       aSnapshot(changes),
       states,
-      path => path === 'busy.ipynb',
-      trans
+      path => path === 'busy.ipynb'
     );
   const becomes = (changes: Partial<IKernel>) => events.tell(aKernel(changes));
 

@@ -1,5 +1,4 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi } from '../shared/api';
 import { KernelStates } from '../kernel/model';
@@ -16,8 +15,6 @@ import {
   FakeServer,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const reconnect = jest.fn();
 
 let server: FakeServer;
@@ -61,8 +58,8 @@ beforeEach(async () => {
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, events.stream);
   await states.ready;
-  const operations = new Operations(states, chosen(), trans);
-  undo = new Undo(api, operations, reconnect, trans);
+  const operations = new Operations(states, chosen());
+  undo = new Undo(api, operations, reconnect);
   undo.follow(events.stream);
   jest.spyOn(document, 'hasFocus').mockReturnValue(true);
 });

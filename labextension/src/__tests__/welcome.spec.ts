@@ -1,6 +1,5 @@
 import type { FileBrowser } from '@jupyterlab/filebrowser';
 import type { ILauncher } from '@jupyterlab/launcher';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { DisposableDelegate } from '@lumino/disposable';
 import { Panel, Widget } from '@lumino/widgets';
@@ -33,11 +32,7 @@ describe('the card in the launcher and the button above files', () => {
     } as unknown as ILauncher;
     const header = new Panel();
     const browser = Object.assign(new Widget(), { header });
-    const sessions = new SuspendedSessions(
-      commands,
-      states,
-      nullTranslator.load('')
-    );
+    const sessions = new SuspendedSessions(commands, states);
     sessions.addCommand(open);
     sessions.addCard(launcher);
     sessions.addButton(browser as unknown as FileBrowser);

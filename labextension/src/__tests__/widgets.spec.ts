@@ -1,7 +1,6 @@
 // What the widgets show, drawn by React.
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
@@ -30,8 +29,6 @@ import {
   FakeEvents,
   FakeServer
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const nothing = () => undefined;
 
 let events: FakeEvents;
@@ -103,7 +100,7 @@ afterEach(() => {
 
 describe('the chip', () => {
   it('shows the state, and how far an operation is', async () => {
-    attach(new StateChip(aPanel(), states, chosen(), nothing, trans));
+    attach(new StateChip(aPanel(), states, chosen(), nothing));
     await shown('Running');
     becomes({ state: 'resuming', operation: saving(1e9, 1) });
     await shown('Resuming 25%');
@@ -111,7 +108,7 @@ describe('the chip', () => {
 
   it('says that the kernel restarts, or that the server is away', async () => {
     const panel = aPanel();
-    attach(new StateChip(panel, states, chosen(), nothing, trans));
+    attach(new StateChip(panel, states, chosen(), nothing));
     await shown('Running');
     jupyterSays(panel, { status: 'restarting' });
     await shown('Restarting');
@@ -143,7 +140,7 @@ describe('the chip', () => {
 
   it('can be switched off', async () => {
     const settings = chosen({ showChip: false });
-    attach(new StateChip(aPanel(), states, settings, nothing, trans));
+    attach(new StateChip(aPanel(), states, settings, nothing));
     becomes({ state: 'suspended' });
     await drawn();
     expect(widget.node.textContent).toBe('');
@@ -153,14 +150,7 @@ describe('the chip', () => {
 describe('the notice', () => {
   const make = (changes = {}) =>
     attach(
-      new SuspendedBanner(
-        aPanel(),
-        states,
-        chosen(changes),
-        nothing,
-        nothing,
-        trans
-      )
+      new SuspendedBanner(aPanel(), states, chosen(changes), nothing, nothing)
     );
 
   it('is there while the kernel is suspended', async () => {
@@ -192,9 +182,7 @@ describe('the notice', () => {
 
   it('hands every press over, also while an operation is in flight', async () => {
     const resume = jest.fn();
-    attach(
-      new SuspendedBanner(aPanel(), states, chosen(), resume, nothing, trans)
-    );
+    attach(new SuspendedBanner(aPanel(), states, chosen(), resume, nothing));
     becomes({ state: 'suspended', operation: aSave({ kind: 'move' }) });
     await shown('Resume');
     const button = widget.node.querySelector('button');
@@ -212,7 +200,7 @@ describe('the notice', () => {
 
 describe('the item in the status bar', () => {
   it('shows what is in flight, how far it is and how fast', async () => {
-    const item = new OperationStatus(states, nothing, trans);
+    const item = new OperationStatus(states, nothing);
     attach(item);
     expect(item.isActive()).toBe(false);
     becomes({ state: 'saving', operation: saving(1e9, 1) });
@@ -241,7 +229,7 @@ describe('the panel', () => {
     snapshots = new Snapshots(api, events.stream);
     const commands = new CommandRegistry();
     const none = { missing: new Set() } as unknown as SnapshotActions;
-    addSnapshotCommands(commands, snapshots, states, () => false, none, trans);
+    addSnapshotCommands(commands, snapshots, states, () => false, none);
     for (const kind of ['save', 'suspend', 'resume']) {
       commands.addCommand(`gpuckpt:${kind}-kernel`, {
         describedBy: { args: {} },
@@ -259,8 +247,7 @@ describe('the panel', () => {
       commands,
       openNotebook: nothing,
       currentPath: () => 'work/a.ipynb',
-      leave: jest.fn(),
-      trans
+      leave: jest.fn()
     });
     panel.setHidden(!isShown);
     attach(panel);

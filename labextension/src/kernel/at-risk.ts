@@ -1,10 +1,9 @@
 // What would be lost of a kernel with this machine and its disk, as far as remotes have its snapshots. Pure functions.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-
 import { formatSeconds } from '../shared/format';
 import type { IKernel, ISnapshot } from '../shared/records';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** A periodic save is late when twice its interval has passed, and this time for the save and its upload, in seconds. */
 const GRACE = 30;
@@ -59,8 +58,7 @@ export function atRisk(
 export function riskText(
   { seconds, isLate }: IAtRisk,
   kernel: IKernel,
-  snapshots: readonly ISnapshot[],
-  trans: TranslationBundle
+  snapshots: readonly ISnapshot[]
 ): string {
   if (seconds === 0) {
     return trans.__('Nothing would be lost with this machine.');
@@ -80,7 +78,7 @@ export function riskText(
     const [newest] = snapshots;
     const error = newest?.uploads.find(({ error }) => error)?.error;
     if (error) {
-      sentences.push(...explain(error, trans));
+      sentences.push(...explain(error));
     }
     return sentences.join(' ');
   }

@@ -1,7 +1,6 @@
 // The notification that an idle kernel will be suspended, with a button that keeps the kernel running.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
@@ -10,13 +9,13 @@ import { tellFailure } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Show the notification for every kernel that will be suspended, and after the suspend one about the memory that was freed. */
 export function followIdleKernels(
   states: IKernelStates,
   api: GpuCkptApi,
-  operations: Operations,
-  trans: TranslationBundle
+  operations: Operations
 ): void {
   /** The ids of the visible notifications, by kernel. */
   const shown = new Map<string, string>();
@@ -27,12 +26,7 @@ export function followIdleKernels(
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      tellFailure(
-        '',
-        trans.__('The kernel may still be suspended'),
-        error,
-        trans
-      );
+      tellFailure('', trans.__('The kernel may still be suspended'), error);
     }
   };
   states.changed.connect(() => {
@@ -43,7 +37,7 @@ export function followIdleKernels(
         operations.expect(kernel_id);
         const message = trans.__(
           '%1 is idle. It will be suspended at %2 to free its memory and GPU.',
-          kernelName(kernel, trans),
+          kernelName(kernel),
           formatInstant(suspends_at ?? 0)
         );
         const label = trans.__('Keep Running');

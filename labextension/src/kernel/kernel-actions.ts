@@ -2,7 +2,6 @@
 
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
@@ -14,6 +13,7 @@ import type { IOperation } from '../shared/records';
 import type { ITarget } from './targets';
 import { failedText } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 export class KernelActions {
   constructor(
@@ -24,8 +24,7 @@ export class KernelActions {
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
     /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
-    readonly saveNotebook: (path: string) => Promise<boolean>,
-    private readonly _trans: TranslationBundle
+    readonly saveNotebook: (path: string) => Promise<boolean>
   ) {}
 
   /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
@@ -116,7 +115,6 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const trans = this._trans;
     const { button, value } = await InputDialog.getText({
       title: trans.__('Save a Snapshot of %1', name),
       label: trans.__('Name (named snapshots are pinned)'),
@@ -137,7 +135,7 @@ export class KernelActions {
       return null;
     }
     const { whereToMove } = await import('../remote/move-dialog');
-    const remote = await whereToMove(name, remotes, this._trans);
+    const remote = await whereToMove(name, remotes);
     const path = this._states.get(kernelId)?.path ?? '';
     return remote !== null && (await this.saveNotebook(path))
       ? this._operations.run('move', kernelId, name, { body: { remote } })
@@ -146,7 +144,6 @@ export class KernelActions {
 
   /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
   private async _remotes(name: string): Promise<string[] | null> {
-    const trans = this._trans;
     try {
       const remotes = await this._api.remotes();
       if (remotes.length === 0) {
@@ -161,7 +158,7 @@ export class KernelActions {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      tellFailure('', failedText('move', name, error, trans), error, trans);
+      tellFailure('', failedText('move', name, error), error);
       return null;
     }
   }
@@ -175,14 +172,13 @@ export class KernelActions {
       return null;
     }
     const { mayTakeOver } = await import('../remote/fetch-dialog');
-    if (await mayTakeOver(name, '', this._trans, error.message)) {
+    if (await mayTakeOver(name, '', error.message)) {
       return { take_over: true };
     }
     throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private async _maySuspend(name: string): Promise<boolean> {
-    const trans = this._trans;
     const { button } = await showDialog({
       title: trans.__('Suspend %1?', name),
       body: trans.__(

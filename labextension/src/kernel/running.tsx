@@ -5,7 +5,6 @@ import type {
   IRunningSessions
 } from '@jupyterlab/running';
 import type { ServiceManager } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
@@ -14,6 +13,7 @@ import { suspendIcon } from '../shared/icons';
 import type { IKernel } from '../shared/records';
 import { kernelName, suspendedTexts } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Leave the kernels that are in our section out of all others, which would show them as idle. */
 export function listOnce(
@@ -46,13 +46,12 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     private readonly _states: IKernelStates,
     private readonly _services: ServiceManager.IManager,
     private readonly _resume: (kernelId: string) => void,
-    private readonly _openNotebook: (path: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openNotebook: (path: string) => void
   ) {
-    this.name = _trans.__('Suspended Kernels');
-    this.shutdownLabel = _trans.__('Discard');
-    this.shutdownAllLabel = _trans.__('Discard All');
-    this.shutdownAllConfirmationText = _trans.__(
+    this.name = trans.__('Suspended Kernels');
+    this.shutdownLabel = trans.__('Discard');
+    this.shutdownAllLabel = trans.__('Discard All');
+    this.shutdownAllConfirmationText = trans.__(
       'Discard all suspended kernels? Their snapshots stay in the history.'
     );
     _states.changed.connect(() => this._onChanged());
@@ -71,7 +70,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     return this._suspended.map(kernel => ({
       icon: () => suspendIcon,
       label: () => this._label(kernel),
-      labelTitle: () => suspendedTexts(kernel, this._trans).join(' '),
+      labelTitle: () => suspendedTexts(kernel).join(' '),
       open: () =>
         kernel.path.endsWith('.ipynb')
           ? this._openNotebook(kernel.path)
@@ -113,20 +112,20 @@ export class SuspendedKernels implements IRunningSessions.IManager {
   }
 
   private _label(kernel: IKernel): JSX.Element {
-    const name = kernelName(kernel, this._trans);
+    const name = kernelName(kernel);
     return (
       <span className="jp-GpuCkptRunning">
         <span className="jp-GpuCkptRunning-name">{name}</span>
         <button
           type="button"
           className="jp-GpuCkptLink"
-          aria-label={this._trans.__('Resume %1', name)}
+          aria-label={trans.__('Resume %1', name)}
           onClick={event => {
             event.stopPropagation();
             this._resume(kernel.kernel_id);
           }}
         >
-          {this._trans.__('Resume')}
+          {trans.__('Resume')}
         </button>
       </span>
     );

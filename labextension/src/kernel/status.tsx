@@ -2,7 +2,6 @@
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { ProgressBar, TextItem } from '@jupyterlab/statusbar';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
@@ -18,6 +17,7 @@ import {
   startedText
 } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The width of the bar in pixels. */
 const WIDTH = 80;
@@ -25,8 +25,7 @@ const WIDTH = 80;
 export class OperationStatus extends ReactWidget {
   constructor(
     private readonly _states: IKernelStates,
-    private readonly _openPanel: () => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openPanel: () => void
   ) {
     super();
     this.addClass('jp-GpuCkptStatus');
@@ -54,16 +53,11 @@ export class OperationStatus extends ReactWidget {
     if (!operation) {
       return null;
     }
-    const trans = this._trans;
-    const started = startedText(
-      operation.kind,
-      kernelName(kernel, trans),
-      trans
-    );
+    const started = startedText(operation.kind, kernelName(kernel));
     const others = this._busy.length - 1;
     const source = [
       started,
-      progressText(operation.progress, trans),
+      progressText(operation.progress),
       this._pace(operation),
       others > 0 ? trans.__('(+%1)', others) : ''
     ];
@@ -88,10 +82,7 @@ export class OperationStatus extends ReactWidget {
   private _pace(operation: IOperation): string {
     const pace = this._known.of(operation);
     return pace
-      ? [
-          this._trans.__('%1/s', formatBytes(pace.rate)),
-          leftText(pace.left, this._trans)
-        ]
+      ? [trans.__('%1/s', formatBytes(pace.rate)), leftText(pace.left)]
           .filter(Boolean)
           .join(' ')
       : '';

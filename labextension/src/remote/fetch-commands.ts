@@ -1,6 +1,5 @@
 // The command that fetches a snapshot from a remote and resumes it.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
@@ -14,6 +13,7 @@ import type {
 import { remoteTitle } from './remote-texts';
 import { tellFailure } from '../shared/notices';
 import type { Operations } from '../shared/operations';
+import { trans } from '../shared/translation';
 
 export const fetchCommandId = 'gpuckpt:fetch-snapshot';
 
@@ -39,8 +39,7 @@ export class FetchActions {
     private readonly _operations: Operations,
     /** Returns whether a notebook has a kernel here. */
     private readonly _isBusy: (path: string) => boolean,
-    private readonly _openNotebook: (path: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openNotebook: (path: string) => void
   ) {}
 
   /** Return whether this snapshot is being fetched. */
@@ -70,11 +69,11 @@ export class FetchActions {
     const { path } = session;
     const isBusy = this._isBusy(path);
     const { mayFetch } = await import('./fetch-dialog');
-    if (!(await mayFetch(place.remote, estimate, isBusy, this._trans))) {
+    if (!(await mayFetch(place.remote, estimate, isBusy))) {
       return;
     }
     const { remote } = place;
-    const name = remoteTitle({ remote, session, snapshot }, this._trans);
+    const name = remoteTitle({ remote, session, snapshot });
     const force = obstacles.length > 0;
     const started = await this._begin(place, force, name, session);
     const fetched = started && (await this._operations.fetch(started(), name));
@@ -108,7 +107,7 @@ export class FetchActions {
         error.code === GpuCkptError.SESSION_HELD;
       if (isHeld) {
         const { mayTakeOver } = await import('./fetch-dialog');
-        return (await mayTakeOver(name, leased_to, this._trans))
+        return (await mayTakeOver(name, leased_to))
           ? () => this._api.fetch(place, force, true)
           : null;
       }
@@ -124,8 +123,8 @@ export class FetchActions {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      const headline = this._trans.__('Reading %1 failed', place.remote);
-      tellFailure('', headline, error, this._trans);
+      const headline = trans.__('Reading %1 failed', place.remote);
+      tellFailure('', headline, error);
       return null;
     }
   }
@@ -137,8 +136,7 @@ export class FetchActions {
 /** Add the command. */
 export function addFetchCommand(
   commands: CommandRegistry,
-  actions: FetchActions,
-  trans: TranslationBundle
+  actions: FetchActions
 ): void {
   commands.addCommand(fetchCommandId, {
     label: trans.__('Fetch and Resume…'),

@@ -1,21 +1,20 @@
 // The dialogs before a snapshot is fetched from a remote.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { IFetchEstimate } from '../shared/records';
 import { remoteTitle, movedText, originText } from './remote-texts';
+import { trans } from '../shared/translation';
 
 /** Show the size of the fetch and the obstacles to a resume, and ask. With obstacles the snapshot can be fetched, but not resumed. */
 export async function mayFetch(
   remote: string,
   estimate: IFetchEstimate,
-  isBusy: boolean,
-  trans: TranslationBundle
+  isBusy: boolean
 ): Promise<boolean> {
   const { session, snapshot, obstacles, warnings, hint } = estimate;
-  const title = remoteTitle({ remote, session, snapshot }, trans);
+  const title = remoteTitle({ remote, session, snapshot });
   const isRefused = obstacles.length > 0;
   const { button } = await showDialog({
     title: trans.__('Fetch %1 from %2?', title, remote),
@@ -31,8 +30,8 @@ export async function mayFetch(
           </>
         ) : null}
         {warnings.length > 0 ? <Sentences texts={warnings} /> : null}
-        <p>{movedText(estimate, trans)}</p>
-        <p>{originText(estimate, trans)}</p>
+        <p>{movedText(estimate)}</p>
+        <p>{originText(estimate)}</p>
         {isRefused ? null : (
           <p>
             {isBusy
@@ -65,7 +64,6 @@ export async function mayFetch(
 export async function mayTakeOver(
   name: string,
   machine: string,
-  trans: TranslationBundle,
   cause = ''
 ): Promise<boolean> {
   const who =

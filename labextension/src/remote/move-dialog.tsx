@@ -1,18 +1,17 @@
 // The question before a kernel is moved to another machine, and to which remote.
 
 import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
+import { trans } from '../shared/translation';
 import * as React from 'react';
 
 /** Ask for the remote, of at least one; null: the user does not want it after all. */
 export async function whereToMove(
   name: string,
-  remotes: readonly string[],
-  trans: TranslationBundle
+  remotes: readonly string[]
 ): Promise<string | null> {
   const { button, value } = await showDialog({
     title: trans.__('Move %1 to another machine?', name),
-    body: new MoveBody(remotes, trans),
+    body: new MoveBody(remotes),
     buttons: [
       Dialog.cancelButton(),
       Dialog.okButton({ label: trans.__('Move') })
@@ -22,10 +21,7 @@ export async function whereToMove(
 }
 
 class MoveBody extends ReactWidget implements Dialog.IBodyWidget<string> {
-  constructor(
-    private readonly _remotes: readonly string[],
-    private readonly _trans: TranslationBundle
-  ) {
+  constructor(private readonly _remotes: readonly string[]) {
     super();
     this._chosen = _remotes[0];
   }
@@ -35,7 +31,6 @@ class MoveBody extends ReactWidget implements Dialog.IBodyWidget<string> {
   }
 
   protected render(): JSX.Element {
-    const trans = this._trans;
     const names = this._remotes;
     return (
       <div className="jp-GpuCkptDialog">

@@ -11,6 +11,7 @@ import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
 import { elsewhere } from './remotes';
 import type { IPanelContext } from '../shared/tokens';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** The number of sessions that are shown at first. */
 const FIRST = 5;
@@ -20,7 +21,7 @@ export function RemoteSessions(props: {
   remotes: Remotes;
 }): JSX.Element | null {
   const { remotes } = props;
-  const { snapshots, states, currentPath, trans } = props.context;
+  const { snapshots, states, currentPath } = props.context;
   const [showsAll, showAll] = React.useState(false);
   const { known } = remotes;
   if (known.length === 0) {
@@ -43,7 +44,7 @@ export function RemoteSessions(props: {
     >
       <h3 id="jp-gpuckpt-elsewhere">{trans.__('From other machines')}</h3>
       {known.map(remote => (
-        <Problems key={remote.name} remote={remote} context={props.context} />
+        <Problems key={remote.name} remote={remote} />
       ))}
       {choices.length === 0 && !remotes.isAsking ? (
         <p className="jp-GpuCkptSessions-none">
@@ -89,9 +90,9 @@ function Choice(props: {
   context: IPanelContext;
 }): JSX.Element {
   const { choice, context } = props;
-  const { commands, trans } = context;
+  const { commands } = context;
   const { remote, session, snapshot } = choice;
-  const title = remoteTitle(choice, trans);
+  const title = remoteTitle(choice);
   return (
     <li
       className="jp-GpuCkptKernel"
@@ -138,14 +139,9 @@ function Choice(props: {
 }
 
 /** Draw the reasons why some content of a remote is not listed. */
-function Problems(props: {
-  remote: IKnownRemote;
-  context: IPanelContext;
-}): JSX.Element | null {
-  const { remote, context } = props;
-  const { trans } = context;
+function Problems({ remote }: { remote: IKnownRemote }) {
   const texts = [
-    ...(remote.problem ? [explain(remote.problem, trans).join(' ')] : []),
+    ...(remote.problem ? [explain(remote.problem).join(' ')] : []),
     ...(remote.listing?.unreadable ?? [])
   ];
   return texts.length === 0 ? null : (

@@ -1,17 +1,16 @@
 // The dialog that a notification's button "Details" opens.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { GpuCkptError } from './api';
+import { trans } from './translation';
 
 /** Show the dialog about the end of an operation: sentences, and the technical cause of an error or the end of a log. */
 export async function showDetails(
   title: string,
   sentences: string[],
-  error: GpuCkptError | null,
-  trans: TranslationBundle
+  error: GpuCkptError | null
 ): Promise<void> {
   await showDialog({
     title,

@@ -1,16 +1,15 @@
 // The dialog before a kernel is resumed although its files changed.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { GpuCkptError } from './api';
+import { trans } from './translation';
 
 /** Ask whether to resume a kernel although its files changed. `error`: the server's refusal, which names them. */
 export async function mayResumeAnyway(
   name: string,
-  error: GpuCkptError,
-  trans: TranslationBundle
+  error: GpuCkptError
 ): Promise<boolean> {
   const { button } = await showDialog({
     title: trans.__('Resume %1 although files changed?', name),

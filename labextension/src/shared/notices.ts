@@ -1,10 +1,10 @@
 // The common form of all notifications: the message, a remedy, and a button for the details.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { GpuCkptError } from './api';
 import { explain } from './texts';
+import { trans } from './translation';
 
 /** How long a notification with "Undo" is shown, in milliseconds. */
 export const SHOW_UNDO = 30000;
@@ -20,16 +20,15 @@ const LONGEST = 140;
 export function tellFailure(
   id: string,
   headline: string,
-  error: GpuCkptError,
-  trans: TranslationBundle
+  error: GpuCkptError
 ): void {
   if (error.code === GpuCkptError.CANCELLED) {
     conclude(id, headline, 'warning');
     return;
   }
-  const sentences = explain(error, trans);
+  const sentences = explain(error);
   conclude(id, failureText(headline, sentences), 'error', [
-    detailsAction(headline, sentences, error, trans)
+    detailsAction(headline, sentences, error)
   ]);
 }
 
@@ -49,11 +48,10 @@ export function tellWithDetails(
   id: string,
   message: string,
   sentences: string[],
-  trans: TranslationBundle,
   untilDismissed = false,
   text = message
 ): string {
-  const actions = [detailsAction(message, sentences, null, trans)];
+  const actions = [detailsAction(message, sentences, null)];
   return conclude(id, text, 'warning', actions, untilDismissed);
 }
 
@@ -81,14 +79,13 @@ export function conclude(
 function detailsAction(
   title: string,
   sentences: string[],
-  error: GpuCkptError | null,
-  trans: TranslationBundle
+  error: GpuCkptError | null
 ): Notification.IAction {
   return {
     label: trans.__('Details'),
     callback: async () => {
       const { showDetails } = await import('./details');
-      await showDetails(title, sentences, error, trans);
+      await showDetails(title, sentences, error);
     }
   };
 }

@@ -1,7 +1,6 @@
 // Runs operations and notifies the user of their progress and end, in this tab only; optionally also of the ends of others.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from './api';
@@ -17,6 +16,7 @@ import {
   startedText
 } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
+import { trans } from './translation';
 
 /** The kinds of operations that the server carries out by operations of other kinds. */
 const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
@@ -44,8 +44,7 @@ export interface IRunOptions {
 export class Operations {
   constructor(
     private readonly _states: IKernelStates,
-    private readonly _settings: IUserSettings,
-    private readonly _trans: TranslationBundle
+    private readonly _settings: IUserSettings
   ) {
     _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
     _states.changed.connect((_, kernelId) => this._withdrawMoved(kernelId));
@@ -151,7 +150,7 @@ export class Operations {
     name: string
   ): Promise<JSONObject> {
     const { mayResumeAnyway } = await import('./files-dialog');
-    if (await mayResumeAnyway(name, error, this._trans)) {
+    if (await mayResumeAnyway(name, error)) {
       return { force: true };
     }
     throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
@@ -166,15 +165,14 @@ export class Operations {
     ) => Promise<IOperation>,
     undo?: () => Promise<void>
   ): Promise<IOperation | null> {
-    const trans = this._trans;
-    const started = startedText(kind, name, trans);
+    const started = startedText(kind, name);
     const quiet = this._settings.choices.notifications === 'failures';
     const id = quiet
       ? ''
       : Notification.emit(started, 'in-progress', { autoClose: false });
     let followed = '';
     const show = (progress: IProgress, left = '') => {
-      const message = [started, progressText(progress, trans), left];
+      const message = [started, progressText(progress), left];
       Notification.update({ id, message: message.filter(Boolean).join(' ') });
     };
     const pace = new Pace();
@@ -191,7 +189,7 @@ export class Operations {
       const operation = this._states.get(followed)?.operation;
       if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
         const left = pace.of(operation)?.left ?? null;
-        show(operation.progress, leftText(left, trans));
+        show(operation.progress, leftText(left));
         if (kind in CAN_BE_CANCELED) {
           Notification.update({ id, actions: [cancel] });
         }
@@ -202,14 +200,14 @@ export class Operations {
       const operation = await start(kernelId => {
         followed = kernelId;
       }, show);
-      this._tellSuccess(id, doneText(operation, name, trans), operation, undo);
+      this._tellSuccess(id, doneText(operation, name), operation, undo);
       return operation;
     } catch (error) {
       if (!(error instanceof GpuCkptError)) {
         Notification.dismiss(id);
         throw error;
       }
-      tellFailure(id, failedText(kind, name, error, trans), error, trans);
+      tellFailure(id, failedText(kind, name, error), error);
       return null;
     } finally {
       this._states.changed.disconnect(showProgress);
@@ -227,13 +225,13 @@ export class Operations {
     ) {
       return;
     }
-    const name = nameOfPath(end.name, this._trans);
+    const name = nameOfPath(end.name);
     if (end.state === 'succeeded') {
-      this._tellSuccess('', doneText(end, name, this._trans), end);
+      this._tellSuccess('', doneText(end, name), end);
     } else if (end.error) {
       const error = new GpuCkptError(end.error);
-      const text = failedText(end.kind, name, error, this._trans);
-      tellFailure('', text, error, this._trans);
+      const text = failedText(end.kind, name, error);
+      tellFailure('', text, error);
     }
   }
 
@@ -251,21 +249,19 @@ export class Operations {
     if (IS_AWAITED[kind]) {
       const shown =
         warnings.length > 0
-          ? tellWithDetails(id, message, warnings, this._trans, true)
+          ? tellWithDetails(id, message, warnings, true)
           : conclude(id, message, 'success', [], true);
       this._moved.set(kernel_id, shown);
     } else if (warnings.length > 0) {
       // The first warning is shown at once, because it may name a file that the next cell reads.
       const text = failureText(message, warnings.slice(0, 1));
-      tellWithDetails(id, message, warnings, this._trans, false, text);
+      tellWithDetails(id, message, warnings, false, text);
     } else if (this._settings.choices.notifications !== 'failures') {
       conclude(
         id,
         message,
         'success',
-        undo
-          ? [{ label: this._trans.__('Undo'), callback: () => void undo() }]
-          : []
+        undo ? [{ label: trans.__('Undo'), callback: () => void undo() }] : []
       );
     }
   }

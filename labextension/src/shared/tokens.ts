@@ -1,4 +1,3 @@
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import type { JSONObject } from '@lumino/coreutils';
 import { Token } from '@lumino/coreutils';
@@ -150,5 +149,4 @@ export interface IPanelContext {
   openNotebook: (path: string) => void;
   /** Returns the path of the current notebook, or ''. */
   currentPath: () => string;
-  trans: TranslationBundle;
 }

@@ -1,7 +1,6 @@
 // The dialog before a clean-up: which snapshots stay, which ones go, and what that frees.
 
 import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
@@ -11,15 +10,15 @@ import { conclude } from '../shared/notices';
 import type { IExpiry, IPruneReport, IRetention } from '../shared/records';
 import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** Ask which snapshots stay; null: the user does not want a clean-up after all, or nothing would go. */
 export async function chooseSnapshotsToKeep(
-  api: GpuCkptApi,
-  trans: TranslationBundle
+  api: GpuCkptApi
 ): Promise<IRetention | null> {
   const { button, value } = await showDialog({
     title: trans.__('Clean up snapshots'),
-    body: new CleanUpBody(api, trans),
+    body: new CleanUpBody(api),
     buttons: [
       Dialog.cancelButton(),
       Dialog.warnButton({ label: trans.__('Delete') })
@@ -39,10 +38,7 @@ class CleanUpBody
   extends ReactWidget
   implements Dialog.IBodyWidget<IRetention | null>
 {
-  constructor(
-    private readonly _api: GpuCkptApi,
-    private readonly _trans: TranslationBundle
-  ) {
+  constructor(private readonly _api: GpuCkptApi) {
     super();
   }
 
@@ -57,7 +53,6 @@ class CleanUpBody
         choose={policy => {
           this._chosen = policy;
         }}
-        trans={this._trans}
       />
     );
   }
@@ -69,9 +64,8 @@ class CleanUpBody
 function CleanUp(props: {
   api: GpuCkptApi;
   choose: (policy: IRetention | null) => void;
-  trans: TranslationBundle;
 }): JSX.Element {
-  const { api, choose, trans } = props;
+  const { api, choose } = props;
   const [policy, setPolicy] = React.useState<IRetention>({
     keep_last: 1,
     manual_too: false
@@ -100,7 +94,7 @@ function CleanUp(props: {
       },
       error => {
         if (isCurrent && error instanceof GpuCkptError) {
-          setProblem(explain(error, trans).join(' '));
+          setProblem(explain(error).join(' '));
         }
       }
     );
@@ -110,7 +104,7 @@ function CleanUp(props: {
   }, [policy]);
   return (
     <div className="jp-GpuCkptDialog">
-      {expiry ? <p>{expiryTexts(expiry, trans).join(' ')}</p> : null}
+      {expiry ? <p>{expiryTexts(expiry).join(' ')}</p> : null}
       <p>
         <label>
           {trans.__('Automatic snapshots to keep of each kernel:')}{' '}
@@ -143,20 +137,13 @@ function CleanUp(props: {
           'Pinned snapshots and those that a kernel needs are never deleted.'
         )}
       </p>
-      {problem ? (
-        <p role="alert">{problem}</p>
-      ) : (
-        <Effect report={report} trans={trans} />
-      )}
+      {problem ? <p role="alert">{problem}</p> : <Effect report={report} />}
     </div>
   );
 }
 
-function Effect(props: {
-  report: IPruneReport | null;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { report, trans } = props;
+function Effect(props: { report: IPruneReport | null }): JSX.Element {
+  const { report } = props;
   const gone = (report?.verdicts ?? []).filter(({ removed }) => removed);
   const text =
     report === null
@@ -175,8 +162,8 @@ function Effect(props: {
       <ul className="jp-GpuCkptDialog-files">
         {gone.map(({ snapshot }) => (
           <li key={snapshot.snapshot_id}>
-            {nameOfPath(snapshot.name, trans)}: {snapshotTitle(snapshot, trans)}{' '}
-            · {causeLabel(snapshot, trans)}
+            {nameOfPath(snapshot.name)}: {snapshotTitle(snapshot)} ·{' '}
+            {causeLabel(snapshot)}
           </li>
         ))}
       </ul>

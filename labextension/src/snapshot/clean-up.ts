@@ -1,20 +1,19 @@
 // The command that deletes snapshots which the user does not need any more.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptError } from '../shared/api';
 import { formatBytes } from '../shared/format';
 import { conclude, tellFailure } from '../shared/notices';
 import type { ISnapshots } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 export const cleanUpCommandId = 'gpuckpt:clean-up';
 
 /** Add the command. It asks which snapshots stay, and shows which ones go and what that frees. */
 export function addCleanUpCommand(
   commands: CommandRegistry,
-  snapshots: ISnapshots,
-  trans: TranslationBundle
+  snapshots: ISnapshots
 ): void {
   const { api } = snapshots;
   commands.addCommand(cleanUpCommandId, {
@@ -23,7 +22,7 @@ export function addCleanUpCommand(
     describedBy: { args: { type: 'object', properties: {} } },
     execute: async () => {
       const { chooseSnapshotsToKeep } = await import('./clean-up-dialog');
-      const policy = await chooseSnapshotsToKeep(api, trans);
+      const policy = await chooseSnapshotsToKeep(api);
       if (policy === null) {
         return;
       }
@@ -41,7 +40,7 @@ export function addCleanUpCommand(
         if (!(error instanceof GpuCkptError)) {
           throw error;
         }
-        tellFailure('', trans.__('Cleaning up failed'), error, trans);
+        tellFailure('', trans.__('Cleaning up failed'), error);
       }
     }
   });

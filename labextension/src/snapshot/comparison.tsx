@@ -1,31 +1,27 @@
 // The dialog that compares a snapshot's variables with those of its kernel now.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { formatBytes } from '../shared/format';
 import type { IComparison, ISnapshot, IVariable } from '../shared/records';
 import { snapshotTitle } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 /** Show the dialog. */
 export async function showComparison(
   snapshot: ISnapshot,
-  comparison: IComparison,
-  trans: TranslationBundle
+  comparison: IComparison
 ): Promise<void> {
   await showDialog({
-    title: trans.__('Variables: %1 and now', snapshotTitle(snapshot, trans)),
-    body: <Comparison comparison={comparison} trans={trans} />,
+    title: trans.__('Variables: %1 and now', snapshotTitle(snapshot)),
+    body: <Comparison comparison={comparison} />,
     buttons: [Dialog.okButton({ label: trans.__('Close') })]
   });
 }
 
-function Comparison(props: {
-  comparison: IComparison;
-  trans: TranslationBundle;
-}) {
-  const { comparison, trans } = props;
+function Comparison(props: { comparison: IComparison }) {
+  const { comparison } = props;
   const { changed, added, removed, unknown, same } = comparison;
   const rows = [
     ...changed.map(row => ({ ...row, what: trans.__('changed') })),

@@ -1,12 +1,12 @@
 // The dialog before a snapshot is restored.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { formatAge } from '../shared/format';
 import type { IChanges, ISnapshot, IStoredNotebook } from '../shared/records';
 import { changedFileText, snapshotTitle } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 /**
  * Ask whether to restore a snapshot, with its cells and outputs unless the user does not want that. Name the files that have changed: a snapshot
@@ -17,14 +17,13 @@ export async function mayGoBack(
   snapshot: ISnapshot,
   { files, obstacles }: IChanges,
   stored: IStoredNotebook | null,
-  differences: string,
-  trans: TranslationBundle
+  differences: string
 ): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {
   const force = files.some(({ change }) =>
     ['missing', 'too_short', 'in_transaction'].includes(change)
   );
   const { button, isChecked } = await showDialog({
-    title: trans.__('Restore %1?', snapshotTitle(snapshot, trans)),
+    title: trans.__('Restore %1?', snapshotTitle(snapshot)),
     body: (
       <div className="jp-GpuCkptDialog">
         {obstacles.length > 0 ? (
@@ -67,7 +66,7 @@ export async function mayGoBack(
             </p>
             <ul className="jp-GpuCkptDialog-files">
               {files.map(file => (
-                <li key={file.path}>{changedFileText(file, trans)}</li>
+                <li key={file.path}>{changedFileText(file)}</li>
               ))}
             </ul>
           </>

@@ -7,7 +7,6 @@ import {
   showDialog
 } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from '../shared/api';
@@ -32,6 +31,7 @@ import type {
   IUserSettings
 } from '../shared/tokens';
 import type { Undo } from './undo';
+import { trans } from '../shared/translation';
 
 export class SnapshotActions {
   constructor(
@@ -42,8 +42,7 @@ export class SnapshotActions {
     private readonly _undo: Undo,
     private readonly _settings: IUserSettings,
     /** Returns the cells of an open notebook; null if there are none that a snapshot can replace. */
-    private readonly _cellsAt: (path: string) => IOpenCells | null,
-    private readonly _trans: TranslationBundle
+    private readonly _cellsAt: (path: string) => IOpenCells | null
   ) {}
 
   /** The actions that the server does not support, because it is older than this page. */
@@ -60,11 +59,8 @@ export class SnapshotActions {
       if (error.code === GpuCkptError.NO_EXTENSION) {
         (this.missing as Set<SnapshotAction>).add(action);
       }
-      const headline = this._failed(
-        action,
-        snapshotTitle(snapshot, this._trans)
-      );
-      tellFailure('', headline, error, this._trans);
+      const headline = this._failed(action, snapshotTitle(snapshot));
+      tellFailure('', headline, error);
     }
   }
 
@@ -74,7 +70,6 @@ export class SnapshotActions {
     if (file === null) {
       return;
     }
-    const trans = this._trans;
     const id = Notification.emit(
       trans.__('Importing %1…', file.name),
       'in-progress',
@@ -89,7 +84,7 @@ export class SnapshotActions {
         throw error;
       }
       const headline = trans.__('Importing %1 failed', file.name);
-      tellFailure(id, headline, error, trans);
+      tellFailure(id, headline, error);
     }
   }
 
@@ -111,11 +106,11 @@ export class SnapshotActions {
       case 'compare': {
         const comparison = await this._snapshots.api.compare(id, kernelId);
         const { showComparison } = await import('./comparison');
-        return showComparison(snapshot, comparison, this._trans);
+        return showComparison(snapshot, comparison);
       }
       case 'details': {
         const { showSnapshot } = await import('./snapshot-details');
-        return showSnapshot(snapshot, this._trans);
+        return showSnapshot(snapshot);
       }
       case 'rename':
         return this._rename(snapshot);
@@ -146,20 +141,12 @@ export class SnapshotActions {
     const stored = cells ? await this._stored(snapshot_id) : null;
     const then = stored?.notebook?.cells ?? null;
     const differences =
-      cells && then
-        ? cellChangesText(cellChanges(then, cells.read()), this._trans)
-        : '';
+      cells && then ? cellChangesText(cellChanges(then, cells.read())) : '';
     let wanted = differences ? then : null;
     let body: JSONObject = { snapshot_id };
     if (!isPlain || this._settings.choices.confirmRollBack) {
       const { mayGoBack } = await import('./roll-back');
-      const may = await mayGoBack(
-        snapshot,
-        changes,
-        stored,
-        differences,
-        this._trans
-      );
+      const may = await mayGoBack(snapshot, changes, stored, differences);
       if (!may.goBack) {
         return;
       }
@@ -174,10 +161,10 @@ export class SnapshotActions {
     if (cells?.isShared) {
       return this._restoreInCopy(snapshot);
     }
-    const name = this._trans.__(
+    const name = trans.__(
       '%1 to %2',
       this._notebook(snapshot),
-      snapshotTitle(snapshot, this._trans)
+      snapshotTitle(snapshot)
     );
     const before = cells?.read() ?? [];
     // The state of a kernel without a process is in a snapshot already.
@@ -204,9 +191,8 @@ export class SnapshotActions {
 
   /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
   private async _restoreInCopy(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
     const { button } = await showDialog({
-      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot, trans)),
+      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot)),
       body: trans.__(
         'Others have this notebook open. It and its kernel stay as they are. The copy gets the snapshot’s cells and a kernel of its own.'
       ),
@@ -237,7 +223,6 @@ export class SnapshotActions {
   }
 
   private async _rename(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
     const { button, value } = await InputDialog.getText({
       title: trans.__('Rename the Snapshot'),
       label: trans.__('Name'),
@@ -252,15 +237,14 @@ export class SnapshotActions {
 
   private async _annotate(snapshot: ISnapshot): Promise<void> {
     const { editNote } = await import('./note');
-    const note = await editNote(snapshot, this._trans);
+    const note = await editNote(snapshot);
     if (note !== null) {
       await this._snapshots.change(snapshot.snapshot_id, { note });
     }
   }
 
   private async _verify(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const name = snapshotTitle(snapshot, trans);
+    const name = snapshotTitle(snapshot);
     const id = Notification.emit(
       trans.__('Verifying %1…', name),
       'in-progress',
@@ -268,11 +252,11 @@ export class SnapshotActions {
     );
     try {
       const found = await this._snapshots.api.verify(snapshot.snapshot_id);
-      const text = verifiedText(name, found, trans);
+      const text = verifiedText(name, found);
       if (found.ok) {
         conclude(id, text, 'success');
       } else {
-        tellWithDetails(id, text, found.problems, trans);
+        tellWithDetails(id, text, found.problems);
       }
     } catch (error) {
       Notification.dismiss(id);
@@ -283,25 +267,24 @@ export class SnapshotActions {
   /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
   private async _export(snapshot: ISnapshot): Promise<void> {
     const link = document.createElement('a');
-    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot, this._trans)}`;
+    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;
     link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
     link.download = '';
     document.body.appendChild(link);
     link.click();
     link.remove();
     Notification.info(
-      this._trans.__(
+      trans.__(
         'Exporting %1: your browser downloads it. The file contains everything that is in the kernel’s memory.',
-        snapshotTitle(snapshot, this._trans)
+        snapshotTitle(snapshot)
       ),
       { autoClose: SHOW_UNDO }
     );
   }
 
   private async _delete(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const name = snapshotTitle(snapshot, trans);
-    const copies = copiesOfDeleted(snapshot, trans);
+    const name = snapshotTitle(snapshot);
+    const copies = copiesOfDeleted(snapshot);
     if (this._settings.choices.confirmDelete) {
       const { button } = await showDialog({
         title: trans.__('Delete the snapshot %1?', name),
@@ -336,11 +319,11 @@ export class SnapshotActions {
     const seconds = this._snapshots.store?.undo_delete_seconds;
     switch (seconds) {
       case undefined:
-        return this._trans.__('You can undo this for a while.');
+        return trans.__('You can undo this for a while.');
       case 0:
-        return this._trans.__('This cannot be undone.');
+        return trans.__('This cannot be undone.');
       default:
-        return this._trans._n(
+        return trans._n(
           'You can undo this for %1 second.',
           'You can undo this for %1 seconds.',
           seconds
@@ -355,17 +338,16 @@ export class SnapshotActions {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      const headline = this._trans.__('Could not restore the snapshot');
-      tellFailure('', headline, error, this._trans);
+      const headline = trans.__('Could not restore the snapshot');
+      tellFailure('', headline, error);
     }
   }
 
   private _notebook(snapshot: ISnapshot): string {
-    return nameOfPath(snapshot.name, this._trans);
+    return nameOfPath(snapshot.name);
   }
 
   private _failed(action: SnapshotAction, name: string): string {
-    const trans = this._trans;
     const texts: Record<SnapshotAction, string> = {
       goBack: trans.__('Restoring %1 failed', name),
       branch: trans.__('Branching %1 failed', name),

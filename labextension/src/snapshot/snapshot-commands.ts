@@ -1,6 +1,5 @@
 // The commands on a snapshot: restore, branch, compare, edit, verify, export, delete.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
@@ -8,6 +7,7 @@ import type { ISnapshot } from '../shared/records';
 import type { SnapshotActions } from './snapshot-actions';
 import { refusal } from '../shared/texts';
 import type { IKernelStates, ISnapshots } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The actions of the commands, in the order of the menu. */
 export const snapshotActions = [
@@ -59,8 +59,7 @@ export function addSnapshotCommands(
   states: IKernelStates,
   /** Returns whether a notebook has a kernel. */
   isBusy: (path: string) => boolean,
-  actions: SnapshotActions,
-  trans: TranslationBundle
+  actions: SnapshotActions
 ): void {
   const labels: Record<SnapshotAction, string> = {
     goBack: trans.__('Restore This Snapshot'),
@@ -81,7 +80,7 @@ export function addSnapshotCommands(
     const refusalOf = (args: ReadonlyPartialJSONObject) => {
       const snapshot = find(args);
       return snapshot
-        ? snapshotRefusal(action, snapshot, states, isBusy, trans)
+        ? snapshotRefusal(action, snapshot, states, isBusy)
         : trans.__('This snapshot was deleted.');
     };
     commands.addCommand(snapshotCommandIds[action], {
@@ -111,14 +110,13 @@ export function snapshotRefusal(
   action: SnapshotAction,
   snapshot: ISnapshot,
   states: IKernelStates,
-  isBusy: (path: string) => boolean,
-  trans: TranslationBundle
+  isBusy: (path: string) => boolean
 ): string | null {
   const kernel = states.get(snapshot.kernel_id);
   switch (action) {
     case 'goBack':
       if (kernel) {
-        return refusal('roll_back', snapshot.kernel_id, states, trans);
+        return refusal('roll_back', snapshot.kernel_id, states);
       }
       return isBusy(snapshot.name)
         ? trans.__(

@@ -1,22 +1,19 @@
 // The dialog with the details of a snapshot.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { uploadsCaption } from '../remote/remote-texts';
 import { formatBytes, formatMoment, formatSeconds } from '../shared/format';
 import type { ISnapshot } from '../shared/records';
 import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 /** Show the dialog. */
-export async function showSnapshot(
-  snapshot: ISnapshot,
-  trans: TranslationBundle
-): Promise<void> {
+export async function showSnapshot(snapshot: ISnapshot): Promise<void> {
   const facts: [string, string][] = [
     [trans.__('Taken'), formatMoment(snapshot.created)],
-    [trans.__('Reason'), causeCaption(snapshot, trans)],
+    [trans.__('Reason'), causeCaption(snapshot)],
     [trans.__('Notebook'), snapshot.name],
     [trans.__('Note'), snapshot.note],
     [trans.__('Memory'), formatBytes(snapshot.raw_bytes)],
@@ -24,7 +21,7 @@ export async function showSnapshot(
       trans.__('GPU memory'),
       snapshot.gpu_bytes > 0 ? formatBytes(snapshot.gpu_bytes) : ''
     ],
-    [trans.__('Disk use'), sizeText(snapshot, trans)],
+    [trans.__('Disk use'), sizeText(snapshot)],
     [
       trans.__('Duration'),
       trans.__(
@@ -34,11 +31,11 @@ export async function showSnapshot(
       )
     ],
     [trans.__('Machine'), snapshot.host_name],
-    [trans.__('Remotes'), uploadsCaption(snapshot, trans)],
+    [trans.__('Remotes'), uploadsCaption(snapshot)],
     [trans.__('ID'), snapshot.snapshot_id]
   ];
   await showDialog({
-    title: snapshotTitle(snapshot, trans),
+    title: snapshotTitle(snapshot),
     body: (
       <div className="jp-GpuCkptDialog">
         <dl className="jp-GpuCkptFacts">

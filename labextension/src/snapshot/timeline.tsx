@@ -21,6 +21,7 @@ import {
   variableText
 } from './snapshot-texts';
 import { UploadBadge } from '../remote/upload-badge';
+import { trans } from '../shared/translation';
 
 /** The numbers of snapshots, and of a snapshot's variables, that are shown at first. */
 const FIRST_SNAPSHOTS = 5;
@@ -32,7 +33,6 @@ export function Timeline(props: {
   snapshots: ISnapshot[];
 }): JSX.Element {
   const { context, label, snapshots } = props;
-  const { trans } = context;
   const [showsAll, showAll] = React.useState(false);
   if (snapshots.length === 0) {
     return (
@@ -73,8 +73,8 @@ function SnapshotCard(props: {
   snapshot: ISnapshot;
 }): JSX.Element {
   const { context, snapshot } = props;
-  const { states, commands, trans } = context;
-  const title = snapshotTitle(snapshot, trans);
+  const { states, commands } = context;
+  const title = snapshotTitle(snapshot);
   const args = { snapshotId: snapshot.snapshot_id };
   const kernel = states.get(snapshot.kernel_id);
   const isHere = kernel?.snapshot_id === snapshot.snapshot_id;
@@ -115,10 +115,10 @@ function SnapshotCard(props: {
         {snapshot.gpu_bytes > 0 ? (
           <span>{trans.__('%1 GPU', formatBytes(snapshot.gpu_bytes))}</span>
         ) : null}
-        <span className="jp-GpuCkptCause" title={causeCaption(snapshot, trans)}>
-          {causeLabel(snapshot, trans)}
+        <span className="jp-GpuCkptCause" title={causeCaption(snapshot)}>
+          {causeLabel(snapshot)}
         </span>
-        <UploadBadge snapshot={snapshot} trans={trans} />
+        <UploadBadge snapshot={snapshot} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
             {trans.__('current')}
@@ -132,7 +132,7 @@ function SnapshotCard(props: {
           </span>
         ) : null}
       </div>
-      <SharedBar snapshot={snapshot} text={sizeText(snapshot, trans)} />
+      <SharedBar snapshot={snapshot} text={sizeText(snapshot)} />
       {snapshot.note ? (
         <p className="jp-GpuCkptSnapshot-note">{snapshot.note}</p>
       ) : null}

@@ -2,7 +2,6 @@
 
 import { Notification } from '@jupyterlab/apputils';
 import type { Event } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
@@ -12,14 +11,14 @@ import type { Operations } from '../shared/operations';
 import type { IKernel, ISnapshot } from '../shared/records';
 import { isKernelAction } from '../shared/server-events';
 import { snapshotTitle } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 export class Undo {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
     /** Connects the notebook at a path to a kernel again; opens it if it is not open. */
-    private readonly _reconnect: (path: string, kernelId: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _reconnect: (path: string, kernelId: string) => void
   ) {}
 
   /** Offer to undo the shutdowns and restarts that the user of this page requests. */
@@ -65,14 +64,13 @@ export class Undo {
   }
 
   private async _offerShutdown(kernelId: string): Promise<void> {
-    const trans = this._trans;
     const kept = (await this._api.shutDowns()).find(
       ({ kernel_id }) => kernel_id === kernelId
     );
     if (kept === undefined) {
       return;
     }
-    const name = nameOfPath(kept.path || kept.kernel_name, trans);
+    const name = nameOfPath(kept.path || kept.kernel_name);
     const left = kept.ends_at * 1000 - Date.now();
     this._offer(
       trans.__('Shut down the kernel of %1', name),
@@ -86,13 +84,9 @@ export class Undo {
   }
 
   private async _offerRestart(kernelId: string): Promise<void> {
-    const trans = this._trans;
     const kernel = await this._api.kernel(kernelId);
     const saved = await this._before(kernel);
-    const name = nameOfPath(
-      saved?.name || kernel.path || kernel.kernel_name,
-      trans
-    );
+    const name = nameOfPath(saved?.name || kernel.path || kernel.kernel_name);
     if (kernel.former_kept || saved) {
       this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
         this._undoRestart(kernelId)
@@ -128,9 +122,9 @@ export class Undo {
       await this._restore(saved, kernelId);
     } else {
       Notification.success(
-        this._trans.__(
+        trans.__(
           'Restored %1 to its state before the restart',
-          nameOfPath(kernel.path || kernel.kernel_name, this._trans)
+          nameOfPath(kernel.path || kernel.kernel_name)
         ),
         { autoClose: SHOW_UNDO }
       );
@@ -160,11 +154,7 @@ export class Undo {
     await this._operations.run(
       'roll_back',
       kernelId,
-      this._trans.__(
-        '%1 to %2',
-        nameOfPath(name, this._trans),
-        snapshotTitle(to, this._trans)
-      ),
+      trans.__('%1 to %2', nameOfPath(name), snapshotTitle(to)),
       { body: { snapshot_id } }
     );
   }
@@ -174,7 +164,6 @@ export class Undo {
     autoClose: number,
     undo: () => Promise<void>
   ): void {
-    const trans = this._trans;
     const callback = async () => {
       try {
         await undo();
@@ -182,7 +171,7 @@ export class Undo {
         if (!(error instanceof GpuCkptError)) {
           throw error;
         }
-        tellFailure('', trans.__('Undo failed'), error, trans);
+        tellFailure('', trans.__('Undo failed'), error);
       }
     };
     Notification.info(message, {
