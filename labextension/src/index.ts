@@ -191,6 +191,7 @@ const banner: JupyterFrontEndPlugin<void> = {
     const api = new GpuCkptApi(serverSettings);
     const notices = new MachineNotices(api, events.stream);
     askAgainAfterOutages(serviceManager, () => notices.refresh());
+    void notices.refresh();
     tracker.widgetAdded.connect((_, panel) => {
       followState(panel, states);
       const showHistory = () =>

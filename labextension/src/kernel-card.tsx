@@ -6,7 +6,7 @@ import * as React from 'react';
 import { atRisk, riskText } from './kernel/at-risk';
 import { CommandButton, MenuButton } from './shared/command-button';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
-import type { IKernel, IOperation, ISnapshot } from './shared/records';
+import type { KernelView, IOperation, SnapshotView } from './shared/records';
 import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
 import { snapshotTitle } from './snapshot/snapshot-texts';
@@ -27,8 +27,8 @@ type Main = 'save' | 'suspend' | 'resume';
 
 interface IProps {
   context: SessionsPanel.IContext;
-  kernel: IKernel;
-  snapshots: ISnapshot[];
+  kernel: KernelView;
+  snapshots: SnapshotView[];
   /** A new object for each request to show the kernel. */
   revealed: SessionsPanel.IRevealed | null;
 }

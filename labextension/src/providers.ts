@@ -9,9 +9,9 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi, GpuCkptError } from './shared/api';
-import { KernelStates } from './kernel/model';
+import { KernelStates } from './shared/kernel-states';
 import { askAgainAfterOutages } from './kernel/reconnection';
-import { Snapshots } from './snapshot/snapshots';
+import { Snapshots } from './shared/snapshots';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 import { translate } from './shared/translation';
 import { UserSettings } from './shared/user-settings';
@@ -32,6 +32,7 @@ export const states: JupyterFrontEndPlugin<IKernelStates> = {
     const { events, kernels, serverSettings } = app.serviceManager;
     const api = new GpuCkptApi(serverSettings);
     const states = new KernelStates(api, events.stream);
+    void states.refreshAll();
     askAgainAfterOutages(app.serviceManager, async () => {
       await states.refreshAll();
       return states.problem('')?.code !== GpuCkptError.UNREACHABLE;

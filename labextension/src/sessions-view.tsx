@@ -6,7 +6,7 @@ import { CommandButton } from './shared/command-button';
 import { RemoteSessions } from './remote/remote-sessions';
 import { nameOfPath } from './shared/format';
 import { KernelCard } from './kernel-card';
-import type { ISnapshot } from './shared/records';
+import type { SnapshotView } from './shared/records';
 import { importCommandId } from './snapshot/snapshot-commands';
 import type { SessionsPanel } from './sessions-panel';
 import { StorePicture } from './snapshot/store-picture';
@@ -104,10 +104,10 @@ export default function SessionsView(props: {
 
 /** Return groups of snapshots with the same value in a field; the order is kept. */
 function groups(
-  list: readonly ISnapshot[],
+  list: readonly SnapshotView[],
   field: 'kernel_id' | 'name'
-): Map<string, ISnapshot[]> {
-  const found = new Map<string, ISnapshot[]>();
+): Map<string, SnapshotView[]> {
+  const found = new Map<string, SnapshotView[]>();
   for (const snapshot of list) {
     found.set(snapshot[field], [
       ...(found.get(snapshot[field]) ?? []),

@@ -1,17 +1,17 @@
 import { atRisk, riskText } from '../kernel/at-risk';
-import type { IKernel, ISnapshot, IUpload } from '../shared/records';
+import type { KernelView, SnapshotView, UploadView } from '../shared/records';
 import { aKernel, aSnapshot, anUpload } from './fakes';
 
 const NOW = 10_000;
 
 /** A snapshot of that age, in seconds, with an upload in this state. */
-const saved = (age: number, state?: IUpload['state'], changes = {}) =>
+const saved = (age: number, state?: UploadView['state'], changes = {}) =>
   aSnapshot({
     created: NOW - age,
     uploads: state ? [anUpload({ state, ...changes })] : []
   });
 
-const text = (kernel: Partial<IKernel>, ...snapshots: ISnapshot[]) => {
+const text = (kernel: Partial<KernelView>, ...snapshots: SnapshotView[]) => {
   const found = aKernel(kernel);
   const risk = atRisk(found, snapshots, NOW);
   return risk && riskText(risk, found, snapshots);

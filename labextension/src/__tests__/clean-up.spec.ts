@@ -3,7 +3,7 @@ import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import { addCleanUpCommand, cleanUpCommandId } from '../snapshot/clean-up';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import {
   aSnapshot,
   dialog,
@@ -40,7 +40,6 @@ describe('a clean-up', () => {
     snapshots = new Snapshots(api, new FakeEvents().stream);
     Notification.dismiss();
   });
-  afterEach(() => snapshots.dispose());
 
   const begin = () => {
     const registry = new CommandRegistry();

@@ -10,7 +10,7 @@ import type { Action } from '../kernel/commands';
 import { actions, addCommands, commandIds } from '../kernel/commands';
 import { followIdleKernels } from '../kernel/idle-notice';
 import { KernelActions } from '../kernel/kernel-actions';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
 import { press as pressed } from '../shared/press';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
@@ -92,7 +92,7 @@ beforeEach(async () => {
     })
     .on('GET kernels/k', aKernel());
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
-  await states.ready;
+  await states.refreshAll();
   selected = null;
   current = null;
   saveNotebook.mockResolvedValue(true);
@@ -102,7 +102,6 @@ beforeEach(async () => {
 afterEach(() => {
   jest.clearAllMocks();
   Notification.dismiss();
-  states.dispose();
 });
 
 describe('commands', () => {

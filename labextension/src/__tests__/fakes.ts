@@ -5,12 +5,12 @@ import { ServerConnection } from '@jupyterlab/services';
 import { Stream } from '@lumino/signaling';
 
 import type {
-  IKernel,
+  KernelView,
   IOperation,
-  IRemoteSession,
-  IRemoteSnapshot,
-  ISnapshot,
-  IUpload
+  ListedSession,
+  ListedSnapshot,
+  SnapshotView,
+  UploadView
 } from '../shared/records';
 import { KERNEL_EVENT_SCHEMA } from '../shared/server-events';
 import type { IChoices, IUserSettings } from '../shared/tokens';
@@ -63,7 +63,7 @@ export class FakeEvents {
     {} as Event.IManager
   );
 
-  tell(kernel: IKernel): void {
+  tell(kernel: KernelView): void {
     this.emit({ ...kernel, schema_id: KERNEL_EVENT_SCHEMA });
   }
 
@@ -78,7 +78,7 @@ export function refused(status: number, record: object): Answer {
   return { status, body: JSON.stringify(record) };
 }
 
-const KERNEL: Omit<IKernel, 'kernel_id'> = {
+const KERNEL: Omit<KernelView, 'kernel_id'> = {
   state: 'starting',
   managed: false,
   reason: null,
@@ -108,7 +108,7 @@ const KERNEL: Omit<IKernel, 'kernel_id'> = {
   parent_snapshot_id: null
 };
 
-const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
+const SNAPSHOT: Omit<SnapshotView, 'snapshot_id'> = {
   kernel_id: '',
   created: 0,
   reason: 'save',
@@ -133,7 +133,7 @@ const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   remote_only: null
 };
 
-export function aKernel(changes: Partial<IKernel> = {}): IKernel {
+export function aKernel(changes: Partial<KernelView> = {}): KernelView {
   return {
     ...KERNEL,
     kernel_id: 'k',
@@ -143,7 +143,7 @@ export function aKernel(changes: Partial<IKernel> = {}): IKernel {
   };
 }
 
-export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
+export function aSnapshot(changes: Partial<SnapshotView> = {}): SnapshotView {
   return {
     ...SNAPSHOT,
     snapshot_id: 's',
@@ -203,7 +203,7 @@ export function aDone(changes: Partial<IOperation> = {}): IOperation {
 }
 
 /** A snapshot's way to the remote `team`. */
-export function anUpload(changes: Partial<IUpload> = {}): IUpload {
+export function anUpload(changes: Partial<UploadView> = {}): UploadView {
   return {
     remote: 'team',
     state: 'uploaded',
@@ -216,9 +216,9 @@ export function anUpload(changes: Partial<IUpload> = {}): IUpload {
 
 /** What a remote has of a notebook; the snapshots are the newest first. */
 export function aRemoteSession(
-  changes: Partial<IRemoteSession> = {},
-  ...snapshots: Partial<IRemoteSnapshot>[]
-): IRemoteSession {
+  changes: Partial<ListedSession> = {},
+  ...snapshots: Partial<ListedSnapshot>[]
+): ListedSession {
   const made = (snapshots.length > 0 ? snapshots : [{}]).map(snapshot => ({
     snapshot_id: 'offsite',
     kernel_id: 'there',

@@ -3,10 +3,10 @@ import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import type {
-  IFetchEstimate,
-  IProgress,
-  IRemoteListing,
-  IUpload
+  FetchEstimate,
+  ProgressRecord,
+  RemoteListing,
+  UploadView
 } from '../shared/records';
 import {
   copiesOfDeleted,
@@ -20,7 +20,7 @@ import {
   FetchActions,
   fetchCommandId
 } from '../remote/fetch-commands';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
 import { elsewhere, Remotes } from '../remote/remotes';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
@@ -49,7 +49,7 @@ beforeEach(() => {
   api = new GpuCkptApi(server.settings);
 });
 
-function listing(remote: string, ...sessions: IRemoteListing['sessions']) {
+function listing(remote: string, ...sessions: RemoteListing['sessions']) {
   return { remote, sessions, unreadable: [] };
 }
 
@@ -114,7 +114,7 @@ describe('Remotes', () => {
 });
 
 describe('elsewhere', () => {
-  const known = (...sessions: IRemoteListing['sessions']) => [
+  const known = (...sessions: RemoteListing['sessions']) => [
     { name: 'team', listing: listing('team', ...sessions), problem: null }
   ];
   const ids = (
@@ -178,8 +178,9 @@ describe('elsewhere', () => {
 });
 
 describe('the texts on uploads', () => {
-  const label = (changes: Partial<IUpload>) => uploadLabel(anUpload(changes));
-  const caption = (changes: Partial<IUpload>) =>
+  const label = (changes: Partial<UploadView>) =>
+    uploadLabel(anUpload(changes));
+  const caption = (changes: Partial<UploadView>) =>
     uploadCaption(anUpload(changes));
 
   it('say how far one is', () => {
@@ -208,7 +209,7 @@ describe('the texts on uploads', () => {
   });
 
   it('say which copies go with a deleted snapshot', () => {
-    const text = (...uploads: IUpload[]) =>
+    const text = (...uploads: UploadView[]) =>
       copiesOfDeleted({ uploads, pinned: false });
     expect(text()).toBe('');
     expect(text(anUpload({ state: 'waiting' }))).toBe('');
@@ -219,7 +220,7 @@ describe('the texts on uploads', () => {
   });
 
   it('are about what matters most', () => {
-    const states: IUpload['state'][] = [
+    const states: UploadView['state'][] = [
       'uploaded',
       'waiting',
       'uploading',
@@ -258,7 +259,7 @@ describe('fetching', () => {
   const told = () =>
     Notification.manager.notifications.map(({ message }) => message);
 
-  function estimate(changes: Partial<IFetchEstimate> = {}): IFetchEstimate {
+  function estimate(changes: Partial<FetchEstimate> = {}): FetchEstimate {
     const session = aRemoteSession();
     return {
       session,
@@ -272,7 +273,7 @@ describe('fetching', () => {
     };
   }
 
-  const estimates = (changes: Partial<IFetchEstimate> = {}) =>
+  const estimates = (changes: Partial<FetchEstimate> = {}) =>
     server.on(
       'GET remotes/team/snapshots/offsite?session_id=session',
       estimate(changes)
@@ -295,7 +296,7 @@ describe('fetching', () => {
       });
     estimates();
     states = new KernelStates(api, events.stream);
-    await states.ready;
+    await states.refreshAll();
     commands = new CommandRegistry();
     const operations = new Operations(states, chosen());
     const isBusy = (path: string) => busy.has(path);
@@ -307,7 +308,6 @@ describe('fetching', () => {
 
   afterEach(() => {
     Notification.dismiss();
-    states.dispose();
   });
 
   it('tells what it moves, fetches, resumes into the notebook and shows it', async () => {
@@ -442,7 +442,7 @@ describe('fetching', () => {
   });
 
   it('shows how far it is, and does not tell its end twice', async () => {
-    const seen: IProgress[] = [];
+    const seen: ProgressRecord[] = [];
     const at = (done_bytes: number) => ({
       ...aFetch(),
       progress: { stage: 'fetch', done_bytes, total_bytes: 4e6, seconds: 1 }

@@ -3,10 +3,10 @@ import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import type { KernelActions } from '../kernel/kernel-actions';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
 import type { IChoices } from '../shared/tokens';
-import type { IChanges, IKernel, ISnapshot } from '../shared/records';
+import type { Changes, KernelView, SnapshotView } from '../shared/records';
 import { SnapshotActions } from '../snapshot/snapshot-actions';
 import type { SnapshotAction } from '../snapshot/snapshot-commands';
 import {
@@ -15,7 +15,7 @@ import {
   snapshotCommandIds,
   snapshotRefusal
 } from '../snapshot/snapshot-commands';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import type { Undo } from '../snapshot/undo';
 import {
   aDone,
@@ -30,7 +30,7 @@ import {
   refused
 } from './fakes';
 const args = { snapshotId: 's' };
-const unchanged: IChanges = { files: [], obstacles: [] };
+const unchanged: Changes = { files: [], obstacles: [] };
 
 let server: FakeServer;
 let events: FakeEvents;
@@ -87,25 +87,27 @@ beforeEach(async () => {
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, events.stream);
   snapshots = new Snapshots(api, events.stream);
-  await Promise.all([states.ready, snapshots.refresh()]);
+  await Promise.all([states.refreshAll(), snapshots.refresh()]);
   commands = register();
 });
 
 afterEach(() => {
   Notification.dismiss();
-  states.dispose();
-  snapshots.dispose();
 });
 
 describe('snapshotRefusal', () => {
-  const refused = (action: SnapshotAction, changes: Partial<ISnapshot> = {}) =>
+  const refused = (
+    action: SnapshotAction,
+    changes: Partial<SnapshotView> = {}
+  ) =>
     snapshotRefusal(
       action,
       aSnapshot(changes),
       states,
       path => path === 'busy.ipynb'
     );
-  const becomes = (changes: Partial<IKernel>) => events.tell(aKernel(changes));
+  const becomes = (changes: Partial<KernelView>) =>
+    events.tell(aKernel(changes));
 
   it('lets everything be done to that of a running kernel', () => {
     expect(snapshotActions.filter(action => refused(action))).toEqual([]);

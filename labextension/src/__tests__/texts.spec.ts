@@ -1,10 +1,10 @@
 import { GpuCkptError } from '../shared/api';
 import { formatBytes, formatSeconds, nameOfPath } from '../shared/format';
 import type {
-  IExpiry,
-  IKernel,
+  RetentionPolicy,
+  KernelView,
   IOperation,
-  IResult,
+  ResultView,
   KernelState,
   OperationKind
 } from '../shared/records';
@@ -50,7 +50,7 @@ const noRule = {
   manual_too: false
 };
 
-it.each<[Partial<IExpiry>, string[]]>([
+it.each<[Partial<RetentionPolicy>, string[]]>([
   [{}, ['Automatic snapshots do not expire.']],
   [
     { keep_last: 1, keep_suspends: 10 },
@@ -77,14 +77,14 @@ it.each<[Partial<IExpiry>, string[]]>([
 });
 
 /** What an operation did, with some of its numbers changed. */
-function with_(operation: Partial<IOperation>, result: Partial<IResult>) {
+function with_(operation: Partial<IOperation>, result: Partial<ResultView>) {
   const done = aDone(operation);
   return { ...done, result: { ...done.result!, ...result } };
 }
 
 /** Only what a refusal looks at. */
 function knowing(
-  kernel?: IKernel,
+  kernel?: KernelView,
   problem: GpuCkptError | null = null
 ): IKernelStates {
   return {
@@ -94,7 +94,7 @@ function knowing(
   } as Partial<IKernelStates> as IKernelStates;
 }
 
-const can = (kind: OperationKind, kernel: IKernel) =>
+const can = (kind: OperationKind, kernel: KernelView) =>
   refusal(kind, 'k', knowing(kernel)) === null;
 
 describe('refusal', () => {

@@ -1,7 +1,7 @@
 import { Notification } from '@jupyterlab/apputils';
 
 import { GpuCkptApi } from '../shared/api';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { failureText } from '../shared/notices';
 import { Operations } from '../shared/operations';
 import { KERNEL_ACTION_SCHEMA } from '../shared/server-events';
@@ -57,7 +57,7 @@ beforeEach(async () => {
     .on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, events.stream);
-  await states.ready;
+  await states.refreshAll();
   const operations = new Operations(states, chosen());
   undo = new Undo(api, operations, reconnect);
   undo.follow(events.stream);
@@ -68,7 +68,6 @@ afterEach(() => {
   jest.restoreAllMocks();
   reconnect.mockClear();
   Notification.dismiss();
-  states.dispose();
 });
 
 describe('undo', () => {

@@ -5,7 +5,7 @@ import { DisposableDelegate } from '@lumino/disposable';
 import { Panel, Widget } from '@lumino/widgets';
 
 import { GpuCkptApi } from '../shared/api';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { continueCommandId, SuspendedSessions } from '../kernel/welcome';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
@@ -17,7 +17,7 @@ describe('the card in the launcher and the button above files', () => {
       new GpuCkptApi(server.settings),
       events.stream
     );
-    await states.ready;
+    await states.refreshAll();
     const commands = new CommandRegistry();
     const open = jest.fn();
     const cards: string[] = [];
@@ -72,6 +72,5 @@ describe('the card in the launcher and the button above files', () => {
     browser.dispose();
     events.tell(aKernel(asleep));
     expect(line.isHidden).toBe(true);
-    states.dispose();
   });
 });

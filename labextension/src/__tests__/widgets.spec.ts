@@ -11,13 +11,13 @@ import { SuspendedBanner } from '../kernel/banner';
 import { StateChip } from '../kernel/chip';
 import { fetchCommandId } from '../remote/fetch-commands';
 import { followState } from '../kernel/kernel-indicator';
-import { KernelStates } from '../kernel/model';
-import type { IKernel, IOperation } from '../shared/records';
+import { KernelStates } from '../shared/kernel-states';
+import type { KernelView, IOperation } from '../shared/records';
 import { Remotes } from '../remote/remotes';
 import { SessionsPanel } from '../sessions-panel';
 import { addSnapshotCommands } from '../snapshot/snapshot-commands';
 import type { SnapshotActions } from '../snapshot/snapshot-actions';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import { OperationStatus } from '../kernel/status';
 import {
   aRemoteSession,
@@ -83,19 +83,18 @@ function saving(done_bytes: number, seconds: number): IOperation {
   return aSave({ progress });
 }
 
-const becomes = (changes: Partial<IKernel>) =>
+const becomes = (changes: Partial<KernelView>) =>
   events.tell(aKernel({ path: 'work/a.ipynb', ...changes }));
 
 beforeEach(async () => {
   events = new FakeEvents();
   server = new FakeServer().on('GET kernels', { kernels: [aKernel()] });
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
-  await states.ready;
+  await states.refreshAll();
 });
 
 afterEach(() => {
   widget.dispose();
-  states.dispose();
 });
 
 describe('the chip', () => {
@@ -221,8 +220,6 @@ describe('the panel', () => {
   ];
 
   let snapshots: Snapshots;
-
-  afterEach(() => snapshots.dispose());
 
   function make(isShown = true): void {
     const api = new GpuCkptApi(server.settings);

@@ -1,7 +1,7 @@
 // What would be lost of a kernel with this machine and its disk, as far as remotes have its snapshots. Pure functions.
 
 import { formatSeconds } from '../shared/format';
-import type { IKernel, ISnapshot } from '../shared/records';
+import type { KernelView, SnapshotView } from '../shared/records';
 import { explain } from '../shared/texts';
 import { trans } from '../shared/translation';
 
@@ -24,8 +24,8 @@ export interface IAtRisk {
  * @param now - in seconds since the epoch, as the server's times.
  */
 export function atRisk(
-  kernel: IKernel,
-  snapshots: readonly ISnapshot[],
+  kernel: KernelView,
+  snapshots: readonly SnapshotView[],
   now: number
 ): IAtRisk | null {
   if (!snapshots.some(({ uploads }) => uploads.length > 0)) {
@@ -57,8 +57,8 @@ export function atRisk(
 /** Return the sentences about that. */
 export function riskText(
   { seconds, isLate }: IAtRisk,
-  kernel: IKernel,
-  snapshots: readonly ISnapshot[]
+  kernel: KernelView,
+  snapshots: readonly SnapshotView[]
 ): string {
   if (seconds === 0) {
     return trans.__('Nothing would be lost with this machine.');

@@ -14,7 +14,7 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
@@ -91,7 +91,7 @@ function correct(
 }
 
 /** Return what a restart of a kernel loses and saves; null if it loses all variables. */
-function textOf(kernel: IKernel | undefined, name: string): string | null {
+function textOf(kernel: KernelView | undefined, name: string): string | null {
   switch (kernel?.state) {
     case 'running':
       return kernel.restart_save_seconds > 0

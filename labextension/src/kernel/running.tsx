@@ -5,12 +5,11 @@ import type {
   IRunningSessions
 } from '@jupyterlab/running';
 import type { ServiceManager } from '@jupyterlab/services';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import { suspendIcon } from '../shared/icons';
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { kernelName, suspendedTexts } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
@@ -62,9 +61,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
   readonly shutdownAllLabel: string;
   readonly shutdownAllConfirmationText: string;
 
-  get runningChanged(): ISignal<this, void> {
-    return this._runningChanged;
-  }
+  readonly runningChanged = new Signal<this, void>(this);
 
   running(): IRunningSessions.IRunningItem[] {
     return this._suspended.map(kernel => ({
@@ -111,7 +108,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     this._suspended.forEach(({ kernel_id }) => void this._end(kernel_id));
   }
 
-  private _label(kernel: IKernel): JSX.Element {
+  private _label(kernel: KernelView): JSX.Element {
     const name = kernelName(kernel);
     return (
       <span className="jp-GpuCkptRunning">
@@ -144,7 +141,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     }
   }
 
-  private get _suspended(): IKernel[] {
+  private get _suspended(): KernelView[] {
     return this._states.all().filter(({ state }) => state === 'suspended');
   }
 
@@ -152,10 +149,9 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     const shown = JSON.stringify(this._suspended);
     if (shown !== this._shown) {
       this._shown = shown;
-      this._runningChanged.emit();
+      this.runningChanged.emit();
     }
   }
 
   private _shown = '[]';
-  private readonly _runningChanged = new Signal<this, void>(this);
 }

@@ -2,13 +2,12 @@
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { ProgressBar, TextItem } from '@jupyterlab/statusbar';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import { formatBytes } from '../shared/format';
 import { Pace } from '../shared/pace';
-import type { IKernel, IOperation } from '../shared/records';
+import type { KernelView, IOperation } from '../shared/records';
 import {
   kernelName,
   leftText,
@@ -38,9 +37,7 @@ export class OperationStatus extends ReactWidget {
   }
 
   /** A signal for possible changes of `isActive`. */
-  get activeChanged(): ISignal<this, void> {
-    return this._activeChanged;
-  }
+  readonly activeChanged = new Signal<this, void>(this);
 
   dispose(): void {
     this._states.changed.disconnect(this._follow, this);
@@ -90,11 +87,10 @@ export class OperationStatus extends ReactWidget {
 
   private _follow(): void {
     this._busy = this._states.all().filter(({ operation }) => operation);
-    this._activeChanged.emit();
+    this.activeChanged.emit();
     this.update();
   }
 
-  private _busy: IKernel[] = [];
+  private _busy: KernelView[] = [];
   private readonly _known = new Pace();
-  private readonly _activeChanged = new Signal<this, void>(this);
 }

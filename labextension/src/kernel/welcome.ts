@@ -8,7 +8,7 @@ import { Widget } from '@lumino/widgets';
 
 import { formatBytes, formatSeconds } from '../shared/format';
 import { suspendIcon } from '../shared/icons';
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
@@ -23,7 +23,7 @@ export class SuspendedSessions {
   ) {}
 
   /** Add the command. `open` opens one session, or with null the list of all. */
-  addCommand(open: (kernel: IKernel | null) => void): void {
+  addCommand(open: (kernel: KernelView | null) => void): void {
     this.commands.addCommand(continueCommandId, {
       label: () => this.label() || trans.__('Continue a Suspended Session'),
       caption: () =>
@@ -101,7 +101,7 @@ export class SuspendedSessions {
   }
 
   /** Return the suspended kernels, the last suspended one first. */
-  private all(): IKernel[] {
+  private all(): KernelView[] {
     return this.states
       .all()
       .filter(({ state }) => state === 'suspended')
@@ -110,7 +110,7 @@ export class SuspendedSessions {
 }
 
 /** Return the line about a suspended kernel: "two.ipynb, 39 MB, about 2 s". */
-function sessionText(kernel: IKernel): string {
+function sessionText(kernel: KernelView): string {
   return [
     kernelName(kernel),
     kernel.suspended_bytes > 0 ? formatBytes(kernel.suspended_bytes) : '',

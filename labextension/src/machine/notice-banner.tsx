@@ -5,7 +5,7 @@ import * as React from 'react';
 
 import { FittedBanner } from '../shared/fitted-banner';
 import type { MachineNotices } from './machine-notices';
-import type { INotice } from '../shared/records';
+import type { NoticeView } from '../shared/records';
 import { trans } from '../shared/translation';
 
 /** The interval at which the countdown is drawn, in milliseconds. */
@@ -65,7 +65,7 @@ export class NoticeBanner extends FittedBanner {
 
 /** Return the texts about a notice for users: when the machine will go, what happens to the kernels, and what will be lost. */
 export function noticeTexts(
-  notice: INotice,
+  notice: NoticeView,
   secondsLeft: number | null
 ): string[] {
   if (secondsLeft === null) {

@@ -5,10 +5,10 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import type {
-  IFetchEstimate,
+  FetchEstimate,
   IOperation,
   IRemotePlace,
-  IRemoteSession
+  ListedSession
 } from '../shared/records';
 import { remoteTitle } from './remote-texts';
 import { tellFailure } from '../shared/notices';
@@ -96,7 +96,7 @@ export class FetchActions {
     place: IRemotePlace,
     force: boolean,
     name: string,
-    { leased_to }: IRemoteSession
+    { leased_to }: ListedSession
   ): Promise<(() => Promise<IOperation>) | null> {
     const started = this._api.fetch(place, force);
     try {
@@ -116,7 +116,7 @@ export class FetchActions {
     return () => started;
   }
 
-  private async _estimate(place: IRemotePlace): Promise<IFetchEstimate | null> {
+  private async _estimate(place: IRemotePlace): Promise<FetchEstimate | null> {
     try {
       return await this._api.fetchEstimate(place);
     } catch (error) {

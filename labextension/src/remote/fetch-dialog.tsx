@@ -3,14 +3,14 @@
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import * as React from 'react';
 
-import type { IFetchEstimate } from '../shared/records';
+import type { FetchEstimate } from '../shared/records';
 import { remoteTitle, movedText, originText } from './remote-texts';
 import { trans } from '../shared/translation';
 
 /** Show the size of the fetch and the obstacles to a resume, and ask. With obstacles the snapshot can be fetched, but not resumed. */
 export async function mayFetch(
   remote: string,
-  estimate: IFetchEstimate,
+  estimate: FetchEstimate,
   isBusy: boolean
 ): Promise<boolean> {
   const { session, snapshot, obstacles, warnings, hint } = estimate;

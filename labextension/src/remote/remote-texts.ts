@@ -1,6 +1,10 @@
 // All texts for users about remotes. Pure functions.
 
-import type { IFetchEstimate, ISnapshot, IUpload } from '../shared/records';
+import type {
+  FetchEstimate,
+  SnapshotView,
+  UploadView
+} from '../shared/records';
 import {
   formatAge,
   formatBytes,
@@ -12,7 +16,7 @@ import { explain } from '../shared/texts';
 import { trans } from '../shared/translation';
 
 /** The states of uploads, the most important first. */
-const BY_WEIGHT: readonly IUpload['state'][] = [
+const BY_WEIGHT: readonly UploadView['state'][] = [
   'failed',
   'uploading',
   'waiting',
@@ -20,8 +24,8 @@ const BY_WEIGHT: readonly IUpload['state'][] = [
 ];
 
 /** Return the upload that a snapshot's badge shows; null if the snapshot is uploaded to no remote. */
-export function weightiest(uploads: readonly IUpload[]): IUpload | null {
-  return uploads.reduce<IUpload | null>(
+export function weightiest(uploads: readonly UploadView[]): UploadView | null {
+  return uploads.reduce<UploadView | null>(
     (found, one) =>
       found && BY_WEIGHT.indexOf(found.state) <= BY_WEIGHT.indexOf(one.state)
         ? found
@@ -31,7 +35,7 @@ export function weightiest(uploads: readonly IUpload[]): IUpload | null {
 }
 
 /** Return the state of an upload in a word or two. */
-export function uploadLabel(upload: IUpload): string {
+export function uploadLabel(upload: UploadView): string {
   switch (upload.state) {
     case 'uploading':
       return upload.total_bytes > 0
@@ -47,9 +51,9 @@ export function uploadLabel(upload: IUpload): string {
 }
 
 /** Return the state of an upload in a sentence, with the remote and the error. */
-export function uploadCaption(upload: IUpload): string {
+export function uploadCaption(upload: UploadView): string {
   const { remote, state, done_bytes, total_bytes, error } = upload;
-  const texts: Record<IUpload['state'], string> = {
+  const texts: Record<UploadView['state'], string> = {
     uploading: trans.__(
       'Uploading to %1: %2 of %3.',
       remote,
@@ -68,7 +72,7 @@ export function uploadCaption(upload: IUpload): string {
 export function uploadsCaption({
   uploads,
   remote_only
-}: Pick<ISnapshot, 'uploads' | 'remote_only'>): string {
+}: Pick<SnapshotView, 'uploads' | 'remote_only'>): string {
   const found = uploads.map(upload => uploadCaption(upload));
   if (remote_only !== null) {
     found.unshift(
@@ -84,7 +88,7 @@ export function uploadsCaption({
 export function copiesOfDeleted({
   uploads,
   pinned
-}: Pick<ISnapshot, 'uploads' | 'pinned'>): string {
+}: Pick<SnapshotView, 'uploads' | 'pinned'>): string {
   const remotes = uploads
     .filter(({ state }) => state === 'uploaded')
     .map(({ remote }) => remote);
@@ -108,7 +112,7 @@ export function remoteTitle({ session, snapshot }: IRemoteChoice): string {
 }
 
 /** Return a text about the size of a fetch. */
-export function movedText({ move_bytes, here_bytes }: IFetchEstimate): string {
+export function movedText({ move_bytes, here_bytes }: FetchEstimate): string {
   return here_bytes > 0
     ? trans.__(
         '%1 to download; %2 already on this machine.',
@@ -119,7 +123,7 @@ export function movedText({ move_bytes, here_bytes }: IFetchEstimate): string {
 }
 
 /** Return a text about a snapshot's machine, its age and the memory that its kernel needs. */
-export function originText({ session, snapshot }: IFetchEstimate): string {
+export function originText({ session, snapshot }: FetchEstimate): string {
   return trans.__(
     'Saved on %1 %2, with %3 of memory.',
     session.host_name || trans.__('an unnamed machine'),
@@ -128,6 +132,6 @@ export function originText({ session, snapshot }: IFetchEstimate): string {
   );
 }
 
-function share({ done_bytes, total_bytes }: IUpload): string {
+function share({ done_bytes, total_bytes }: UploadView): string {
   return formatShare(Math.min(done_bytes, total_bytes), total_bytes);
 }

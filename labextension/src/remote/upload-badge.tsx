@@ -3,11 +3,11 @@
 import * as React from 'react';
 
 import { uploadLabel, uploadsCaption, weightiest } from './remote-texts';
-import type { ISnapshot } from '../shared/records';
+import type { SnapshotView } from '../shared/records';
 import { trans } from '../shared/translation';
 
 export function UploadBadge(props: {
-  snapshot: ISnapshot;
+  snapshot: SnapshotView;
 }): JSX.Element | null {
   const { snapshot } = props;
   const shown = weightiest(snapshot.uploads);

@@ -7,7 +7,12 @@ import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
 import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
-import type { IEnd, IOperation, IProgress, OperationKind } from './records';
+import type {
+  IEnd,
+  IOperation,
+  ProgressRecord,
+  OperationKind
+} from './records';
 import {
   doneText,
   failedText,
@@ -161,7 +166,7 @@ export class Operations {
     name: string,
     start: (
       follow: (kernelId: string) => void,
-      show: (progress: IProgress) => void
+      show: (progress: ProgressRecord) => void
     ) => Promise<IOperation>,
     undo?: () => Promise<void>
   ): Promise<IOperation | null> {
@@ -171,7 +176,7 @@ export class Operations {
       ? ''
       : Notification.emit(started, 'in-progress', { autoClose: false });
     let followed = '';
-    const show = (progress: IProgress, left = '') => {
+    const show = (progress: ProgressRecord, left = '') => {
       const message = [started, progressText(progress), left];
       Notification.update({ id, message: message.filter(Boolean).join(' ') });
     };

@@ -1,6 +1,6 @@
 // The kinds of events in the server's event stream.
 
-import type { IEnd, IKernel, INotice, ISnapshotEvent } from './records';
+import type { IEnd, KernelView, NoticeView, ISnapshotEvent } from './records';
 
 const OURS = 'https://events.jupyter.org/jupyter_gpuckpt';
 
@@ -20,7 +20,7 @@ export interface IKernelAction {
 }
 
 /** Return whether `event` has a kernel's state. */
-export function isKernelEvent(event: object): event is IKernel {
+export function isKernelEvent(event: object): event is KernelView {
   return is(event, KERNEL_EVENT_SCHEMA, 'kernel_id', 'state');
 }
 
@@ -35,7 +35,7 @@ export function isSnapshotEvent(event: object): event is ISnapshotEvent {
 }
 
 /** Return whether `event` is a notice that this machine will go, or its withdrawal. */
-export function isNoticeEvent(event: object): event is INotice {
+export function isNoticeEvent(event: object): event is NoticeView {
   return is(event, NOTICE_EVENT_SCHEMA, 'id', 'kind');
 }
 

@@ -4,9 +4,9 @@ import { GpuCkptError } from './api';
 import { formatBytes, formatMoment, formatSeconds, nameOfPath } from './format';
 import type {
   IErrorRecord,
-  IKernel,
+  KernelView,
   IOperation,
-  IProgress,
+  ProgressRecord,
   KernelState,
   OperationKind
 } from './records';
@@ -31,7 +31,7 @@ export function stateLabel(state: KernelState): string {
 }
 
 /** Return the meaning of a kernel's state, in a sentence. */
-export function stateCaption(kernel: IKernel) {
+export function stateCaption(kernel: KernelView) {
   if (!kernel.managed) {
     return notManaged(kernel);
   }
@@ -53,7 +53,7 @@ export function stateCaption(kernel: IKernel) {
 }
 
 /** Return the last error of a kernel, with the time of the attempt that failed. */
-export function lastErrorText(kernel: IKernel) {
+export function lastErrorText(kernel: KernelView) {
   const caption = stateCaption(kernel);
   // The kernel entered its state when the attempt failed. An attempt that runs now, and a session that was taken over, are later.
   return kernel.since > 0 && !kernel.operation && !kernel.taken_over
@@ -62,14 +62,14 @@ export function lastErrorText(kernel: IKernel) {
 }
 
 /** Return the name of a kernel for users. */
-export function kernelName(kernel: IKernel): string {
+export function kernelName(kernel: KernelView): string {
   return nameOfPath(
     kernel.path || kernel.kernel_name || kernel.kernel_id.slice(0, 8)
   );
 }
 
 /** Return texts about a kernel's use of resources, e.g. "1.2 GB RAM", "3.4 GB GPU", "GPU 42% busy"; unknown values are left out. */
-export function usageTexts(kernel: IKernel) {
+export function usageTexts(kernel: KernelView) {
   const texts: string[] = [];
   if (kernel.state === 'suspended') {
     if (kernel.suspended_bytes > 0) {
@@ -91,7 +91,7 @@ export function usageTexts(kernel: IKernel) {
 }
 
 /** Return the reason why a kernel is suspended although its user did not request it, in a sentence; empty if the user did. */
-function suspendedBecause(kernel: IKernel): string {
+function suspendedBecause(kernel: KernelView): string {
   switch (kernel.suspend_cause) {
     case 'idle':
       return trans.__('The kernel was idle.');
@@ -107,7 +107,7 @@ function suspendedBecause(kernel: IKernel): string {
 }
 
 /** Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. */
-export function suspendedTexts(kernel: IKernel) {
+export function suspendedTexts(kernel: KernelView) {
   const texts = [
     kernel.since > 0
       ? trans.__('Suspended since %1.', formatMoment(kernel.since))
@@ -140,7 +140,7 @@ export function suspendedTexts(kernel: IKernel) {
 }
 
 /** Return the progress of an operation in its stage, in percent; null: not known. */
-export function percentOf(progress: IProgress): number | null {
+export function percentOf(progress: ProgressRecord): number | null {
   const { done_bytes, total_bytes } = progress;
   return total_bytes
     ? Math.min(100, Math.floor((100 * done_bytes) / total_bytes))
@@ -190,7 +190,7 @@ function stageText(stage: string): string {
 }
 
 /** Return the stage of an operation and its percentage, e.g. "Writing to disk 42%". */
-export function progressText(progress: IProgress): string {
+export function progressText(progress: ProgressRecord): string {
   const percent = percentOf(progress);
   return [stageText(progress.stage), percent === null ? '' : `${percent}%`]
     .filter(Boolean)
@@ -442,7 +442,7 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
   move: ['running', 'parked', 'suspended']
 };
 
-function notManaged(kernel: IKernel): string {
+function notManaged(kernel: KernelView): string {
   const sentence = kernel.reason
     ? trans.__('This kernel cannot be saved: %1', kernel.reason)
     : trans.__('This kernel cannot be saved.');

@@ -1,7 +1,6 @@
 // The user's settings of this extension in JupyterLab.
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
 import type { IChoices, IUserSettings } from './tokens';
@@ -19,24 +18,17 @@ const DEFAULTS: IChoices = {
 };
 
 export class UserSettings implements IUserSettings {
-  get choices(): IChoices {
-    return this._choices;
-  }
+  choices = DEFAULTS;
 
-  get changed(): ISignal<this, void> {
-    return this._changed;
-  }
+  readonly changed = new Signal<this, void>(this);
 
   /** Follow these settings from now on. */
   follow(settings: ISettingRegistry.ISettings): void {
     const update = () => {
-      this._choices = { ...DEFAULTS, ...settings.composite };
-      this._changed.emit();
+      this.choices = { ...DEFAULTS, ...settings.composite };
+      this.changed.emit();
     };
     settings.changed.connect(update);
     update();
   }
-
-  private _choices = DEFAULTS;
-  private readonly _changed = new Signal<this, void>(this);
 }

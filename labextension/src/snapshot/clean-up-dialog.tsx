@@ -7,7 +7,11 @@ import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import { formatBytes, nameOfPath } from '../shared/format';
 import { conclude } from '../shared/notices';
-import type { IExpiry, IPruneReport, IRetention } from '../shared/records';
+import type {
+  RetentionPolicy,
+  PruneReport,
+  IRetention
+} from '../shared/records';
 import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
 import { explain } from '../shared/texts';
 import { trans } from '../shared/translation';
@@ -70,9 +74,9 @@ function CleanUp(props: {
     keep_last: 1,
     manual_too: false
   });
-  const [report, setReport] = React.useState<IPruneReport | null>(null);
+  const [report, setReport] = React.useState<PruneReport | null>(null);
   const [problem, setProblem] = React.useState('');
-  const [expiry, setExpiry] = React.useState<IExpiry>();
+  const [expiry, setExpiry] = React.useState<RetentionPolicy>();
   React.useEffect(() => {
     api.store().then(
       ({ retention }) => setExpiry(retention),
@@ -142,7 +146,7 @@ function CleanUp(props: {
   );
 }
 
-function Effect(props: { report: IPruneReport | null }): JSX.Element {
+function Effect(props: { report: PruneReport | null }): JSX.Element {
   const { report } = props;
   const gone = (report?.verdicts ?? []).filter(({ removed }) => removed);
   const text =

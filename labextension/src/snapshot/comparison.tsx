@@ -4,14 +4,14 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import * as React from 'react';
 
 import { formatBytes } from '../shared/format';
-import type { IComparison, ISnapshot, IVariable } from '../shared/records';
+import type { Comparison, SnapshotView, Variable } from '../shared/records';
 import { snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 /** Show the dialog. */
 export async function showComparison(
-  snapshot: ISnapshot,
-  comparison: IComparison
+  snapshot: SnapshotView,
+  comparison: Comparison
 ): Promise<void> {
   await showDialog({
     title: trans.__('Variables: %1 and now', snapshotTitle(snapshot)),
@@ -20,7 +20,7 @@ export async function showComparison(
   });
 }
 
-function Comparison(props: { comparison: IComparison }) {
+function Comparison(props: { comparison: Comparison }) {
   const { comparison } = props;
   const { changed, added, removed, unknown, same } = comparison;
   const rows = [
@@ -62,7 +62,7 @@ function Comparison(props: { comparison: IComparison }) {
   );
 }
 
-function Value({ of }: { of: IVariable }) {
+function Value({ of }: { of: Variable }) {
   return (
     <>
       {of.kind} {of.summary}
@@ -73,8 +73,8 @@ function Value({ of }: { of: IVariable }) {
 
 function row(
   name: string,
-  then: IVariable | null,
-  now: IVariable | null,
+  then: Variable | null,
+  now: Variable | null,
   what: string
 ) {
   return { name, then, now, what };

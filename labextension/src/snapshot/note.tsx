@@ -4,12 +4,12 @@ import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
-import type { ISnapshot } from '../shared/records';
+import type { SnapshotView } from '../shared/records';
 import { snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 /** Let the user edit a snapshot's note and return it; null if they cancel. */
-export async function editNote(snapshot: ISnapshot): Promise<string | null> {
+export async function editNote(snapshot: SnapshotView): Promise<string | null> {
   const { button, value } = await showDialog({
     title: trans.__('Note on %1', snapshotTitle(snapshot)),
     body: new NoteEditor(snapshot.note, trans.__('Note')),

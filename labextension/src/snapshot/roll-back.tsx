@@ -4,7 +4,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import * as React from 'react';
 
 import { formatAge } from '../shared/format';
-import type { IChanges, ISnapshot, IStoredNotebook } from '../shared/records';
+import type { Changes, SnapshotView, IStoredNotebook } from '../shared/records';
 import { changedFileText, snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
@@ -14,8 +14,8 @@ import { trans } from '../shared/translation';
  * notebook's cells would change; empty if they would not.
  */
 export async function mayGoBack(
-  snapshot: ISnapshot,
-  { files, obstacles }: IChanges,
+  snapshot: SnapshotView,
+  { files, obstacles }: Changes,
   stored: IStoredNotebook | null,
   differences: string
 ): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {

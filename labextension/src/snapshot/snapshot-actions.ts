@@ -20,7 +20,7 @@ import {
   tellWithDetails
 } from '../shared/notices';
 import type { Operations } from '../shared/operations';
-import type { ISnapshot, IStoredNotebook } from '../shared/records';
+import type { SnapshotView, IStoredNotebook } from '../shared/records';
 import type { SnapshotAction } from './snapshot-commands';
 import { snapshotTitle, verifiedText } from './snapshot-texts';
 import type { IOpenCells } from './stored-cells';
@@ -49,7 +49,7 @@ export class SnapshotActions {
   readonly missing: ReadonlySet<SnapshotAction> = new Set();
 
   /** Carry out an action on a snapshot, and notify the user of the result. */
-  async run(action: SnapshotAction, snapshot: ISnapshot): Promise<void> {
+  async run(action: SnapshotAction, snapshot: SnapshotView): Promise<void> {
     try {
       await this._do(action, snapshot);
     } catch (error) {
@@ -90,7 +90,7 @@ export class SnapshotActions {
 
   private async _do(
     action: SnapshotAction,
-    snapshot: ISnapshot
+    snapshot: SnapshotView
   ): Promise<void> {
     const { snapshot_id: id, kernel_id: kernelId } = snapshot;
     switch (action) {
@@ -127,7 +127,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _goBack(snapshot: ISnapshot): Promise<void> {
+  private async _goBack(snapshot: SnapshotView): Promise<void> {
     const { snapshot_id, kernel_id } = snapshot;
     const kernel = this._states.get(kernel_id);
     const path = kernel?.path || snapshot.name;
@@ -190,7 +190,7 @@ export class SnapshotActions {
   }
 
   /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
-  private async _restoreInCopy(snapshot: ISnapshot): Promise<void> {
+  private async _restoreInCopy(snapshot: SnapshotView): Promise<void> {
     const { button } = await showDialog({
       title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot)),
       body: trans.__(
@@ -222,7 +222,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _rename(snapshot: ISnapshot): Promise<void> {
+  private async _rename(snapshot: SnapshotView): Promise<void> {
     const { button, value } = await InputDialog.getText({
       title: trans.__('Rename the Snapshot'),
       label: trans.__('Name'),
@@ -235,7 +235,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _annotate(snapshot: ISnapshot): Promise<void> {
+  private async _annotate(snapshot: SnapshotView): Promise<void> {
     const { editNote } = await import('./note');
     const note = await editNote(snapshot);
     if (note !== null) {
@@ -243,7 +243,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _verify(snapshot: ISnapshot): Promise<void> {
+  private async _verify(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
     const id = Notification.emit(
       trans.__('Verifying %1…', name),
@@ -265,7 +265,7 @@ export class SnapshotActions {
   }
 
   /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
-  private async _export(snapshot: ISnapshot): Promise<void> {
+  private async _export(snapshot: SnapshotView): Promise<void> {
     const link = document.createElement('a');
     const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;
     link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
@@ -282,7 +282,7 @@ export class SnapshotActions {
     );
   }
 
-  private async _delete(snapshot: ISnapshot): Promise<void> {
+  private async _delete(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
     const copies = copiesOfDeleted(snapshot);
     if (this._settings.choices.confirmDelete) {
@@ -331,7 +331,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _undelete(snapshot: ISnapshot): Promise<void> {
+  private async _undelete(snapshot: SnapshotView): Promise<void> {
     try {
       await this._snapshots.undelete(snapshot.snapshot_id);
     } catch (error) {
@@ -343,7 +343,7 @@ export class SnapshotActions {
     }
   }
 
-  private _notebook(snapshot: ISnapshot): string {
+  private _notebook(snapshot: SnapshotView): string {
     return nameOfPath(snapshot.name);
   }
 

@@ -3,7 +3,7 @@
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import type { ISnapshot } from '../shared/records';
+import type { SnapshotView } from '../shared/records';
 import type { SnapshotActions } from './snapshot-actions';
 import { refusal } from '../shared/texts';
 import type { IKernelStates, ISnapshots } from '../shared/tokens';
@@ -108,7 +108,7 @@ export function addSnapshotCommands(
 /** Return the reason why an action on a snapshot is not possible now; null if it is. */
 export function snapshotRefusal(
   action: SnapshotAction,
-  snapshot: ISnapshot,
+  snapshot: SnapshotView,
   states: IKernelStates,
   isBusy: (path: string) => boolean
 ): string | null {
@@ -137,7 +137,10 @@ export function snapshotRefusal(
 }
 
 /** Return whether a suspended kernel would be lost without this snapshot. */
-export function isNeeded(snapshot: ISnapshot, states: IKernelStates): boolean {
+export function isNeeded(
+  snapshot: SnapshotView,
+  states: IKernelStates
+): boolean {
   const kernel = states.get(snapshot.kernel_id);
   return kernel
     ? kernel.state === 'suspended' &&

@@ -5,12 +5,12 @@ import * as React from 'react';
 
 import { uploadsCaption } from '../remote/remote-texts';
 import { formatBytes, formatMoment, formatSeconds } from '../shared/format';
-import type { ISnapshot } from '../shared/records';
+import type { SnapshotView } from '../shared/records';
 import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 /** Show the dialog. */
-export async function showSnapshot(snapshot: ISnapshot): Promise<void> {
+export async function showSnapshot(snapshot: SnapshotView): Promise<void> {
   const facts: [string, string][] = [
     [trans.__('Taken'), formatMoment(snapshot.created)],
     [trans.__('Reason'), causeCaption(snapshot)],

@@ -8,16 +8,19 @@ import {
 } from '../shared/format';
 import type {
   Cause,
-  IChangedFile,
-  IExpiry,
-  ISnapshot,
-  IStore,
-  IVariable,
-  IVerification
+  FileChange,
+  RetentionPolicy,
+  SnapshotView,
+  StoreView,
+  Variable,
+  Verification
 } from '../shared/records';
 import { trans } from '../shared/translation';
 
-type SnapshotNames = Pick<ISnapshot, 'title' | 'created' | 'cell' | 'in_cell'>;
+type SnapshotNames = Pick<
+  SnapshotView,
+  'title' | 'created' | 'cell' | 'in_cell'
+>;
 
 /** Return the name of a snapshot: its title, else the last cell that had begun and the time: "After [5], 9:56:12 AM". */
 export function snapshotTitle({
@@ -39,7 +42,7 @@ export function snapshotTitle({
 export function causeLabel({
   cause,
   reason
-}: Pick<ISnapshot, 'cause' | 'reason'>): string {
+}: Pick<SnapshotView, 'cause' | 'reason'>): string {
   const labels: Record<Cause, string> = {
     manual: reason === 'suspend' ? trans.__('suspended') : trans.__('saved'),
     idle: trans.__('idle'),
@@ -57,7 +60,7 @@ export function causeLabel({
 export function causeCaption({
   cause,
   reason
-}: Pick<ISnapshot, 'cause' | 'reason'>): string {
+}: Pick<SnapshotView, 'cause' | 'reason'>): string {
   const captions: Record<Cause, string> = {
     manual:
       reason === 'suspend'
@@ -77,7 +80,7 @@ export function causeCaption({
 }
 
 /** Return a text about a snapshot's disk use: "120 MB on disk (8 MB new)". */
-export function sizeText(snapshot: ISnapshot) {
+export function sizeText(snapshot: SnapshotView) {
   return trans.__(
     '%1 on disk (%2 new)',
     formatBytes(snapshot.stored_bytes),
@@ -86,13 +89,13 @@ export function sizeText(snapshot: ISnapshot) {
 }
 
 /** Return the line about a variable: "df: DataFrame (100, 3), 12 MB". */
-export function variableText(variable: IVariable): string {
+export function variableText(variable: Variable): string {
   const value = [variable.kind, variable.summary].filter(Boolean).join(' ');
   return `${variable.name}: ${value}, ${formatBytes(variable.bytes)}`;
 }
 
 /** Return the line about a file that changed since a snapshot. */
-export function changedFileText(file: IChangedFile): string {
+export function changedFileText(file: FileChange): string {
   switch (file.change) {
     case 'removed':
       return trans.__('%1 was deleted', file.path);
@@ -125,7 +128,7 @@ export function changedFileText(file: IChangedFile): string {
 }
 
 /** Return a text about the result of a verification. */
-export function verifiedText(name: string, found: IVerification): string {
+export function verifiedText(name: string, found: Verification): string {
   return found.ok
     ? trans.__(
         '%1 is intact: %2 checked in %3',
@@ -137,7 +140,7 @@ export function verifiedText(name: string, found: IVerification): string {
 }
 
 /** Return a line about deduplication and a line about compression. */
-export function savingTexts(store: IStore) {
+export function savingTexts(store: StoreView) {
   const { raw_bytes, unique_bytes, stored_bytes } = store;
   return raw_bytes === 0
     ? []
@@ -161,7 +164,7 @@ export function expiryTexts({
   keep_within_seconds,
   keep_suspends,
   max_bytes
-}: IExpiry): string[] {
+}: RetentionPolicy): string[] {
   const within = formatSeconds(keep_within_seconds);
   const texts = [
     keep_last > 0 && keep_within_seconds > 0

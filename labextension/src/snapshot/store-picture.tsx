@@ -7,7 +7,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import { cleanUpCommandId } from './clean-up';
 import { CommandButton } from '../shared/command-button';
 import { formatBytes, formatShare, nameOfPath } from '../shared/format';
-import type { IStore, IStoreShare } from '../shared/records';
+import type { StoreView, NameUsage } from '../shared/records';
 import { savingTexts } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
@@ -15,7 +15,7 @@ import { trans } from '../shared/translation';
 const COLORS = 5;
 
 interface IProps {
-  store: IStore;
+  store: StoreView;
 }
 
 export function StorePicture(
@@ -135,8 +135,8 @@ function Shares({ store }: IProps) {
   );
 }
 
-function together(shares: IStoreShare[], name: string): IStoreShare {
-  const sum = (field: Exclude<keyof IStoreShare, 'name'>) =>
+function together(shares: NameUsage[], name: string): NameUsage {
+  const sum = (field: Exclude<keyof NameUsage, 'name'>) =>
     shares.reduce((total, share) => total + share[field], 0);
   return {
     name,
@@ -147,7 +147,7 @@ function together(shares: IStoreShare[], name: string): IStoreShare {
   };
 }
 
-function caption(share: IStoreShare): string {
+function caption(share: NameUsage): string {
   return trans._n(
     '%2: %1 snapshot; deleting it frees %3',
     '%2: %1 snapshots; deleting them frees %3',

@@ -5,7 +5,7 @@ import * as React from 'react';
 import { CommandButton, MenuButton } from '../shared/command-button';
 import { formatAge, formatBytes, formatMoment } from '../shared/format';
 import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
-import type { ISnapshot, IVariable } from '../shared/records';
+import type { SnapshotView, Variable } from '../shared/records';
 import { openMenu } from '../shared/reason-menu';
 import type { IPanelContext } from '../shared/tokens';
 import {
@@ -30,7 +30,7 @@ const FIRST_VARIABLES = 4;
 export function Timeline(props: {
   context: IPanelContext;
   label: string;
-  snapshots: ISnapshot[];
+  snapshots: SnapshotView[];
 }): JSX.Element {
   const { context, label, snapshots } = props;
   const [showsAll, showAll] = React.useState(false);
@@ -70,7 +70,7 @@ export function Timeline(props: {
 
 function SnapshotCard(props: {
   context: IPanelContext;
-  snapshot: ISnapshot;
+  snapshot: SnapshotView;
 }): JSX.Element {
   const { context, snapshot } = props;
   const { states, commands } = context;
@@ -160,7 +160,7 @@ function SnapshotCard(props: {
 }
 
 /** Draw the share of new bytes in a snapshot; it has the others in common with older snapshots. */
-function SharedBar(props: { snapshot: ISnapshot; text: string }) {
+function SharedBar(props: { snapshot: SnapshotView; text: string }) {
   const { stored_bytes, new_bytes } = props.snapshot;
   if (stored_bytes === 0) {
     return null;
@@ -178,7 +178,7 @@ function SharedBar(props: { snapshot: ISnapshot; text: string }) {
   );
 }
 
-function Variables(props: { variables: IVariable[] }) {
+function Variables(props: { variables: Variable[] }) {
   if (props.variables.length === 0) {
     return null;
   }

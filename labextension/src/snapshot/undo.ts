@@ -8,7 +8,7 @@ import { GpuCkptError } from '../shared/api';
 import { nameOfPath } from '../shared/format';
 import { SHOW_UNDO, tellFailure } from '../shared/notices';
 import type { Operations } from '../shared/operations';
-import type { IKernel, ISnapshot } from '../shared/records';
+import type { KernelView, SnapshotView } from '../shared/records';
 import { isKernelAction } from '../shared/server-events';
 import { snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
@@ -36,7 +36,7 @@ export class Undo {
   }
 
   /** Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that. */
-  ofRestore(snapshot: ISnapshot, saved: string | null): () => Promise<void> {
+  ofRestore(snapshot: SnapshotView, saved: string | null): () => Promise<void> {
     return async () => {
       const { kernel_id: kernelId } = snapshot;
       const before = await this._newest(kernelId, one =>
@@ -131,7 +131,7 @@ export class Undo {
     }
   }
 
-  private async _before(kernel: IKernel): Promise<ISnapshot | undefined> {
+  private async _before(kernel: KernelView): Promise<SnapshotView | undefined> {
     const { before_restart, kernel_id } = kernel;
     return before_restart === null
       ? undefined
@@ -143,13 +143,13 @@ export class Undo {
 
   private async _newest(
     kernelId: string,
-    isIt: (snapshot: ISnapshot) => boolean
-  ): Promise<ISnapshot | undefined> {
+    isIt: (snapshot: SnapshotView) => boolean
+  ): Promise<SnapshotView | undefined> {
     const list = await this._api.snapshots();
     return list.find(one => one.kernel_id === kernelId && isIt(one));
   }
 
-  private async _restore(to: ISnapshot, kernelId: string): Promise<void> {
+  private async _restore(to: SnapshotView, kernelId: string): Promise<void> {
     const { snapshot_id, name } = to;
     await this._operations.run(
       'roll_back',
