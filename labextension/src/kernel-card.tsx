@@ -4,7 +4,7 @@ import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { atRisk, riskText } from './kernel/at-risk';
-import { CommandButton, MenuButton } from './shared/command-button';
+import { CommandButton, MenuButton } from './shared/elements';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
 import type { KernelView, IOperation, SnapshotView } from './shared/records';
 import { openMenu } from './shared/reason-menu';

@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { CommandButton } from './shared/command-button';
+import { CommandButton } from './shared/elements';
 import { RemoteSessions } from './remote/remote-sessions';
 import { nameOfPath } from './shared/format';
 import { KernelCard } from './kernel-card';

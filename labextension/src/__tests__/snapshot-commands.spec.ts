@@ -472,12 +472,4 @@ describe('snapshot commands', () => {
       { type: 'error', message: 'Deleting Before failed: In use. Wait.' }
     ]);
   });
-
-  it('hide what the server turns out not to know', async () => {
-    const id = snapshotCommandIds.verify;
-    expect(commands.isVisible(id, args)).toBe(true);
-    await run('verify'); // 404, and not by our server extension
-    expect(commands.isVisible(id, args)).toBe(false);
-    expect(notifications()).toMatchObject([{ type: 'error' }]);
-  });
 });

@@ -225,7 +225,7 @@ describe('the panel', () => {
     const api = new GpuCkptApi(server.settings);
     snapshots = new Snapshots(api, events.stream);
     const commands = new CommandRegistry();
-    const none = { missing: new Set() } as unknown as SnapshotActions;
+    const none = {} as unknown as SnapshotActions;
     addSnapshotCommands(commands, snapshots, states, () => false, none);
     for (const kind of ['save', 'suspend', 'resume']) {
       commands.addCommand(`gpuckpt:${kind}-kernel`, {

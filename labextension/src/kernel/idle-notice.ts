@@ -3,9 +3,8 @@
 import { Notification } from '@jupyterlab/apputils';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
 import { formatInstant } from '../shared/format';
-import { tellFailure } from '../shared/notices';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
@@ -19,16 +18,10 @@ export function followIdleKernels(
 ): void {
   /** The ids of the visible notifications, by kernel. */
   const shown = new Map<string, string>();
-  const keep = async (kernelId: string) => {
-    try {
-      await api.keepRunning(kernelId);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      tellFailure('', trans.__('The kernel may still be suspended'), error);
-    }
-  };
+  const keep = (kernelId: string) =>
+    orTell(trans.__('The kernel may still be suspended'), () =>
+      api.keepRunning(kernelId)
+    );
   states.changed.connect(() => {
     const soon = states.all().filter(({ suspends_at }) => suspends_at !== null);
     for (const kernel of soon) {

@@ -1,17 +1,17 @@
 // The actions of the commands on a kernel, with their confirmation dialogs.
 
-import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import type { Action } from './commands';
-import { tellFailure } from '../shared/notices';
+import { mayTakeOver, whereToMove } from '../remote/remote-dialogs';
+import { agrees, askText } from '../shared/dialogs';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import type { IOperation } from '../shared/records';
 import type { ITarget } from './targets';
-import { failedText } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
@@ -115,13 +115,13 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const { button, value } = await InputDialog.getText({
-      title: trans.__('Save a Snapshot of %1', name),
-      label: trans.__('Name (named snapshots are pinned)'),
-      okLabel: trans.__('Save')
-    });
-    return button.accept
-      ? this._freeze('save', kernelId, name, { name: value?.trim() ?? '' })
+    const title = await askText(
+      trans.__('Save a Snapshot of %1', name),
+      trans.__('Name (named snapshots are pinned)'),
+      trans.__('Save')
+    );
+    return title !== null
+      ? this._freeze('save', kernelId, name, { name: title })
       : null;
   }
 
@@ -134,7 +134,6 @@ export class KernelActions {
     if (remotes === null) {
       return null;
     }
-    const { whereToMove } = await import('../remote/move-dialog');
     const remote = await whereToMove(name, remotes);
     const path = this._states.get(kernelId)?.path ?? '';
     return remote !== null && (await this.saveNotebook(path))
@@ -143,8 +142,8 @@ export class KernelActions {
   }
 
   /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
-  private async _remotes(name: string): Promise<string[] | null> {
-    try {
+  private _remotes(name: string): Promise<string[] | null> {
+    return orTell(trans.__('Moving %1 failed', name), async () => {
       const remotes = await this._api.remotes();
       if (remotes.length === 0) {
         throw new GpuCkptError({
@@ -154,13 +153,7 @@ export class KernelActions {
         });
       }
       return remotes.map(remote => remote.name);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      tellFailure('', failedText('move', name, error), error);
-      return null;
-    }
+    });
   }
 
   /** After the refusal of a session that another machine runs: the body that takes it over, if the user wants that. */
@@ -171,25 +164,20 @@ export class KernelActions {
     if (error.code !== GpuCkptError.SESSION_HELD) {
       return null;
     }
-    const { mayTakeOver } = await import('../remote/fetch-dialog');
     if (await mayTakeOver(name, '', error.message)) {
       return { take_over: true };
     }
     throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
-  private async _maySuspend(name: string): Promise<boolean> {
-    const { button } = await showDialog({
-      title: trans.__('Suspend %1?', name),
-      body: trans.__(
+  private _maySuspend(name: string): Promise<boolean> {
+    return agrees(
+      trans.__('Suspend %1?', name),
+      trans.__(
         'The kernel is saved to disk and its memory and GPU are freed. Running a cell resumes it.'
       ),
-      buttons: [
-        Dialog.cancelButton(),
-        Dialog.okButton({ label: trans.__('Suspend') })
-      ]
-    });
-    return button.accept;
+      trans.__('Suspend')
+    );
   }
 
   /** Branch a kernel from its latest snapshot. A kernel that runs is saved first. */

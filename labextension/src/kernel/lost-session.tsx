@@ -2,18 +2,15 @@
 //
 // Both machines may use the document of one shared folder: a save here would replace the other machine's.
 
-import {
-  InputDialog,
-  Notification,
-  showErrorMessage
-} from '@jupyterlab/apputils';
+import { Notification, showErrorMessage } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Contents } from '@jupyterlab/services';
 import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs, GpuCkptError } from '../shared/api';
+import { askText } from '../shared/dialogs';
 import { FittedBanner } from '../shared/fitted-banner';
 import { kernelIdOf, watchKernel } from '../shared/notebooks';
 import { tellFailure } from '../shared/notices';
@@ -99,10 +96,8 @@ export class LostSessionBanner extends FittedBanner {
     const kernelId = this._kernelId;
     try {
       await this._api.keepSaving(kernelId);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+    } catch (reason) {
+      const error = asOurs(reason);
       if (error.code === GpuCkptError.KERNEL_NOT_FOUND) {
         // It was replaced by one that cannot be saved, of which the server knows nothing.
         this._keepSaving();
@@ -164,13 +159,13 @@ export class LostSessionBanner extends FittedBanner {
       .localPath(path)
       .replace(/(\.\w+)?$/, `-copy${ending}`);
     for (;;) {
-      const { button, value } = await InputDialog.getText({
-        title: trans.__('Save as a Copy'),
-        label: trans.__('The kernel continues in the copy. Path:'),
-        text: wanted,
-        okLabel: trans.__('Save')
-      });
-      if (!button.accept || !value) {
+      const value = await askText(
+        trans.__('Save as a Copy'),
+        trans.__('The kernel continues in the copy. Path:'),
+        trans.__('Save'),
+        wanted
+      );
+      if (!value) {
         return null;
       }
       wanted = value.endsWith(ending) ? value : `${value}${ending}`;

@@ -4,7 +4,7 @@ import type { Event } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs, GpuCkptError } from '../shared/api';
 import type { NoticeView } from '../shared/records';
 import { isNoticeEvent } from '../shared/server-events';
 
@@ -49,10 +49,7 @@ export class MachineNotices {
       this.changed.emit();
       return true;
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      return error.code !== GpuCkptError.UNREACHABLE;
+      return asOurs(error).code !== GpuCkptError.UNREACHABLE;
     }
   }
 

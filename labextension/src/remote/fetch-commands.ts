@@ -5,13 +5,13 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import type {
-  FetchEstimate,
   IOperation,
   IRemotePlace,
   ListedSession
 } from '../shared/records';
 import { remoteTitle } from './remote-texts';
-import { tellFailure } from '../shared/notices';
+import { mayFetch, mayTakeOver } from './remote-dialogs';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import { trans } from '../shared/translation';
 
@@ -61,14 +61,16 @@ export class FetchActions {
   }
 
   private async _run(place: IRemotePlace): Promise<void> {
-    const estimate = await this._estimate(place);
+    const estimate = await orTell(
+      trans.__('Reading %1 failed', place.remote),
+      () => this._api.fetchEstimate(place)
+    );
     if (estimate === null) {
       return;
     }
     const { session, snapshot, obstacles } = estimate;
     const { path } = session;
     const isBusy = this._isBusy(path);
-    const { mayFetch } = await import('./fetch-dialog');
     if (!(await mayFetch(place.remote, estimate, isBusy))) {
       return;
     }
@@ -106,7 +108,6 @@ export class FetchActions {
         error instanceof GpuCkptError &&
         error.code === GpuCkptError.SESSION_HELD;
       if (isHeld) {
-        const { mayTakeOver } = await import('./fetch-dialog');
         return (await mayTakeOver(name, leased_to))
           ? () => this._api.fetch(place, force, true)
           : null;
@@ -114,19 +115,6 @@ export class FetchActions {
     }
     // The caller reports a failure together with the operation's other errors.
     return () => started;
-  }
-
-  private async _estimate(place: IRemotePlace): Promise<FetchEstimate | null> {
-    try {
-      return await this._api.fetchEstimate(place);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      const headline = trans.__('Reading %1 failed', place.remote);
-      tellFailure('', headline, error);
-      return null;
-    }
   }
 
   /** The snapshots about which the user is being asked, or that are being fetched. */

@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { CommandButton } from '../shared/command-button';
+import { CommandButton } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
 import { formatAge, formatBytes, formatMoment } from '../shared/format';

@@ -3,7 +3,7 @@
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs, GpuCkptError } from '../shared/api';
 import type {
   RemoteListing,
   ListedSession,
@@ -67,10 +67,7 @@ export class Remotes {
     try {
       remotes = await this._api.remotes();
     } catch (error) {
-      // A server without these routes has no remotes. The list of snapshots reports any other error.
-      if (isOurs(error) && error.code === GpuCkptError.NO_EXTENSION) {
-        this._known = [];
-      }
+      asOurs(error); // the list of snapshots reports it
       return;
     }
     this._lookedAt = performance.now();
@@ -92,11 +89,11 @@ export class Remotes {
     try {
       if (refusals.length > 0) {
         const message = refusals.join(' ');
-        throw new GpuCkptError({ message, code: 'remote_refused', hint: null });
+        throw new GpuCkptError({ message, code: 'remote_refused' });
       }
       learnt.listing = await this._api.remoteSessions(name);
     } catch (error) {
-      learnt.problem = isOurs(error) ? error : null;
+      learnt.problem = asOurs(error);
     }
     this._known = this._known.map(known =>
       known.name === name ? learnt : known
@@ -149,11 +146,4 @@ export function elsewhere(
       rank(one) - rank(other) ||
       other.snapshot.created - one.snapshot.created
   );
-}
-
-function isOurs(error: unknown): error is GpuCkptError {
-  if (!(error instanceof GpuCkptError)) {
-    throw error;
-  }
-  return true;
 }

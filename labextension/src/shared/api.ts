@@ -72,6 +72,14 @@ export class GpuCkptError extends Error implements IErrorRecord {
   static readonly KERNEL_NOT_FOUND = 'kernel_not_found';
 }
 
+/** Return an error of the server or of the connection. Throw any other: it is a defect of this page. */
+export function asOurs(error: unknown): GpuCkptError {
+  if (!(error instanceof GpuCkptError)) {
+    throw error;
+  }
+  return error;
+}
+
 /**
  * Send the server a request and return its answer.
  *
@@ -92,7 +100,6 @@ export async function request<T>(
     throw new GpuCkptError({
       message: 'The Jupyter server does not answer.',
       code: GpuCkptError.UNREACHABLE,
-      hint: null,
       details: String(error)
     });
   }
@@ -108,7 +115,6 @@ export async function request<T>(
           code: NOT_OURS.includes(response.status)
             ? GpuCkptError.NO_EXTENSION
             : `http_${response.status}`,
-          hint: null,
           details: text
         }
   );
@@ -357,11 +363,9 @@ function isUnreachable(error: unknown): boolean {
   );
 }
 
-function isErrorRecord(body: JSONValue | undefined): body is JSONObject & {
-  message: string;
-  code: string;
-  hint: string | null;
-} {
+function isErrorRecord(
+  body: JSONValue | undefined
+): body is JSONObject & IErrorRecord {
   const record = body as Partial<IErrorRecord> | null | undefined;
   return typeof record?.message === 'string' && typeof record.code === 'string';
 }

@@ -5,7 +5,7 @@ import type { JSONObject } from '@lumino/coreutils';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from './api';
-import { GpuCkptError } from './api';
+import { asOurs, GpuCkptError } from './api';
 import type {
   IEnd,
   KernelView,
@@ -162,10 +162,8 @@ export class KernelStates {
     try {
       await question();
       this._problems.delete(subject);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+    } catch (reason) {
+      const error = asOurs(reason);
       if (error.code !== GpuCkptError.UNREACHABLE) {
         this._kernels.delete(subject);
       }
@@ -255,8 +253,7 @@ function succeeded(operation: IOperation): IOperation {
   }
   const record = operation.error ?? {
     message: `The operation ended as ${operation.state}.`,
-    code: operation.state,
-    hint: null
+    code: operation.state
   };
   throw new GpuCkptError(
     operation.state === 'cancelled'

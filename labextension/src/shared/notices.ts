@@ -2,7 +2,8 @@
 
 import { Notification } from '@jupyterlab/apputils';
 
-import { GpuCkptError } from './api';
+import { asOurs, GpuCkptError } from './api';
+import { showDetails } from './dialogs';
 import { explain } from './texts';
 import { trans } from './translation';
 
@@ -30,6 +31,33 @@ export function tellFailure(
   conclude(id, failureText(headline, sentences), 'error', [
     detailsAction(headline, sentences, error)
   ]);
+}
+
+/** Return the result of a task; null if it failed, of which the user is notified. */
+export async function orTell<T>(
+  headline: string,
+  task: () => Promise<T>
+): Promise<T | null> {
+  try {
+    return await task();
+  } catch (error) {
+    tellFailure('', headline, asOurs(error));
+    return null;
+  }
+}
+
+/** Return the result of a task, during which a notification says that it has started. The task replaces it by that of the end. */
+export async function during<T>(
+  started: string,
+  task: (id: string) => Promise<T>
+): Promise<T> {
+  const id = Notification.emit(started, 'in-progress', { autoClose: false });
+  try {
+    return await task(id);
+  } catch (error) {
+    Notification.dismiss(id);
+    throw error;
+  }
 }
 
 /** Return the headline with cause and hint. If that is too long, the cause is shortened, so that the hint is visible. */
@@ -83,9 +111,6 @@ function detailsAction(
 ): Notification.IAction {
   return {
     label: trans.__('Details'),
-    callback: async () => {
-      const { showDetails } = await import('./details');
-      await showDetails(title, sentences, error);
-    }
+    callback: () => void showDetails(title, sentences, error)
   };
 }

@@ -3,7 +3,8 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { JSONObject } from '@lumino/coreutils';
 
-import { GpuCkptError } from './api';
+import { asOurs, GpuCkptError } from './api';
+import { mayResumeAnyway } from './dialogs';
 import { nameOfPath } from './format';
 import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
@@ -134,13 +135,11 @@ export class Operations {
       try {
         return await start(answers);
       } catch (error) {
-        if (!(error instanceof GpuCkptError)) {
-          throw error;
-        }
+        const refusal = asOurs(error);
         const more =
-          error.code === GpuCkptError.FILES_CHANGED
-            ? await this._mayGoOn(error, name)
-            : await otherwise?.(error);
+          refusal.code === GpuCkptError.FILES_CHANGED
+            ? await this._mayGoOn(refusal, name)
+            : await otherwise?.(refusal);
         if (!more) {
           throw error;
         }
@@ -154,7 +153,6 @@ export class Operations {
     error: GpuCkptError,
     name: string
   ): Promise<JSONObject> {
-    const { mayResumeAnyway } = await import('./files-dialog');
     if (await mayResumeAnyway(name, error)) {
       return { force: true };
     }

@@ -5,8 +5,8 @@ import type { IDisposable } from '@lumino/disposable';
 import { DisposableDelegate } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 
-import type { GpuCkptApi } from './api';
-import { GpuCkptError } from './api';
+import type { GpuCkptApi, GpuCkptError } from './api';
+import { asOurs } from './api';
 import type { SnapshotView, StoreView, SnapshotChanges } from './records';
 import { isEndEvent, isSnapshotEvent } from './server-events';
 
@@ -90,10 +90,7 @@ export class Snapshots {
       this.changed.emit();
       this.store = await this.api.store().catch(() => null);
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      this.problem = error;
+      this.problem = asOurs(error);
     }
     this.changed.emit();
     this._followUploads();

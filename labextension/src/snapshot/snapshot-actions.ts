@@ -1,24 +1,27 @@
 // The actions of the commands on a snapshot, with their confirmation dialogs.
 
-import {
-  Dialog,
-  InputDialog,
-  Notification,
-  showDialog
-} from '@jupyterlab/apputils';
+import { Notification } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { JSONObject } from '@lumino/coreutils';
 
-import { GpuCkptError } from '../shared/api';
+import { asOurs } from '../shared/api';
 import { copiesOfDeleted } from '../remote/remote-texts';
 import { nameOfPath } from '../shared/format';
 import type { KernelActions } from '../kernel/kernel-actions';
+import { agrees, askText } from '../shared/dialogs';
 import {
   conclude,
+  during,
+  orTell,
   SHOW_UNDO,
-  tellFailure,
   tellWithDetails
 } from '../shared/notices';
+import {
+  editNote,
+  mayGoBack,
+  showComparison,
+  showSnapshot
+} from './snapshot-dialogs';
 import type { Operations } from '../shared/operations';
 import type { SnapshotView, IStoredNotebook } from '../shared/records';
 import type { SnapshotAction } from './snapshot-commands';
@@ -45,23 +48,10 @@ export class SnapshotActions {
     private readonly _cellsAt: (path: string) => IOpenCells | null
   ) {}
 
-  /** The actions that the server does not support, because it is older than this page. */
-  readonly missing: ReadonlySet<SnapshotAction> = new Set();
-
   /** Carry out an action on a snapshot, and notify the user of the result. */
   async run(action: SnapshotAction, snapshot: SnapshotView): Promise<void> {
-    try {
-      await this._do(action, snapshot);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      if (error.code === GpuCkptError.NO_EXTENSION) {
-        (this.missing as Set<SnapshotAction>).add(action);
-      }
-      const headline = this._failed(action, snapshotTitle(snapshot));
-      tellFailure('', headline, error);
-    }
+    const headline = this._failed(action, snapshotTitle(snapshot));
+    await orTell(headline, () => this._do(action, snapshot));
   }
 
   /** Let the user choose an exported snapshot, and import it into the store. */
@@ -70,22 +60,12 @@ export class SnapshotActions {
     if (file === null) {
       return;
     }
-    const id = Notification.emit(
-      trans.__('Importing %1…', file.name),
-      'in-progress',
-      { autoClose: false }
+    await orTell(trans.__('Importing %1 failed', file.name), () =>
+      during(trans.__('Importing %1…', file.name), async id => {
+        await this._snapshots.import(file);
+        conclude(id, trans.__('Imported %1', file.name), 'success');
+      })
     );
-    try {
-      await this._snapshots.import(file);
-      conclude(id, trans.__('Imported %1', file.name), 'success');
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        Notification.dismiss(id);
-        throw error;
-      }
-      const headline = trans.__('Importing %1 failed', file.name);
-      tellFailure(id, headline, error);
-    }
   }
 
   private async _do(
@@ -105,13 +85,10 @@ export class SnapshotActions {
         return;
       case 'compare': {
         const comparison = await this._snapshots.api.compare(id, kernelId);
-        const { showComparison } = await import('./comparison');
         return showComparison(snapshot, comparison);
       }
-      case 'details': {
-        const { showSnapshot } = await import('./snapshot-details');
+      case 'details':
         return showSnapshot(snapshot);
-      }
       case 'rename':
         return this._rename(snapshot);
       case 'note':
@@ -145,7 +122,6 @@ export class SnapshotActions {
     let wanted = differences ? then : null;
     let body: JSONObject = { snapshot_id };
     if (!isPlain || this._settings.choices.confirmRollBack) {
-      const { mayGoBack } = await import('./roll-back');
       const may = await mayGoBack(snapshot, changes, stored, differences);
       if (!may.goBack) {
         return;
@@ -191,17 +167,14 @@ export class SnapshotActions {
 
   /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
   private async _restoreInCopy(snapshot: SnapshotView): Promise<void> {
-    const { button } = await showDialog({
-      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot)),
-      body: trans.__(
+    const accepts = await agrees(
+      trans.__('Restore %1 in a copy?', snapshotTitle(snapshot)),
+      trans.__(
         'Others have this notebook open. It and its kernel stay as they are. The copy gets the snapshot’s cells and a kernel of its own.'
       ),
-      buttons: [
-        Dialog.cancelButton(),
-        Dialog.okButton({ label: trans.__('Restore') })
-      ]
-    });
-    if (button.accept) {
+      trans.__('Restore')
+    );
+    if (accepts) {
       await this._kernelActions.branchFrom(
         snapshot.snapshot_id,
         this._notebook(snapshot),
@@ -215,28 +188,24 @@ export class SnapshotActions {
     try {
       return await this._snapshots.api.storedNotebook(snapshotId);
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+      asOurs(error);
       return null;
     }
   }
 
   private async _rename(snapshot: SnapshotView): Promise<void> {
-    const { button, value } = await InputDialog.getText({
-      title: trans.__('Rename the Snapshot'),
-      label: trans.__('Name'),
-      text: snapshot.title,
-      okLabel: trans.__('Rename')
-    });
-    if (button.accept) {
-      const title = value?.trim() ?? '';
+    const title = await askText(
+      trans.__('Rename the Snapshot'),
+      trans.__('Name'),
+      trans.__('Rename'),
+      snapshot.title
+    );
+    if (title !== null) {
       await this._snapshots.change(snapshot.snapshot_id, { title });
     }
   }
 
   private async _annotate(snapshot: SnapshotView): Promise<void> {
-    const { editNote } = await import('./note');
     const note = await editNote(snapshot);
     if (note !== null) {
       await this._snapshots.change(snapshot.snapshot_id, { note });
@@ -245,12 +214,7 @@ export class SnapshotActions {
 
   private async _verify(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
-    const id = Notification.emit(
-      trans.__('Verifying %1…', name),
-      'in-progress',
-      { autoClose: false }
-    );
-    try {
+    await during(trans.__('Verifying %1…', name), async id => {
       const found = await this._snapshots.api.verify(snapshot.snapshot_id);
       const text = verifiedText(name, found);
       if (found.ok) {
@@ -258,10 +222,7 @@ export class SnapshotActions {
       } else {
         tellWithDetails(id, text, found.problems);
       }
-    } catch (error) {
-      Notification.dismiss(id);
-      throw error;
-    }
+    });
   }
 
   /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
@@ -285,18 +246,16 @@ export class SnapshotActions {
   private async _delete(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
     const copies = copiesOfDeleted(snapshot);
-    if (this._settings.choices.confirmDelete) {
-      const { button } = await showDialog({
-        title: trans.__('Delete the snapshot %1?', name),
-        body: [this._undoText(), copies].join(' ').trim(),
-        buttons: [
-          Dialog.cancelButton(),
-          Dialog.warnButton({ label: trans.__('Delete') })
-        ]
-      });
-      if (!button.accept) {
-        return;
-      }
+    const accepts =
+      !this._settings.choices.confirmDelete ||
+      (await agrees(
+        trans.__('Delete the snapshot %1?', name),
+        [this._undoText(), copies].join(' ').trim(),
+        trans.__('Delete'),
+        { warns: true }
+      ));
+    if (!accepts) {
+      return;
     }
     await this._snapshots.delete(snapshot.snapshot_id);
     const done = trans.__('Deleted the snapshot %1', name);
@@ -309,7 +268,10 @@ export class SnapshotActions {
           : [
               {
                 label: trans.__('Undo'),
-                callback: () => void this._undelete(snapshot)
+                callback: () =>
+                  void orTell(trans.__('Could not restore the snapshot'), () =>
+                    this._snapshots.undelete(snapshot.snapshot_id)
+                  )
               }
             ]
     });
@@ -328,18 +290,6 @@ export class SnapshotActions {
           'You can undo this for %1 seconds.',
           seconds
         );
-    }
-  }
-
-  private async _undelete(snapshot: SnapshotView): Promise<void> {
-    try {
-      await this._snapshots.undelete(snapshot.snapshot_id);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      const headline = trans.__('Could not restore the snapshot');
-      tellFailure('', headline, error);
     }
   }
 

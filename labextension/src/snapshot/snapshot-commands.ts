@@ -87,7 +87,6 @@ export function addSnapshotCommands(
       label: labels[action],
       caption: args => refusalOf(args) ?? '',
       isEnabled: args => refusalOf(args) === null,
-      isVisible: () => !actions.missing.has(action),
       isToggleable: action === 'pin',
       isToggled: args => action === 'pin' && (find(args)?.pinned ?? false),
       describedBy: { args: ARGUMENTS },

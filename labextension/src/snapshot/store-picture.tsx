@@ -5,7 +5,7 @@ import * as React from 'react';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { cleanUpCommandId } from './clean-up';
-import { CommandButton } from '../shared/command-button';
+import { CommandButton } from '../shared/elements';
 import { formatBytes, formatShare, nameOfPath } from '../shared/format';
 import type { StoreView, NameUsage } from '../shared/records';
 import { savingTexts } from './snapshot-texts';

@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { CommandButton, MenuButton } from '../shared/command-button';
+import { CommandButton, MenuButton } from '../shared/elements';
 import { formatAge, formatBytes, formatMoment } from '../shared/format';
 import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
 import type { SnapshotView, Variable } from '../shared/records';

@@ -4,9 +4,9 @@ import { Notification } from '@jupyterlab/apputils';
 import type { Event } from '@jupyterlab/services';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs } from '../shared/api';
 import { nameOfPath } from '../shared/format';
-import { SHOW_UNDO, tellFailure } from '../shared/notices';
+import { orTell, SHOW_UNDO } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import type { KernelView, SnapshotView } from '../shared/records';
 import { isKernelAction } from '../shared/server-events';
@@ -56,10 +56,7 @@ export class Undo {
         await this._offerRestart(kernelId);
       }
     } catch (error) {
-      // An older server has no such routes, so nothing is offered.
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+      asOurs(error); // nothing is offered then
     }
   }
 
@@ -164,16 +161,7 @@ export class Undo {
     autoClose: number,
     undo: () => Promise<void>
   ): void {
-    const callback = async () => {
-      try {
-        await undo();
-      } catch (error) {
-        if (!(error instanceof GpuCkptError)) {
-          throw error;
-        }
-        tellFailure('', trans.__('Undo failed'), error);
-      }
-    };
+    const callback = () => orTell(trans.__('Undo failed'), undo);
     Notification.info(message, {
       autoClose,
       actions: [{ label: trans.__('Undo'), callback: () => void callback() }]

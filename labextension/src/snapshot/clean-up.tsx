@@ -1,67 +1,74 @@
-// The dialog before a clean-up: which snapshots stay, which ones go, and what that frees.
+// The command that deletes snapshots which the user does not need any more, and its dialog: which ones stay, which ones go, and what that frees.
 
-import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
+import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
+import { ask, Body, Lines } from '../shared/dialogs';
 import { formatBytes, nameOfPath } from '../shared/format';
-import { conclude } from '../shared/notices';
+import { conclude, orTell } from '../shared/notices';
 import type {
-  RetentionPolicy,
+  IRetention,
   PruneReport,
-  IRetention
+  RetentionPolicy
 } from '../shared/records';
-import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
 import { explain } from '../shared/texts';
+import type { ISnapshots } from '../shared/tokens';
 import { trans } from '../shared/translation';
+import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
+
+export const cleanUpCommandId = 'gpuckpt:clean-up';
+
+/** Add the command. It asks which snapshots stay, and shows which ones go and what that frees. */
+export function addCleanUpCommand(
+  commands: CommandRegistry,
+  snapshots: ISnapshots
+): void {
+  const { api } = snapshots;
+  commands.addCommand(cleanUpCommandId, {
+    label: trans.__('Clean Up Snapshots…'),
+    caption: trans.__('Delete snapshots that you no longer need'),
+    describedBy: { args: { type: 'object', properties: {} } },
+    execute: async () => {
+      const policy = await chooseSnapshotsToKeep(api);
+      if (policy === null) {
+        return;
+      }
+      await orTell(trans.__('Cleaning up failed'), async () => {
+        const { verdicts, freed_bytes } = await api.prune(policy, false);
+        const text = trans._n(
+          'Deleted %1 snapshot: freed %2',
+          'Deleted %1 snapshots: freed %2',
+          verdicts.filter(({ removed }) => removed).length,
+          formatBytes(Math.max(0, freed_bytes))
+        );
+        conclude('', text, 'success');
+        await snapshots.refresh();
+      });
+    }
+  });
+}
 
 /** Ask which snapshots stay; null: the user does not want a clean-up after all, or nothing would go. */
-export async function chooseSnapshotsToKeep(
+async function chooseSnapshotsToKeep(
   api: GpuCkptApi
 ): Promise<IRetention | null> {
-  const { button, value } = await showDialog({
-    title: trans.__('Clean up snapshots'),
-    body: new CleanUpBody(api),
-    buttons: [
-      Dialog.cancelButton(),
-      Dialog.warnButton({ label: trans.__('Delete') })
-    ],
+  const { button, value } = await ask(
+    trans.__('Clean up snapshots'),
+    new Body<IRetention | null>(null, choose => (
+      <CleanUp api={api} choose={choose} />
+    )),
+    trans.__('Delete'),
     // Enter in the field for the number deletes nothing.
-    defaultButton: 0
-  });
+    { warns: true, defaultButton: 0 }
+  );
   if (button.accept && value === null) {
     // It was not known yet, or it was none.
     const text = trans.__('No snapshot was deleted: the dialog listed none.');
     conclude('', text, 'warning');
   }
   return button.accept ? value : null;
-}
-
-class CleanUpBody
-  extends ReactWidget
-  implements Dialog.IBodyWidget<IRetention | null>
-{
-  constructor(private readonly _api: GpuCkptApi) {
-    super();
-  }
-
-  getValue(): IRetention | null {
-    return this._chosen;
-  }
-
-  protected render(): JSX.Element {
-    return (
-      <CleanUp
-        api={this._api}
-        choose={policy => {
-          this._chosen = policy;
-        }}
-      />
-    );
-  }
-
-  private _chosen: IRetention | null = null;
 }
 
 /** `choose` is called with the policy whose effect is shown, or with null. */
@@ -146,8 +153,7 @@ function CleanUp(props: {
   );
 }
 
-function Effect(props: { report: PruneReport | null }): JSX.Element {
-  const { report } = props;
+function Effect({ report }: { report: PruneReport | null }): JSX.Element {
   const gone = (report?.verdicts ?? []).filter(({ removed }) => removed);
   const text =
     report === null
@@ -163,14 +169,12 @@ function Effect(props: { report: PruneReport | null }): JSX.Element {
   return (
     <>
       <p role="status">{text}</p>
-      <ul className="jp-GpuCkptDialog-files">
-        {gone.map(({ snapshot }) => (
-          <li key={snapshot.snapshot_id}>
-            {nameOfPath(snapshot.name)}: {snapshotTitle(snapshot)} ·{' '}
-            {causeLabel(snapshot)}
-          </li>
-        ))}
-      </ul>
+      <Lines
+        texts={gone.map(
+          ({ snapshot }) =>
+            `${nameOfPath(snapshot.name)}: ${snapshotTitle(snapshot)} · ${causeLabel(snapshot)}`
+        )}
+      />
     </>
   );
 }
