@@ -97,9 +97,7 @@ export function KernelCard(props: IProps): JSX.Element {
           data-state={kernel.managed ? kernel.state : 'unmanaged'}
           title={stateCaption(kernel)}
         >
-          {kernel.managed
-            ? stateLabel(kernel.state)
-            : trans.__('Cannot be saved')}
+          {stateLabel(kernel)}
         </span>
         {kernel.managed ? (
           <MenuButton label={trans.__('More for %1', name)} open={showMenu} />

@@ -15,7 +15,7 @@ import { Operations } from '../shared/operations';
 import { press as pressed } from '../shared/press';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import { Targets } from '../kernel/targets';
-import type { IChoices } from '../shared/tokens';
+import type { IUserSettings } from '../shared/tokens';
 import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
 
 let server: FakeServer;
@@ -52,7 +52,7 @@ function aTracker(...panels: NotebookPanel[]): INotebookTracker {
 /** The commands with these notebooks and choices. */
 function register(
   tracker: INotebookTracker | null,
-  choices: Partial<IChoices> = {}
+  choices: Partial<IUserSettings['choices']> = {}
 ): CommandRegistry {
   const registry = new CommandRegistry();
   const sessions = [{ path: 'work/b.ipynb', kernel: { id: 'other' } }];

@@ -13,7 +13,7 @@ import type {
   UploadView
 } from '../shared/records';
 import { KERNEL_EVENT_SCHEMA } from '../shared/server-events';
-import type { IChoices, IUserSettings } from '../shared/tokens';
+import type { IUserSettings } from '../shared/tokens';
 import { UserSettings } from '../shared/user-settings';
 
 /** What the server answers: a JSON body, a status with a body, or a failure of the network. */
@@ -157,7 +157,9 @@ export function aSnapshot(changes: Partial<SnapshotView> = {}): SnapshotView {
 }
 
 /** The defaults with some choices changed. */
-export function chosen(changes: Partial<IChoices> = {}): IUserSettings {
+export function chosen(
+  changes: Partial<IUserSettings['choices']> = {}
+): IUserSettings {
   const settings = new UserSettings();
   return {
     choices: { ...settings.choices, ...changes },

@@ -375,7 +375,7 @@ describe('fetching', () => {
       details: null
     });
     const question =
-      'The machine desk may still run it. Taking over does not stop it there:';
+      'Session session runs on machine desk, since 10:00. Taking over does not stop it there:';
 
     beforeEach(() => {
       const session = { ...aRemoteSession(), leased_to: 'desk' };
@@ -403,7 +403,7 @@ describe('fetching', () => {
       press(await dialog(question), 'reject');
       await running;
       expect(server.bodies.length).toBe(1);
-      expect(told()).toEqual([]);
+      expect(told()).toEqual(['Fetching a.ipynb was canceled']);
     });
   });
 
@@ -451,7 +451,7 @@ describe('fetching', () => {
     server.on('GET operations/f?wait=1', at(1e6), at(3e6), done);
     const elsewhereEnded = jest.fn();
     states.endedElsewhere.connect(elsewhereEnded);
-    const started = api.fetch(place, false);
+    const started = api.fetch(place, { force: false });
     await states.finish(started, progress => seen.push(progress));
     expect(seen.map(({ done_bytes }) => done_bytes)).toEqual([0, 1e6, 3e6]);
     events.emit({ ...done, schema_id: OPERATION_EVENT_SCHEMA });

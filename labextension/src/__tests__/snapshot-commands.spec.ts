@@ -5,7 +5,7 @@ import { GpuCkptApi } from '../shared/api';
 import type { KernelActions } from '../kernel/kernel-actions';
 import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
-import type { IChoices } from '../shared/tokens';
+import type { IUserSettings } from '../shared/tokens';
 import type { Changes, KernelView, SnapshotView } from '../shared/records';
 import { SnapshotActions } from '../snapshot/snapshot-actions';
 import type { SnapshotAction } from '../snapshot/snapshot-commands';
@@ -44,7 +44,9 @@ const now = [{ cell_type: 'raw', id: 'a', metadata: {}, source: 'now' }];
 const cells = { isShared: false, read: () => now, put: jest.fn() };
 const ofRestore = jest.fn(() => () => Promise.resolve());
 
-function register(choices: Partial<IChoices> = {}): CommandRegistry {
+function register(
+  choices: Partial<IUserSettings['choices']> = {}
+): CommandRegistry {
   const registry = new CommandRegistry();
   const settings = chosen(choices);
   const actions = new SnapshotActions(

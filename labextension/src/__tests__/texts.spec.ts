@@ -2,10 +2,10 @@ import { GpuCkptError } from '../shared/api';
 import { formatBytes, formatSeconds, nameOfPath } from '../shared/format';
 import type {
   RetentionPolicy,
+  KernelState,
   KernelView,
   IOperation,
   ResultView,
-  KernelState,
   OperationKind
 } from '../shared/records';
 import { expiryTexts, snapshotTitle } from '../snapshot/snapshot-texts';
@@ -269,8 +269,8 @@ describe('texts', () => {
   });
 
   it('name every state, known or not', () => {
-    expect(stateLabel('suspended')).toBe('Suspended');
-    expect(stateLabel('dreaming' as KernelState)).toBe('dreaming');
+    expect(stateLabel(aKernel({ state: 'suspended' }))).toBe('Suspended');
+    expect(stateLabel(aKernel({ managed: false }))).toBe('Cannot be saved');
   });
 
   it('say what went wrong last, or what a kernel waits for', () => {

@@ -21,13 +21,7 @@ export class SuspendedBanner extends FittedBanner {
   ) {
     super();
     this.addClass('jp-GpuCkptSuspended');
-    watchKernel(_panel, _states, () => this._follow());
-    _settings.changed.connect(this._follow, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this._follow, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this._follow(), _settings);
   }
 
   protected render(): JSX.Element | null {

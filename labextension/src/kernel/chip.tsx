@@ -33,13 +33,7 @@ export class StateChip extends ReactWidget {
   ) {
     super();
     this.addClass('jp-GpuCkptChip');
-    watchKernel(_panel, _states, () => this.update());
-    _settings.changed.connect(this.update, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this.update, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this.update(), _settings);
   }
 
   protected render(): JSX.Element | null {
@@ -48,9 +42,7 @@ export class StateChip extends ReactWidget {
       return null;
     }
     const { operation, managed, state } = kernel;
-    const label =
-      connectionLabel(this._panel) ??
-      (managed ? stateLabel(state) : trans.__('Cannot be saved'));
+    const label = connectionLabel(this._panel) ?? stateLabel(kernel);
     const percent = operation && percentOf(operation.progress);
     const caption = [
       stateCaption(kernel),

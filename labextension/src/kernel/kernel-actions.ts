@@ -6,7 +6,7 @@ import type { JSONObject } from '@lumino/coreutils';
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import type { Action } from './commands';
-import { mayTakeOver, whereToMove } from '../remote/remote-dialogs';
+import { whereToMove } from '../remote/remote-dialogs';
 import { agrees, askText } from '../shared/dialogs';
 import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
@@ -55,10 +55,6 @@ export class KernelActions {
         return this._branch(kernelId, name);
       case 'move':
         return this._move(kernelId, name);
-      case 'resume':
-        return this._operations.run('resume', kernelId, name, {
-          otherwise: error => this._mayTakeOver(error, name)
-        });
       default:
         return this._operations.run(action, kernelId, name);
     }
@@ -154,20 +150,6 @@ export class KernelActions {
       }
       return remotes.map(remote => remote.name);
     });
-  }
-
-  /** After the refusal of a session that another machine runs: the body that takes it over, if the user wants that. */
-  private async _mayTakeOver(
-    error: GpuCkptError,
-    name: string
-  ): Promise<JSONObject | null> {
-    if (error.code !== GpuCkptError.SESSION_HELD) {
-      return null;
-    }
-    if (await mayTakeOver(name, '', error.message)) {
-      return { take_over: true };
-    }
-    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private _maySuspend(name: string): Promise<boolean> {

@@ -64,13 +64,7 @@ export class SessionButton extends ReactWidget {
         event.stopPropagation();
       }
     });
-    watchKernel(_panel, _states, () => this.update());
-    _settings.changed.connect(this.update, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this.update, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this.update(), _settings);
   }
 
   protected render(): JSX.Element {

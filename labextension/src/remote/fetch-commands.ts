@@ -3,14 +3,9 @@
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
-import type {
-  IOperation,
-  IRemotePlace,
-  ListedSession
-} from '../shared/records';
+import type { IRemotePlace } from '../shared/records';
 import { remoteTitle } from './remote-texts';
-import { mayFetch, mayTakeOver } from './remote-dialogs';
+import { mayFetch } from './remote-dialogs';
 import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import { trans } from '../shared/translation';
@@ -77,8 +72,10 @@ export class FetchActions {
     const { remote } = place;
     const name = remoteTitle({ remote, session, snapshot });
     const force = obstacles.length > 0;
-    const started = await this._begin(place, force, name, session);
-    const fetched = started && (await this._operations.fetch(started(), name));
+    const fetched = await this._operations.fetch(
+      answers => this._api.fetch(place, { force, ...answers }),
+      name
+    );
     if (!fetched || force) {
       return;
     }
@@ -91,30 +88,6 @@ export class FetchActions {
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }
-  }
-
-  /** Start the fetch. Return null if another machine runs the session and the user does not take it over. */
-  private async _begin(
-    place: IRemotePlace,
-    force: boolean,
-    name: string,
-    { leased_to }: ListedSession
-  ): Promise<(() => Promise<IOperation>) | null> {
-    const started = this._api.fetch(place, force);
-    try {
-      await started;
-    } catch (error) {
-      const isHeld =
-        error instanceof GpuCkptError &&
-        error.code === GpuCkptError.SESSION_HELD;
-      if (isHeld) {
-        return (await mayTakeOver(name, leased_to))
-          ? () => this._api.fetch(place, force, true)
-          : null;
-      }
-    }
-    // The caller reports a failure together with the operation's other errors.
-    return () => started;
   }
 
   /** The snapshots about which the user is being asked, or that are being fetched. */

@@ -52,29 +52,6 @@ export function mayFetch(
   );
 }
 
-/** Ask whether to resume a session here although another machine may still run it. `cause`: the server's sentence about that. */
-export function mayTakeOver(
-  name: string,
-  machine: string,
-  cause = ''
-): Promise<boolean> {
-  const who =
-    cause ||
-    trans.__(
-      'The machine %1 may still run it.',
-      machine || trans.__('that has it')
-    );
-  const consequence = trans.__(
-    'Taking over does not stop it there: it keeps writing files and sending requests, as a separate session. What it has not uploaded is missing here.'
-  );
-  return agrees(
-    trans.__('Take over %1?', name),
-    `${who} ${consequence}`,
-    trans.__('Take Over'),
-    { warns: true }
-  );
-}
-
 /** Ask whether to move a kernel, and to which remote, of at least one; null: the user does not want it after all. */
 export async function whereToMove(
   name: string,

@@ -2,10 +2,10 @@
 
 import * as React from 'react';
 
-import { CommandButton } from '../shared/elements';
+import { Age, CommandButton, useFirst } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
-import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { formatAge, formatBytes } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
 import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
 import { elsewhere } from './remotes';
@@ -22,11 +22,7 @@ export function RemoteSessions(props: {
 }): JSX.Element | null {
   const { remotes } = props;
   const { snapshots, states, currentPath } = props.context;
-  const [showsAll, showAll] = React.useState(false);
   const { known } = remotes;
-  if (known.length === 0) {
-    return null;
-  }
   const list = snapshots.list ?? [];
   const paths = [
     currentPath(),
@@ -35,7 +31,10 @@ export function RemoteSessions(props: {
   ];
   const here = new Set(list.map(({ snapshot_id }) => snapshot_id));
   const choices = elsewhere(known, here, paths);
-  const shown = showsAll ? choices : choices.slice(0, FIRST);
+  const [shown, more] = useFirst(choices, FIRST);
+  if (known.length === 0) {
+    return null;
+  }
   return (
     <section
       className="jp-GpuCkptRemote"
@@ -60,19 +59,7 @@ export function RemoteSessions(props: {
           />
         ))}
       </ul>
-      {shown.length < choices.length ? (
-        <button
-          type="button"
-          className="jp-GpuCkptLink"
-          onClick={() => showAll(true)}
-        >
-          {trans._n(
-            'Show %1 more',
-            'Show %1 more',
-            choices.length - shown.length
-          )}
-        </button>
-      ) : null}
+      {more}
       <button
         type="button"
         className="jp-GpuCkptLink"
@@ -101,12 +88,7 @@ function Choice(props: {
     >
       <h4 title={session.path}>{title}</h4>
       <div className="jp-GpuCkptSnapshot-facts">
-        <time
-          dateTime={new Date(snapshot.created * 1000).toISOString()}
-          title={formatMoment(snapshot.created)}
-        >
-          {formatAge(snapshot.created)}
-        </time>
+        <Age time={snapshot.created} />
         <span>{formatBytes(snapshot.stored_bytes)}</span>
         {session.host_name ? <span>{session.host_name}</span> : null}
         {session.moved_at ? (

@@ -65,7 +65,7 @@ export function uploadCaption(upload: UploadView): string {
     uploaded: trans.__('Uploaded to %1.', remote)
   };
   const reason = error ? explain(error) : [];
-  return [texts[state] ?? remote, ...reason].join(' ');
+  return [texts[state], ...reason].join(' ');
 }
 
 /** Return a text about the place of a snapshot's content and the states of its uploads; '' if it is uploaded to no remote. */

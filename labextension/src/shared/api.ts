@@ -301,19 +301,12 @@ export class GpuCkptApi {
     );
   }
 
-  /**
-   * Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `takeOver`: even if another machine runs its
-   * session.
-   */
+  /** Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `take_over`: even if another machine runs its session. */
   fetch(
     place: IRemotePlace,
-    force: boolean,
-    takeOver = false
+    options: { force: boolean; take_over?: boolean }
   ): Promise<IOperation> {
-    const body: JSONObject = { session_id: place.sessionId, force };
-    if (takeOver) {
-      body.take_over = true;
-    }
+    const body = { session_id: place.sessionId, ...options };
     return this._send('POST', `${remotePath(place)}/fetch`, body);
   }
 

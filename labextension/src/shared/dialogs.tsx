@@ -160,3 +160,19 @@ export function mayResumeAnyway(
     { warns: true }
   );
 }
+
+/** Ask whether to resume a session here although another machine may still run it. `error`: the server's refusal, which names it. */
+export function mayTakeOver(
+  name: string,
+  error: GpuCkptError
+): Promise<boolean> {
+  const consequence = trans.__(
+    'Taking over does not stop it there: it keeps writing files and sending requests, as a separate session. What it has not uploaded is missing here.'
+  );
+  return agrees(
+    trans.__('Take over %1?', name),
+    `${error.message} ${consequence}`,
+    trans.__('Take Over'),
+    { warns: true }
+  );
+}

@@ -4,7 +4,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import { asOurs, GpuCkptError } from './api';
-import { mayResumeAnyway } from './dialogs';
+import { mayResumeAnyway, mayTakeOver } from './dialogs';
 import { nameOfPath } from './format';
 import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
@@ -39,12 +39,32 @@ const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
 /** What the user waits for before doing something else, so that its end is always told, until it is dismissed. */
 const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
 
+/** The refusals after which a user may want to go on all the same, by their code: the question, and the field of the request that says so. */
+const WAYS_ON: Record<
+  string,
+  {
+    /** The operations for which that is possible; all if not given. */
+    kinds?: OperationKind[];
+    ask: (name: string, refusal: GpuCkptError) => Promise<boolean>;
+    answer: JSONObject;
+  }
+> = {
+  [GpuCkptError.FILES_CHANGED]: {
+    ask: mayResumeAnyway,
+    answer: { force: true }
+  },
+  [GpuCkptError.SESSION_HELD]: {
+    kinds: ['resume', 'fetch'],
+    ask: mayTakeOver,
+    answer: { take_over: true }
+  }
+};
+
 export interface IRunOptions {
   /** What is done before the request, while the notification is shown already. */
   before?: () => Promise<unknown>;
   body?: JSONObject;
   undo?: () => Promise<void>;
-  otherwise?: (error: GpuCkptError) => Promise<JSONObject | null>;
 }
 
 export class Operations {
@@ -58,7 +78,6 @@ export class Operations {
 
   /**
    * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
-   * `otherwise`: returns, after an error, further fields of the body with which to try again, or null.
    *
    * @returns the operation, or null if it failed, of which the user is notified.
    */
@@ -66,7 +85,7 @@ export class Operations {
     kind: OperationKind,
     kernelId: string,
     name: string,
-    { before, body, undo, otherwise }: IRunOptions = {}
+    { before, body, undo }: IRunOptions = {}
   ): Promise<IOperation | null> {
     return this._tell(
       kind,
@@ -74,10 +93,8 @@ export class Operations {
       async follow => {
         follow(kernelId);
         await before?.();
-        return this._asking(
-          name,
-          answers => this._states.run(kind, kernelId, { ...body, ...answers }),
-          otherwise
+        return this._asking(kind, name, answers =>
+          this._states.run(kind, kernelId, { ...body, ...answers })
         );
       },
       undo
@@ -88,7 +105,7 @@ export class Operations {
   branch(snapshotId: string, name: string): Promise<IOperation | null> {
     return this._tell('branch', name, follow => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      return this._asking(name, answers =>
+      return this._asking('branch', name, answers =>
         this._states.branch(snapshotId, onStarted, '', answers)
       );
     });
@@ -96,11 +113,13 @@ export class Operations {
 
   /** Follow the fetch of a snapshot of the notebook `name`; return as `run` does. */
   fetch(
-    started: Promise<IOperation>,
+    start: (answers: JSONObject) => Promise<IOperation>,
     name: string
   ): Promise<IOperation | null> {
     return this._tell('fetch', name, (_, show) =>
-      this._states.finish(started, show)
+      this._asking('fetch', name, answers =>
+        this._states.finish(start(answers), show)
+      )
     );
   }
 
@@ -112,7 +131,7 @@ export class Operations {
   ): Promise<IOperation | null> {
     return this._tell('resume', name, async follow => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      const made = await this._asking(name, answers =>
+      const made = await this._asking('branch', name, answers =>
         this._states.branch(snapshotId, onStarted, path, answers)
       );
       return { ...made, kind: 'resume' };
@@ -126,9 +145,9 @@ export class Operations {
 
   /** Start an operation, again after each refusal to which the user has answered that it is to go on. */
   private async _asking(
+    kind: OperationKind,
     name: string,
-    start: (answers: JSONObject) => Promise<IOperation>,
-    otherwise?: IRunOptions['otherwise']
+    start: (answers: JSONObject) => Promise<IOperation>
   ): Promise<IOperation> {
     let answers: JSONObject = {};
     for (;;) {
@@ -136,27 +155,19 @@ export class Operations {
         return await start(answers);
       } catch (error) {
         const refusal = asOurs(error);
-        const more =
-          refusal.code === GpuCkptError.FILES_CHANGED
-            ? await this._mayGoOn(refusal, name)
-            : await otherwise?.(refusal);
-        if (!more) {
+        const way = WAYS_ON[refusal.code];
+        if (!way || way.kinds?.includes(kind) === false) {
           throw error;
         }
-        answers = { ...answers, ...more };
+        if (!(await way.ask(name, refusal))) {
+          throw new GpuCkptError({
+            ...refusal,
+            code: GpuCkptError.CANCELLED
+          });
+        }
+        answers = { ...answers, ...way.answer };
       }
     }
-  }
-
-  /** After the refusal of files that changed: the field that goes on all the same, if the user wants that. */
-  private async _mayGoOn(
-    error: GpuCkptError,
-    name: string
-  ): Promise<JSONObject> {
-    if (await mayResumeAnyway(name, error)) {
-      return { force: true };
-    }
-    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private async _tell(

@@ -14,7 +14,7 @@ import type { IKernelStates } from './tokens';
 import { trans } from './translation';
 
 /** Return the name of a kernel's state. */
-export function stateLabel(state: KernelState): string {
+export function stateLabel({ managed, state }: KernelView): string {
   const labels: Record<KernelState, string> = {
     starting: trans.__('Starting'),
     running: trans.__('Running'),
@@ -27,7 +27,7 @@ export function stateLabel(state: KernelState): string {
     resuming: trans.__('Resuming'),
     lost: trans.__('Lost')
   };
-  return labels[state] ?? state;
+  return managed ? labels[state] : trans.__('Cannot be saved');
 }
 
 /** Return the meaning of a kernel's state, in a sentence. */
@@ -206,16 +206,21 @@ export function leftText(seconds: number | null): string {
 
 /** Return the text for a running operation on `name`. */
 export function startedText(kind: OperationKind, name: string): string {
+  return trans.__('%1…', workText(kind, name));
+}
+
+/** Return the text for an operation on `name`, of which another text tells the state. */
+function workText(kind: OperationKind, name: string): string {
   const texts: Record<OperationKind, string> = {
-    save: trans.__('Saving %1…', name),
-    suspend: trans.__('Suspending %1…', name),
-    resume: trans.__('Resuming %1…', name),
-    park: trans.__('Parking %1…', name),
-    unpark: trans.__('Unparking %1…', name),
-    branch: trans.__('Branching %1…', name),
-    roll_back: trans.__('Restoring %1…', name),
-    fetch: trans.__('Fetching %1…', name),
-    move: trans.__('Moving %1…', name)
+    save: trans.__('Saving %1', name),
+    suspend: trans.__('Suspending %1', name),
+    resume: trans.__('Resuming %1', name),
+    park: trans.__('Parking %1', name),
+    unpark: trans.__('Unparking %1', name),
+    branch: trans.__('Branching %1', name),
+    roll_back: trans.__('Restoring %1', name),
+    fetch: trans.__('Fetching %1', name),
+    move: trans.__('Moving %1', name)
   };
   return texts[kind];
 }
@@ -317,34 +322,12 @@ function doneInShort(kind: OperationKind, name: string): string {
 export function failedText(
   kind: OperationKind,
   name: string,
-  error: IErrorRecord
+  { code }: IErrorRecord
 ): string {
-  if (error.code === GpuCkptError.CANCELLED) {
-    const cancelled: Record<OperationKind, string> = {
-      save: trans.__('Saving %1 was canceled', name),
-      suspend: trans.__('Suspending %1 was canceled', name),
-      resume: trans.__('Resuming %1 was canceled', name),
-      park: trans.__('Parking %1 was canceled', name),
-      unpark: trans.__('Unparking %1 was canceled', name),
-      branch: trans.__('Branching %1 was canceled', name),
-      roll_back: trans.__('Restoring %1 was canceled', name),
-      fetch: trans.__('Fetching %1 was canceled', name),
-      move: trans.__('Moving %1 was canceled', name)
-    };
-    return cancelled[kind];
-  }
-  const failed: Record<OperationKind, string> = {
-    save: trans.__('Saving %1 failed', name),
-    suspend: trans.__('Suspending %1 failed', name),
-    resume: trans.__('Resuming %1 failed', name),
-    park: trans.__('Parking %1 failed', name),
-    unpark: trans.__('Unparking %1 failed', name),
-    branch: trans.__('Branching %1 failed', name),
-    roll_back: trans.__('Restoring %1 failed', name),
-    fetch: trans.__('Fetching %1 failed', name),
-    move: trans.__('Moving %1 failed', name)
-  };
-  return failed[kind];
+  const work = workText(kind, name);
+  return code === GpuCkptError.CANCELLED
+    ? trans.__('%1 was canceled', work)
+    : trans.__('%1 failed', work);
 }
 
 /** Return the sentences about an error: its cause and a remedy. */

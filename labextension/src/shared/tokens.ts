@@ -1,9 +1,9 @@
 import type { CommandRegistry } from '@lumino/commands';
 import { Token } from '@lumino/coreutils';
-import type { ISignal } from '@lumino/signaling';
 
 import type { KernelStates } from './kernel-states';
 import type { Snapshots } from './snapshots';
+import type { UserSettings } from './user-settings';
 
 export type IKernelStates = Pick<KernelStates, keyof KernelStates>;
 
@@ -19,23 +19,7 @@ export const ISnapshots = new Token<ISnapshots>(
   'The snapshots of the user, and the store that they lie in.'
 );
 
-/** The user's settings; see schema/settings.json. */
-export interface IChoices {
-  defaultAction: 'save' | 'suspend';
-  askForTitle: boolean;
-  confirmSuspend: boolean;
-  confirmRollBack: boolean;
-  confirmDelete: boolean;
-  showChip: boolean;
-  showBanner: boolean;
-  notifications: 'all' | 'own' | 'failures' | 'none';
-}
-
-/** The user's settings as they are now, with a signal for changes. */
-export interface IUserSettings {
-  readonly choices: IChoices;
-  readonly changed: ISignal<IUserSettings, void>;
-}
+export type IUserSettings = Pick<UserSettings, 'choices' | 'changed'>;
 
 export const IUserSettings = new Token<IUserSettings>(
   'jupyter-gpuckpt:IUserSettings',

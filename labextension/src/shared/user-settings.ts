@@ -3,23 +3,23 @@
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { Signal } from '@lumino/signaling';
 
-import type { IChoices, IUserSettings } from './tokens';
-
 /** The defaults of schema/settings.json, which also apply where there is no registry of settings. */
-const DEFAULTS: IChoices = {
-  defaultAction: 'save',
+const DEFAULTS = {
+  defaultAction: 'save' as 'save' | 'suspend',
   askForTitle: false,
   confirmSuspend: false,
   confirmRollBack: true,
   confirmDelete: false,
   showChip: true,
   showBanner: true,
-  notifications: 'own'
+  notifications: 'own' as 'all' | 'own' | 'failures' | 'none'
 };
 
-export class UserSettings implements IUserSettings {
+/** The user's settings as they are now. */
+export class UserSettings {
   choices = DEFAULTS;
 
+  /** A signal for changes of the settings. */
   readonly changed = new Signal<this, void>(this);
 
   /** Follow these settings from now on. */

@@ -53,7 +53,7 @@ export function causeLabel({
     rollback: trans.__('before a restore'),
     restart: trans.__('before a restart')
   };
-  return labels[cause] ?? cause;
+  return labels[cause];
 }
 
 /** Return the reason for taking a snapshot, in a sentence. */
@@ -76,7 +76,7 @@ export function causeCaption({
     rollback: trans.__('Saved before another snapshot was restored'),
     restart: trans.__('Saved before the kernel was restarted')
   };
-  return captions[cause] ?? '';
+  return captions[cause];
 }
 
 /** Return a text about a snapshot's disk use: "120 MB on disk (8 MB new)". */

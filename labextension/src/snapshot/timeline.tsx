@@ -2,8 +2,8 @@
 
 import * as React from 'react';
 
-import { CommandButton, MenuButton } from '../shared/elements';
-import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { Age, CommandButton, MenuButton, useFirst } from '../shared/elements';
+import { formatBytes } from '../shared/format';
 import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
 import type { SnapshotView, Variable } from '../shared/records';
 import { openMenu } from '../shared/reason-menu';
@@ -20,7 +20,11 @@ import {
   snapshotTitle,
   variableText
 } from './snapshot-texts';
-import { UploadBadge } from '../remote/upload-badge';
+import {
+  uploadLabel,
+  uploadsCaption,
+  weightiest
+} from '../remote/remote-texts';
 import { trans } from '../shared/translation';
 
 /** The numbers of snapshots, and of a snapshot's variables, that are shown at first. */
@@ -33,13 +37,12 @@ export function Timeline(props: {
   snapshots: SnapshotView[];
 }): JSX.Element {
   const { context, label, snapshots } = props;
-  const [showsAll, showAll] = React.useState(false);
+  const [shown, more] = useFirst(snapshots, FIRST_SNAPSHOTS);
   if (snapshots.length === 0) {
     return (
       <p className="jp-GpuCkptSessions-none">{trans.__('No snapshots yet.')}</p>
     );
   }
-  const shown = showsAll ? snapshots : snapshots.slice(0, FIRST_SNAPSHOTS);
   return (
     <>
       <ol className="jp-GpuCkptTimeline" aria-label={label}>
@@ -51,19 +54,7 @@ export function Timeline(props: {
           />
         ))}
       </ol>
-      {shown.length < snapshots.length ? (
-        <button
-          type="button"
-          className="jp-GpuCkptLink"
-          onClick={() => showAll(true)}
-        >
-          {trans._n(
-            'Show %1 more',
-            'Show %1 more',
-            snapshots.length - shown.length
-          )}
-        </button>
-      ) : null}
+      {more}
     </>
   );
 }
@@ -105,12 +96,7 @@ function SnapshotCard(props: {
         <MenuButton label={trans.__('More for %1', title)} open={showMenu} />
       </div>
       <div className="jp-GpuCkptSnapshot-facts">
-        <time
-          dateTime={new Date(snapshot.created * 1000).toISOString()}
-          title={formatMoment(snapshot.created)}
-        >
-          {formatAge(snapshot.created)}
-        </time>
+        <Age time={snapshot.created} />
         <span>{formatBytes(snapshot.raw_bytes)}</span>
         {snapshot.gpu_bytes > 0 ? (
           <span>{trans.__('%1 GPU', formatBytes(snapshot.gpu_bytes))}</span>
@@ -191,5 +177,26 @@ function Variables(props: { variables: Variable[] }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+/** Draw whether a snapshot is in a remote, only in a remote, or being uploaded. */
+function UploadBadge(props: { snapshot: SnapshotView }): JSX.Element | null {
+  const { snapshot } = props;
+  const shown = weightiest(snapshot.uploads);
+  const isRemote = snapshot.remote_only !== null;
+  if (shown === null && !isRemote) {
+    return null;
+  }
+  return (
+    <span
+      className="jp-GpuCkptCause"
+      data-upload={isRemote ? 'remote' : shown?.state}
+      title={uploadsCaption(snapshot)}
+    >
+      {isRemote || shown === null
+        ? trans.__('not on this disk')
+        : uploadLabel(shown)}
+    </span>
   );
 }
