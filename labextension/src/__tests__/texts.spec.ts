@@ -210,7 +210,9 @@ describe('texts', () => {
       'GPU 42% busy'
     ]);
     const asleep = { state: 'suspended' as const, suspended_bytes: 4e9 };
-    expect(usageTexts(aKernel({ ...busy, ...asleep }))).toEqual(['4 GB saved']);
+    expect(usageTexts(aKernel({ ...busy, ...asleep }))).toEqual([
+      '4 GB of memory saved'
+    ]);
   });
 
   it('say since when a kernel is suspended, how big it is and how long a resume takes', () => {
@@ -222,7 +224,7 @@ describe('texts', () => {
     const known = { since: 1000, suspended_bytes: 4e9, resume_seconds: 3.21 };
     expect(suspendedTexts({ ...kernel, ...known })).toEqual([
       expect.stringMatching(/^Suspended since .*1970.*\.$/),
-      '4 GB saved. Resuming takes about 3.2 s.',
+      '4 GB of memory saved. Resuming takes about 3.2 s.',
       'Running a cell resumes it.'
     ]);
   });

@@ -156,7 +156,7 @@ describe('the notice', () => {
     make();
     expect(widget.isHidden).toBe(true);
     becomes({ state: 'suspended', suspended_bytes: 4e9, resume_seconds: 2 });
-    await shown('4 GB saved. Resuming takes about 2 s.');
+    await shown('4 GB of memory saved. Resuming takes about 2 s.');
     expect(widget.isHidden).toBe(false);
     becomes({ state: 'resuming' });
     expect(widget.isHidden).toBe(true);

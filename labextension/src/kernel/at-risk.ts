@@ -54,47 +54,42 @@ export function atRisk(
   return { seconds, isLate: isLate(seconds) };
 }
 
-/** Return the sentences about that. */
+/** Return the sentences about what would be lost. */
 export function riskText(
   { seconds, isLate }: IAtRisk,
   kernel: KernelView,
   snapshots: readonly SnapshotView[]
 ): string {
   if (seconds === 0) {
-    return trans.__('Nothing would be lost with this machine.');
+    return trans.__('If this machine vanished now, you would lose nothing.');
   }
   const interval = formatSeconds(kernel.autosave_seconds);
+  const lost =
+    seconds === null
+      ? trans.__('all of it')
+      : trans.__('the last %1', formatSeconds(seconds));
   if (isLate) {
-    const lost =
-      seconds === null
-        ? trans.__('All of it would be lost with this machine')
-        : trans.__(
-            'The last %1 would be lost with this machine',
-            formatSeconds(seconds)
-          );
-    const sentences = [
-      trans.__('%1, although it is saved every %2.', lost, interval)
-    ];
-    const [newest] = snapshots;
-    const error = newest?.uploads.find(({ error }) => error)?.error;
-    if (error) {
-      sentences.push(...explain(error));
-    }
-    return sentences.join(' ');
+    const text = trans.__(
+      'If this machine vanished now, you would lose %1, although it is saved every %2.',
+      lost,
+      interval
+    );
+    const error = snapshots[0]?.uploads.find(({ error }) => error)?.error;
+    return [text, ...(error ? explain(error) : [])].join(' ');
   }
   if (seconds === null) {
     return trans.__(
-      'All of it would be lost with this machine: no remote has it yet.'
+      'If this machine vanished now, you would lose all of it: no remote has it yet.'
     );
   }
   return kernel.autosave_seconds > 0
     ? trans.__(
-        'The last %1 would be lost with this machine, at most about %2.',
-        formatSeconds(seconds),
+        'If this machine vanished now, you would lose %1; it is saved about every %2.',
+        lost,
         interval
       )
     : trans.__(
-        'At most the last %1 would be lost with this machine.',
-        formatSeconds(seconds)
+        'If this machine vanished now, you would lose %1 at most.',
+        lost
       );
 }

@@ -90,7 +90,9 @@ function actionCaption(action: Action): string {
   const captions: Record<Action, string> = {
     save: trans.__('Save a snapshot (kernel keeps running)'),
     saveAs: trans.__('Save a snapshot with a name, which pins it'),
-    suspend: trans.__('Save the kernel to disk and free its memory and GPU'),
+    suspend: trans.__(
+      'Save the kernel to disk and stop it, which frees its memory and GPU'
+    ),
     resume: trans.__('Continue the kernel where it was suspended'),
     park: trans.__('Move GPU memory to RAM until the next cell'),
     branch: trans.__(

@@ -73,7 +73,9 @@ export function usageTexts(kernel: KernelView) {
   const texts: string[] = [];
   if (kernel.state === 'suspended') {
     if (kernel.suspended_bytes > 0) {
-      texts.push(trans.__('%1 saved', formatBytes(kernel.suspended_bytes)));
+      texts.push(
+        trans.__('%1 of memory saved', formatBytes(kernel.suspended_bytes))
+      );
     }
     return texts;
   }
@@ -121,9 +123,9 @@ export function suspendedTexts(kernel: KernelView) {
     const size = formatBytes(kernel.suspended_bytes);
     texts.push(
       kernel.resume_seconds === null
-        ? trans.__('%1 saved.', size)
+        ? trans.__('%1 of memory saved.', size)
         : trans.__(
-            '%1 saved. Resuming takes about %2.',
+            '%1 of memory saved. Resuming takes about %2.',
             size,
             formatSeconds(kernel.resume_seconds)
           )
