@@ -57,7 +57,7 @@ export default tseslint.config(
       '@typescript-eslint/no-floating-promises': 'error',
       '@typescript-eslint/consistent-type-imports': 'error',
       '@typescript-eslint/no-namespace': 'off',
-      // The plugins are a few kilobytes that every notebook needs at once; the one dialog is loaded when it is asked for.
+      // The plugins are a few kilobytes that every notebook needs at once.
       'jupyter/prefer-lazy-imports': 'off',
       curly: 'error',
       eqeqeq: 'error'

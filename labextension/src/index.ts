@@ -9,7 +9,6 @@ import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
-import { ITranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi } from './shared/api';
 import { SuspendedBanner } from './kernel/banner';
@@ -44,8 +43,8 @@ import {
 import { cellsOf } from './snapshot/stored-cells';
 import { Targets } from './kernel/targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
-import { textsOf } from './shared/translation';
 import { Undo } from './snapshot/undo';
+import { trans } from './shared/translation';
 
 export { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 
@@ -54,12 +53,7 @@ const commands: JupyterFrontEndPlugin<void> = {
   description: 'Adds the commands on kernels and snapshots.',
   autoStart: true,
   requires: [IKernelStates, ISnapshots, IUserSettings],
-  optional: [
-    INotebookTracker,
-    IFileBrowserFactory,
-    ITranslator,
-    ICommandPalette
-  ],
+  optional: [INotebookTracker, IFileBrowserFactory, ICommandPalette],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
@@ -67,12 +61,10 @@ const commands: JupyterFrontEndPlugin<void> = {
     settings: IUserSettings,
     tracker: INotebookTracker | null,
     files: IFileBrowserFactory | null,
-    translator: ITranslator | null,
     palette: ICommandPalette | null
   ) => {
     const { commands, serviceManager, shell } = app;
-    const trans = textsOf(translator);
-    const operations = new Operations(states, settings, trans);
+    const operations = new Operations(states, settings);
     const openNotebook = (path: string) =>
       void commands.execute('docmanager:open', { path });
     const panelAt = (path: string) =>
@@ -89,9 +81,9 @@ const commands: JupyterFrontEndPlugin<void> = {
         openNotebook(path);
       }
     };
-    const undo = new Undo(snapshots.api, operations, reconnect, trans);
+    const undo = new Undo(snapshots.api, operations, reconnect);
     undo.follow(serviceManager.events.stream);
-    followIdleKernels(states, snapshots.api, operations, trans);
+    followIdleKernels(states, snapshots.api, operations);
     const kernelActions = new KernelActions(
       snapshots.api,
       states,
@@ -99,8 +91,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       settings,
       kernelId => void commands.execute(showSessionsId, { kernelId }),
       openNotebook,
-      saveNotebook,
-      trans
+      saveNotebook
     );
     const selectedPath = () =>
       files?.tracker.currentWidget?.selectedItems().next().value?.path ?? null;
@@ -110,12 +101,11 @@ const commands: JupyterFrontEndPlugin<void> = {
       tracker,
       sessions,
       selectedPath,
-      () => shell.currentWidget,
-      trans
+      () => shell.currentWidget
     );
     const isBusy = (path: string) =>
       [...sessions.running()].some(session => session.path === path);
-    const notify = addCommands(commands, targets, states, kernelActions, trans);
+    const notify = addCommands(commands, targets, states, kernelActions);
     tracker?.currentChanged.connect(notify);
     shell.currentChanged?.connect((_, { newValue }) => {
       if (hasSession(newValue)) {
@@ -134,26 +124,17 @@ const commands: JupyterFrontEndPlugin<void> = {
       kernelActions,
       undo,
       settings,
-      path => cellsOf(panelAt(path)),
-      trans
+      path => cellsOf(panelAt(path))
     );
-    addSnapshotCommands(
-      commands,
-      snapshots,
-      states,
-      isBusy,
-      snapshotActions,
-      trans
-    );
+    addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);
     const fetchActions = new FetchActions(
       snapshots.api,
       operations,
       isBusy,
-      openNotebook,
-      trans
+      openNotebook
     );
-    addFetchCommand(commands, fetchActions, trans);
-    addCleanUpCommand(commands, snapshots, trans);
+    addFetchCommand(commands, fetchActions);
+    addCleanUpCommand(commands, snapshots);
     const category = trans.__('Kernel Sessions');
     for (const action of actions) {
       palette?.addItem({ command: commandIds[action], category });
@@ -168,15 +149,13 @@ const toolbar: JupyterFrontEndPlugin<void> = {
   description: 'Adds the buttons and the state chip to notebook toolbars.',
   autoStart: true,
   requires: [IKernelStates, IUserSettings],
-  optional: [ITranslator, IToolbarWidgetRegistry],
+  optional: [IToolbarWidgetRegistry],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     settings: IUserSettings,
-    translator: ITranslator | null,
     registry: IToolbarWidgetRegistry | null
   ) => {
-    const trans = textsOf(translator);
     const { commands } = app;
     // The button is made here and not by the schema, so that each one follows its own notebook and not the current one.
     registry?.addFactory<NotebookPanel>(
@@ -184,20 +163,13 @@ const toolbar: JupyterFrontEndPlugin<void> = {
       'gpuckpt-session',
       panel => {
         const args = () => ({ panelId: panel.id });
-        return new SessionButton(
-          panel,
-          args,
-          commands,
-          states,
-          settings,
-          trans
-        );
+        return new SessionButton(panel, args, commands, states, settings);
       }
     );
     registry?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-chip', panel => {
       const showHistory = () =>
         void commands.execute(commandIds.history, { panelId: panel.id });
-      return new StateChip(panel, states, settings, showHistory, trans);
+      return new StateChip(panel, states, settings, showHistory);
     });
   }
 };
@@ -208,33 +180,25 @@ const banner: JupyterFrontEndPlugin<void> = {
     'Says above notebooks that a kernel is suspended, was taken over, or that the machine will be shut down.',
   autoStart: true,
   requires: [INotebookTracker, IKernelStates, IUserSettings],
-  optional: [ITranslator],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     states: IKernelStates,
-    settings: IUserSettings,
-    translator: ITranslator | null
+    settings: IUserSettings
   ) => {
-    const trans = textsOf(translator);
     const { commands, serviceManager } = app;
     const { events, serverSettings } = serviceManager;
     const api = new GpuCkptApi(serverSettings);
     const notices = new MachineNotices(api, events.stream);
     askAgainAfterOutages(serviceManager, () => notices.refresh());
+    void notices.refresh();
     tracker.widgetAdded.connect((_, panel) => {
       followState(panel, states);
       const showHistory = () =>
         void commands.execute(commandIds.history, { panelId: panel.id });
-      panel.contentHeader.addWidget(new NoticeBanner(notices, trans));
+      panel.contentHeader.addWidget(new NoticeBanner(notices));
       panel.contentHeader.addWidget(
-        new LostSessionBanner(
-          panel,
-          states,
-          api,
-          serviceManager.contents,
-          trans
-        )
+        new LostSessionBanner(panel, states, api, serviceManager.contents)
       );
       panel.contentHeader.addWidget(
         new SuspendedBanner(
@@ -242,8 +206,7 @@ const banner: JupyterFrontEndPlugin<void> = {
           states,
           settings,
           () => press(commands, commandIds.resume, { panelId: panel.id }),
-          showHistory,
-          trans
+          showHistory
         )
       );
     });
@@ -255,17 +218,15 @@ const panel: JupyterFrontEndPlugin<void> = {
   description: 'Adds the side panel with all sessions and their snapshots.',
   autoStart: true,
   requires: [IKernelStates, ISnapshots],
-  optional: [ITranslator, ICommandPalette, ILayoutRestorer, INotebookTracker],
+  optional: [ICommandPalette, ILayoutRestorer, INotebookTracker],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     snapshots: ISnapshots,
-    translator: ITranslator | null,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     tracker: INotebookTracker | null
   ) => {
-    const trans = textsOf(translator);
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
       void commands.execute('docmanager:open', { path });
@@ -276,8 +237,7 @@ const panel: JupyterFrontEndPlugin<void> = {
       commands,
       openNotebook,
       currentPath: () => tracker?.currentWidget?.context.path ?? '',
-      leave: () => shell.currentWidget?.activate(),
-      trans
+      leave: () => shell.currentWidget?.activate()
     });
     tracker?.currentChanged.connect(() => panel.update());
     // The snapshots that can be restored depend on the notebooks that have a kernel.

@@ -1,13 +1,12 @@
 // A live kernel in the panel: its resources, its actions and its snapshots.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { atRisk, riskText } from './kernel/at-risk';
-import { CommandButton, MenuButton } from './shared/command-button';
+import { CommandButton, MenuButton } from './shared/elements';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
-import type { IKernel, IOperation, ISnapshot } from './shared/records';
+import type { KernelView, IOperation, SnapshotView } from './shared/records';
 import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
 import { snapshotTitle } from './snapshot/snapshot-texts';
@@ -21,21 +20,22 @@ import {
   usageTexts
 } from './shared/texts';
 import { Timeline } from './snapshot/timeline';
+import { trans } from './shared/translation';
 
 /** The commands that have their own buttons. */
 type Main = 'save' | 'suspend' | 'resume';
 
 interface IProps {
   context: SessionsPanel.IContext;
-  kernel: IKernel;
-  snapshots: ISnapshot[];
+  kernel: KernelView;
+  snapshots: SnapshotView[];
   /** A new object for each request to show the kernel. */
   revealed: SessionsPanel.IRevealed | null;
 }
 
 export function KernelCard(props: IProps): JSX.Element {
   const { context, kernel, snapshots, revealed } = props;
-  const { commands, openNotebook, trans } = context;
+  const { commands, openNotebook } = context;
   const [isOpen, setOpen] = React.useState(true);
   const card = React.useRef<HTMLLIElement>(null);
   React.useEffect(() => {
@@ -53,7 +53,7 @@ export function KernelCard(props: IProps): JSX.Element {
     }
   }, [isLoaded]);
 
-  const name = kernelName(kernel, trans);
+  const name = kernelName(kernel);
   const args = { kernelId: kernel.kernel_id };
   const showMenu = (anchor: Element) =>
     openMenu(
@@ -67,7 +67,7 @@ export function KernelCard(props: IProps): JSX.Element {
   const parent = context.snapshots.list?.find(
     ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
   );
-  const usage = usageTexts(kernel, trans);
+  const usage = usageTexts(kernel);
   const risk = atRisk(kernel, snapshots, Date.now() / 1000);
   const asleep = ['suspended', 'resuming', 'lost'].includes(kernel.state);
   const main: Main[] = asleep ? ['resume'] : ['save', 'suspend'];
@@ -95,11 +95,9 @@ export function KernelCard(props: IProps): JSX.Element {
         <span
           className="jp-GpuCkptState"
           data-state={kernel.managed ? kernel.state : 'unmanaged'}
-          title={stateCaption(kernel, trans)}
+          title={stateCaption(kernel)}
         >
-          {kernel.managed
-            ? stateLabel(kernel.state, trans)
-            : trans.__('Cannot be saved')}
+          {stateLabel(kernel)}
         </span>
         {kernel.managed ? (
           <MenuButton label={trans.__('More for %1', name)} open={showMenu} />
@@ -110,7 +108,7 @@ export function KernelCard(props: IProps): JSX.Element {
       ) : null}
       {parent ? (
         <div className="jp-GpuCkptKernel-usage">
-          {trans.__('Branch of %1', snapshotTitle(parent, trans))}
+          {trans.__('Branch of %1', snapshotTitle(parent))}
         </div>
       ) : null}
       {risk ? (
@@ -122,16 +120,14 @@ export function KernelCard(props: IProps): JSX.Element {
           }
           data-at-risk={risk.isLate ? 'late' : 'as wanted'}
         >
-          {riskText(risk, kernel, snapshots, trans)}
+          {riskText(risk, kernel, snapshots)}
         </p>
       ) : null}
       {kernel.managed && kernel.reason ? (
-        <p className="jp-GpuCkptKernel-reason">
-          {lastErrorText(kernel, trans)}
-        </p>
+        <p className="jp-GpuCkptKernel-reason">{lastErrorText(kernel)}</p>
       ) : null}
       {kernel.operation ? (
-        <OperationBar operation={kernel.operation} name={name} trans={trans} />
+        <OperationBar operation={kernel.operation} name={name} />
       ) : null}
       {kernel.managed ? (
         <div className="jp-GpuCkptActions">
@@ -158,7 +154,7 @@ export function KernelCard(props: IProps): JSX.Element {
           ) : null}
         </div>
       ) : (
-        <p className="jp-GpuCkptSessions-none">{stateCaption(kernel, trans)}</p>
+        <p className="jp-GpuCkptSessions-none">{stateCaption(kernel)}</p>
       )}
       {isOpen ? (
         <Timeline
@@ -178,10 +174,9 @@ export function KernelCard(props: IProps): JSX.Element {
 function OperationBar(props: {
   operation: IOperation;
   name: string;
-  trans: TranslationBundle;
 }): JSX.Element {
-  const { operation, name, trans } = props;
-  const text = progressText(operation.progress, trans);
+  const { operation, name } = props;
+  const text = progressText(operation.progress);
   return (
     <div className="jp-GpuCkptProgress">
       <progress

@@ -8,7 +8,6 @@ import { IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
-import { ITranslator } from '@jupyterlab/translation';
 
 import { commandIds } from './kernel/commands';
 import { press } from './shared/press';
@@ -16,7 +15,6 @@ import { listOnce, SuspendedKernels } from './kernel/running';
 import { showSessionsId } from './sessions-panel';
 import { OperationStatus } from './kernel/status';
 import { IKernelStates } from './shared/tokens';
-import { textsOf } from './shared/translation';
 import { SuspendedSessions } from './kernel/welcome';
 
 export const running: JupyterFrontEndPlugin<void> = {
@@ -25,21 +23,18 @@ export const running: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IKernelStates],
   // Not every application has a list of running sessions.
-  optional: [IRunningSessionManagers, ITranslator],
+  optional: [IRunningSessionManagers],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
-    managers: IRunningSessionManagers | null,
-    translator: ITranslator | null
+    managers: IRunningSessionManagers | null
   ) => {
-    const trans = textsOf(translator);
     const { commands, serviceManager } = app;
     const suspended = new SuspendedKernels(
       states,
       serviceManager,
       kernelId => press(commands, commandIds.resume, { kernelId }),
-      path => void commands.execute('docmanager:open', { path }),
-      trans
+      path => void commands.execute('docmanager:open', { path })
     );
     if (managers) {
       managers.add(suspended);
@@ -54,20 +49,15 @@ export const welcome: JupyterFrontEndPlugin<void> = {
     'Leads from the launcher and from lists of files back to suspended kernels.',
   autoStart: true,
   requires: [IKernelStates],
-  optional: [ILauncher, IFileBrowserFactory, ITranslator],
+  optional: [ILauncher, IFileBrowserFactory],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     launcher: ILauncher | null,
-    files: IFileBrowserFactory | null,
-    translator: ITranslator | null
+    files: IFileBrowserFactory | null
   ) => {
     const { commands } = app;
-    const sessions = new SuspendedSessions(
-      commands,
-      states,
-      textsOf(translator)
-    );
+    const sessions = new SuspendedSessions(commands, states);
     sessions.addCommand(
       kernel =>
         void (kernel?.path.endsWith('.ipynb')
@@ -90,22 +80,19 @@ export const status: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IKernelStates],
   // Notebook 7 has no status bar.
-  optional: [IStatusBar, ITranslator],
+  optional: [IStatusBar],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
-    statusBar: IStatusBar | null,
-    translator: ITranslator | null
+    statusBar: IStatusBar | null
   ) => {
     if (statusBar === null) {
       return;
     }
-    const trans = textsOf(translator);
     const { commands } = app;
     const item = new OperationStatus(
       states,
-      () => void commands.execute(showSessionsId),
-      trans
+      () => void commands.execute(showSessionsId)
     );
     statusBar.registerStatusItem('jupyter-gpuckpt:status', {
       item,

@@ -6,24 +6,33 @@ import type {
 } from '@jupyterlab/application';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi, GpuCkptError } from './shared/api';
-import { KernelStates } from './kernel/model';
+import { KernelStates } from './shared/kernel-states';
 import { askAgainAfterOutages } from './kernel/reconnection';
-import { Snapshots } from './snapshot/snapshots';
+import { Snapshots } from './shared/snapshots';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
+import { translate } from './shared/translation';
 import { UserSettings } from './shared/user-settings';
 
 export const states: JupyterFrontEndPlugin<IKernelStates> = {
   id: 'jupyter-gpuckpt:states',
   description: 'Knows the state of every kernel that can be saved.',
   autoStart: true,
-  optional: [INotebookTracker],
+  optional: [INotebookTracker, ITranslator],
   provides: IKernelStates,
-  activate: (app: JupyterFrontEnd, tracker: INotebookTracker | null) => {
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker | null,
+    translator: ITranslator | null
+  ) => {
+    // All plugins that have texts require this one, so it is the first of them.
+    translate(translator);
     const { events, kernels, serverSettings } = app.serviceManager;
     const api = new GpuCkptApi(serverSettings);
     const states = new KernelStates(api, events.stream);
+    void states.refreshAll();
     askAgainAfterOutages(app.serviceManager, async () => {
       await states.refreshAll();
       return states.problem('')?.code !== GpuCkptError.UNREACHABLE;

@@ -8,6 +8,7 @@ import * as React from 'react';
 import { sessionsIcon } from './shared/icons';
 import type { Remotes } from './remote/remotes';
 import type { IPanelContext } from './shared/tokens';
+import { trans } from './shared/translation';
 
 /** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
 export const showSessionsId = 'gpuckpt:show-sessions';
@@ -17,7 +18,7 @@ const SessionsView = React.lazy(() => import('./sessions-view'));
 export class SessionsPanel extends ReactWidget {
   constructor(private readonly _context: SessionsPanel.IContext) {
     super();
-    const { states, snapshots, trans } = _context;
+    const { states, snapshots } = _context;
     this.id = 'jp-gpuckpt-sessions';
     this.addClass('jp-GpuCkptSessions');
     this.title.icon = sessionsIcon;

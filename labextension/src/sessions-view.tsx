@@ -2,16 +2,17 @@
 
 import * as React from 'react';
 
-import { CommandButton } from './shared/command-button';
+import { CommandButton } from './shared/elements';
 import { RemoteSessions } from './remote/remote-sessions';
 import { nameOfPath } from './shared/format';
 import { KernelCard } from './kernel-card';
-import type { ISnapshot } from './shared/records';
+import type { SnapshotView } from './shared/records';
 import { importCommandId } from './snapshot/snapshot-commands';
 import type { SessionsPanel } from './sessions-panel';
 import { StorePicture } from './snapshot/store-picture';
 import { explain, kernelName } from './shared/texts';
 import { Timeline } from './snapshot/timeline';
+import { trans } from './shared/translation';
 
 /** The interval at which ages are drawn again, in milliseconds. */
 const MINUTE = 60000;
@@ -21,7 +22,7 @@ export default function SessionsView(props: {
   revealed: SessionsPanel.IRevealed;
 }): JSX.Element {
   const { context, revealed } = props;
-  const { states, snapshots, commands, trans } = context;
+  const { states, snapshots, commands } = context;
   const [, redraw] = React.useReducer((count: number) => count + 1, 0);
   React.useEffect(() => {
     const timer = setInterval(redraw, MINUTE);
@@ -31,9 +32,7 @@ export default function SessionsView(props: {
   const problem = snapshots.problem;
   const kernels = states
     .all()
-    .sort((one, other) =>
-      kernelName(one, trans).localeCompare(kernelName(other, trans))
-    );
+    .sort((one, other) => kernelName(one).localeCompare(kernelName(other)));
   const byKernel = groups(snapshots.list ?? [], 'kernel_id');
   const ended = groups(
     (snapshots.list ?? []).filter(({ kernel_id }) => !states.get(kernel_id)),
@@ -52,7 +51,7 @@ export default function SessionsView(props: {
       </div>
       {problem ? (
         <p role="alert" className="jp-GpuCkptSessions-problem">
-          {explain(problem, trans).join(' ')}
+          {explain(problem).join(' ')}
         </p>
       ) : null}
       <section aria-labelledby="jp-gpuckpt-kernels">
@@ -84,10 +83,10 @@ export default function SessionsView(props: {
           <ul className="jp-GpuCkptSessions-list">
             {[...ended].map(([name, list]) => (
               <li key={name} className="jp-GpuCkptKernel">
-                <h4 title={name}>{nameOfPath(name, trans)}</h4>
+                <h4 title={name}>{nameOfPath(name)}</h4>
                 <Timeline
                   context={context}
-                  label={trans.__('Snapshots of %1', nameOfPath(name, trans))}
+                  label={trans.__('Snapshots of %1', nameOfPath(name))}
                   snapshots={list}
                 />
               </li>
@@ -97,11 +96,7 @@ export default function SessionsView(props: {
       ) : null}
       <RemoteSessions context={context} remotes={context.remotes} />
       {snapshots.store ? (
-        <StorePicture
-          store={snapshots.store}
-          commands={commands}
-          trans={trans}
-        />
+        <StorePicture store={snapshots.store} commands={commands} />
       ) : null}
     </>
   );
@@ -109,10 +104,10 @@ export default function SessionsView(props: {
 
 /** Return groups of snapshots with the same value in a field; the order is kept. */
 function groups(
-  list: readonly ISnapshot[],
+  list: readonly SnapshotView[],
   field: 'kernel_id' | 'name'
-): Map<string, ISnapshot[]> {
-  const found = new Map<string, ISnapshot[]>();
+): Map<string, SnapshotView[]> {
+  const found = new Map<string, SnapshotView[]>();
   for (const snapshot of list) {
     found.set(snapshot[field], [
       ...(found.get(snapshot[field]) ?? []),

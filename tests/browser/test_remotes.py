@@ -83,7 +83,7 @@ def machines(tmp_path, pytestconfig, monkeypatch):
 def take_over_dialog(page, expect):
     """Press the button of the dialog that asks whether a session is taken over."""
     dialog = page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("may still run it. Taking over does not stop it there")
+    expect(dialog).to_contain_text("Taking over does not stop it there")
     return dialog.get_by_role("button", name="Take Over")
 
 

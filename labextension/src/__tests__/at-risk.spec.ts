@@ -1,24 +1,20 @@
-import { nullTranslator } from '@jupyterlab/translation';
-
 import { atRisk, riskText } from '../kernel/at-risk';
-import type { IKernel, ISnapshot, IUpload } from '../shared/records';
+import type { KernelView, SnapshotView, UploadView } from '../shared/records';
 import { aKernel, aSnapshot, anUpload } from './fakes';
-
-const trans = nullTranslator.load('');
 
 const NOW = 10_000;
 
 /** A snapshot of that age, in seconds, with an upload in this state. */
-const saved = (age: number, state?: IUpload['state'], changes = {}) =>
+const saved = (age: number, state?: UploadView['state'], changes = {}) =>
   aSnapshot({
     created: NOW - age,
     uploads: state ? [anUpload({ state, ...changes })] : []
   });
 
-const text = (kernel: Partial<IKernel>, ...snapshots: ISnapshot[]) => {
+const text = (kernel: Partial<KernelView>, ...snapshots: SnapshotView[]) => {
   const found = aKernel(kernel);
   const risk = atRisk(found, snapshots, NOW);
-  return risk && riskText(risk, found, snapshots, trans);
+  return risk && riskText(risk, found, snapshots);
 };
 
 describe('what would be lost with this machine', () => {
@@ -28,7 +24,7 @@ describe('what would be lost with this machine', () => {
   });
 
   it('is nothing while a remote has all of it', () => {
-    const nothing = 'Nothing would be lost with this machine.';
+    const nothing = 'If this machine vanished now, you would lose nothing.';
     const suspended = { state: 'suspended' } as const;
     expect(text(suspended, saved(500, 'uploaded'))).toBe(nothing);
     // It has not changed since.
@@ -39,24 +35,24 @@ describe('what would be lost with this machine', () => {
   it('is what has changed since, at most about the interval', () => {
     const busy = { autosave_seconds: 300, changed_at: NOW - 120 };
     expect(text(busy, saved(200, 'uploaded'))).toBe(
-      'The last 2 min would be lost with this machine, at most about 5 min.'
+      'If this machine vanished now, you would lose the last 2 min; it is saved about every 5 min.'
     );
     // What is not uploaded yet is not safe.
     expect(text(busy, saved(30, 'waiting'), saved(240, 'uploaded'))).toBe(
-      'The last 4 min would be lost with this machine, at most about 5 min.'
+      'If this machine vanished now, you would lose the last 4 min; it is saved about every 5 min.'
     );
     const suspended = { state: 'suspended' } as const;
     expect(text(suspended, saved(0, 'waiting'), saved(60, 'uploaded'))).toBe(
-      'At most the last 60 s would be lost with this machine.'
+      'If this machine vanished now, you would lose the last 60 s at most.'
     );
   });
 
   it('is bounded by the age of the last upload if nobody looks for changes', () => {
     expect(text({}, saved(120, 'uploaded'))).toBe(
-      'At most the last 2 min would be lost with this machine.'
+      'If this machine vanished now, you would lose the last 2 min at most.'
     );
     expect(text({}, saved(120, 'waiting'))).toBe(
-      'All of it would be lost with this machine: no remote has it yet.'
+      'If this machine vanished now, you would lose all of it: no remote has it yet.'
     );
   });
 
@@ -67,13 +63,13 @@ describe('what would be lost with this machine', () => {
     const late = [waits, saved(151, 'uploaded')];
     expect(atRisk(aKernel(busy), late, NOW)?.isLate).toBe(true);
     expect(text(busy, ...late)).toMatch(
-      /^The last .* would be lost with this machine, although it is saved every 60 s\. Denied\. Log in\.$/
+      /^If this machine vanished now, you would lose the last .*, although it is saved every 60 s\. Denied\. Log in\.$/
     );
     const inTime = [waits, saved(149, 'uploaded')];
     expect(atRisk(aKernel(busy), inTime, NOW)?.isLate).toBe(false);
     const never = { ...busy, changed_at: NOW - 151 };
     expect(text(never, saved(160, 'waiting'))).toBe(
-      'All of it would be lost with this machine, although it is saved every 60 s.'
+      'If this machine vanished now, you would lose all of it, although it is saved every 60 s.'
     );
   });
 });

@@ -1,10 +1,9 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import { addCleanUpCommand, cleanUpCommandId } from '../snapshot/clean-up';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import {
   aSnapshot,
   dialog,
@@ -21,7 +20,6 @@ const retention = {
   keep_suspends: 10,
   max_bytes: 0
 };
-const trans = nullTranslator.load('');
 
 function report(removed: boolean) {
   const snapshot = aSnapshot({ title: 'Before', cause: 'autosave' });
@@ -42,11 +40,10 @@ describe('a clean-up', () => {
     snapshots = new Snapshots(api, new FakeEvents().stream);
     Notification.dismiss();
   });
-  afterEach(() => snapshots.dispose());
 
   const begin = () => {
     const registry = new CommandRegistry();
-    addCleanUpCommand(registry, snapshots, trans);
+    addCleanUpCommand(registry, snapshots);
     return registry.execute(cleanUpCommandId);
   };
 

@@ -1,7 +1,6 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import type { Widget } from '@lumino/widgets';
@@ -11,15 +10,13 @@ import type { Action } from '../kernel/commands';
 import { actions, addCommands, commandIds } from '../kernel/commands';
 import { followIdleKernels } from '../kernel/idle-notice';
 import { KernelActions } from '../kernel/kernel-actions';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
 import { press as pressed } from '../shared/press';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import { Targets } from '../kernel/targets';
-import type { IChoices } from '../shared/tokens';
+import type { IUserSettings } from '../shared/tokens';
 import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
-
-const trans = nullTranslator.load('');
 
 let server: FakeServer;
 let events: FakeEvents;
@@ -55,7 +52,7 @@ function aTracker(...panels: NotebookPanel[]): INotebookTracker {
 /** The commands with these notebooks and choices. */
 function register(
   tracker: INotebookTracker | null,
-  choices: Partial<IChoices> = {}
+  choices: Partial<IUserSettings['choices']> = {}
 ): CommandRegistry {
   const registry = new CommandRegistry();
   const sessions = [{ path: 'work/b.ipynb', kernel: { id: 'other' } }];
@@ -64,21 +61,19 @@ function register(
     tracker,
     { running: () => sessions.values() } as unknown as Session.IManager,
     () => selected,
-    () => current,
-    trans
+    () => current
   );
   const settings = chosen(choices);
   const kernelActions = new KernelActions(
     new GpuCkptApi(server.settings),
     states,
-    new Operations(states, settings, trans),
+    new Operations(states, settings),
     settings,
     showHistory,
     openNotebook,
-    saveNotebook,
-    trans
+    saveNotebook
   );
-  addCommands(registry, targets, states, kernelActions, trans);
+  addCommands(registry, targets, states, kernelActions);
   return registry;
 }
 
@@ -97,7 +92,7 @@ beforeEach(async () => {
     })
     .on('GET kernels/k', aKernel());
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
-  await states.ready;
+  await states.refreshAll();
   selected = null;
   current = null;
   saveNotebook.mockResolvedValue(true);
@@ -107,7 +102,6 @@ beforeEach(async () => {
 afterEach(() => {
   jest.clearAllMocks();
   Notification.dismiss();
-  states.dispose();
 });
 
 describe('commands', () => {
@@ -445,7 +439,8 @@ describe('a move', () => {
     expect(notifications()).toMatchObject([
       {
         type: 'warning',
-        message: 'Moved a.ipynb with warnings. Read them before you shut this machine down.',
+        message:
+          'Moved a.ipynb with warnings. Read them before you shut this machine down.',
         options: { autoClose: false, actions: [{ label: 'Details' }] }
       }
     ]);
@@ -644,8 +639,8 @@ describe('notifications', () => {
 
   it('say that an idle kernel will be suspended, and what that freed', async () => {
     const api = new GpuCkptApi(server.settings);
-    const operations = new Operations(states, chosen(), trans);
-    followIdleKernels(states, api, operations, trans);
+    const operations = new Operations(states, chosen());
+    followIdleKernels(states, api, operations);
     server.on('POST kernels/k/keep_running', aKernel());
     const idle = aKernel({ path: 'work/a.ipynb', suspends_at: 60 });
     events.tell(idle);

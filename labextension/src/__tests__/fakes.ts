@@ -5,15 +5,15 @@ import { ServerConnection } from '@jupyterlab/services';
 import { Stream } from '@lumino/signaling';
 
 import type {
-  IKernel,
+  KernelView,
   IOperation,
-  IRemoteSession,
-  IRemoteSnapshot,
-  ISnapshot,
-  IUpload
+  ListedSession,
+  ListedSnapshot,
+  SnapshotView,
+  UploadView
 } from '../shared/records';
 import { KERNEL_EVENT_SCHEMA } from '../shared/server-events';
-import type { IChoices, IUserSettings } from '../shared/tokens';
+import type { IUserSettings } from '../shared/tokens';
 import { UserSettings } from '../shared/user-settings';
 
 /** What the server answers: a JSON body, a status with a body, or a failure of the network. */
@@ -63,7 +63,7 @@ export class FakeEvents {
     {} as Event.IManager
   );
 
-  tell(kernel: IKernel): void {
+  tell(kernel: KernelView): void {
     this.emit({ ...kernel, schema_id: KERNEL_EVENT_SCHEMA });
   }
 
@@ -78,7 +78,7 @@ export function refused(status: number, record: object): Answer {
   return { status, body: JSON.stringify(record) };
 }
 
-const KERNEL: Omit<IKernel, 'kernel_id'> = {
+const KERNEL: Omit<KernelView, 'kernel_id'> = {
   state: 'starting',
   managed: false,
   reason: null,
@@ -108,7 +108,7 @@ const KERNEL: Omit<IKernel, 'kernel_id'> = {
   parent_snapshot_id: null
 };
 
-const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
+const SNAPSHOT: Omit<SnapshotView, 'snapshot_id'> = {
   kernel_id: '',
   created: 0,
   reason: 'save',
@@ -133,7 +133,7 @@ const SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   remote_only: null
 };
 
-export function aKernel(changes: Partial<IKernel> = {}): IKernel {
+export function aKernel(changes: Partial<KernelView> = {}): KernelView {
   return {
     ...KERNEL,
     kernel_id: 'k',
@@ -143,7 +143,7 @@ export function aKernel(changes: Partial<IKernel> = {}): IKernel {
   };
 }
 
-export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
+export function aSnapshot(changes: Partial<SnapshotView> = {}): SnapshotView {
   return {
     ...SNAPSHOT,
     snapshot_id: 's',
@@ -157,7 +157,9 @@ export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
 }
 
 /** The defaults with some choices changed. */
-export function chosen(changes: Partial<IChoices> = {}): IUserSettings {
+export function chosen(
+  changes: Partial<IUserSettings['choices']> = {}
+): IUserSettings {
   const settings = new UserSettings();
   return {
     choices: { ...settings.choices, ...changes },
@@ -203,7 +205,7 @@ export function aDone(changes: Partial<IOperation> = {}): IOperation {
 }
 
 /** A snapshot's way to the remote `team`. */
-export function anUpload(changes: Partial<IUpload> = {}): IUpload {
+export function anUpload(changes: Partial<UploadView> = {}): UploadView {
   return {
     remote: 'team',
     state: 'uploaded',
@@ -216,9 +218,9 @@ export function anUpload(changes: Partial<IUpload> = {}): IUpload {
 
 /** What a remote has of a notebook; the snapshots are the newest first. */
 export function aRemoteSession(
-  changes: Partial<IRemoteSession> = {},
-  ...snapshots: Partial<IRemoteSnapshot>[]
-): IRemoteSession {
+  changes: Partial<ListedSession> = {},
+  ...snapshots: Partial<ListedSnapshot>[]
+): ListedSession {
   const made = (snapshots.length > 0 ? snapshots : [{}]).map(snapshot => ({
     snapshot_id: 'offsite',
     kernel_id: 'there',

@@ -5,7 +5,7 @@ import { Widget } from '@lumino/widgets';
 
 import { GpuCkptApi } from '../shared/api';
 import { fileMarks } from '../kernel/file-marks';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
 /** A list of files, as JupyterLab draws it: all of them have a kernel. */
@@ -47,7 +47,7 @@ describe('the list of files', () => {
       new GpuCkptApi(server.settings),
       events.stream
     );
-    await states.ready;
+    await states.refreshAll();
     const first = new FakeBrowser('a.ipynb', 'b.ipynb', 'c.ipynb');
     const tracker = {
       forEach: (see: (browser: Widget) => void) => see(first),
@@ -68,6 +68,5 @@ describe('the list of files', () => {
     await new Promise(resolve => setTimeout(resolve, 0));
     expect(marks(first)).toEqual(['', 'parked', '']);
     second.dispose();
-    states.dispose();
   });
 });

@@ -3,7 +3,6 @@
 import { Dialog, InputDialog, Notification } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Contents } from '@jupyterlab/services';
-import { nullTranslator } from '@jupyterlab/translation';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
@@ -11,13 +10,11 @@ import { Widget } from '@lumino/widgets';
 import { GpuCkptApi } from '../shared/api';
 import { LostSessionBanner } from '../kernel/lost-session';
 import { MachineNotices } from '../machine/machine-notices';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { countdown, NoticeBanner } from '../machine/notice-banner';
-import type { INotice } from '../shared/records';
+import type { NoticeView } from '../shared/records';
 import { NOTICE_EVENT_SCHEMA } from '../shared/server-events';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
-
-const trans = nullTranslator.load('');
 
 let events: FakeEvents;
 let server: FakeServer;
@@ -60,7 +57,7 @@ describe('the banner of a machine that goes', () => {
   let now: number;
   let notices: MachineNotices;
 
-  function aNotice(changes: Partial<INotice> = {}): INotice {
+  function aNotice(changes: Partial<NoticeView> = {}): NoticeView {
     return {
       id: 'aws-spot:1',
       kind: 'reclaim',
@@ -74,19 +71,17 @@ describe('the banner of a machine that goes', () => {
     };
   }
 
-  const tell = (changes: Partial<INotice> = {}) =>
+  const tell = (changes: Partial<NoticeView> = {}) =>
     events.emit({ ...aNotice(changes), schema_id: NOTICE_EVENT_SCHEMA });
 
-  async function make(...told: INotice[]): Promise<void> {
+  async function make(...told: NoticeView[]): Promise<void> {
     now = 1e6;
     server.on('GET notices', { notices: told });
     const api = new GpuCkptApi(server.settings);
     notices = new MachineNotices(api, events.stream, () => now);
-    attach(new NoticeBanner(notices, trans));
-    await notices.ready;
+    attach(new NoticeBanner(notices));
+    await notices.refresh();
   }
-
-  afterEach(() => notices.dispose());
 
   it('counts down, and says what is done and what is lost', async () => {
     await make();
@@ -188,13 +183,12 @@ describe('a notebook whose session was taken over', () => {
     } as unknown as NotebookPanel;
     server.on('GET kernels', { kernels: [aKernel()] });
     states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
-    await states.ready;
+    await states.refreshAll();
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, contents, trans));
+    attach(new LostSessionBanner(panel, states, api, contents));
   });
 
   afterEach(() => {
-    states.dispose();
     jest.restoreAllMocks();
   });
 
@@ -323,7 +317,7 @@ describe('a notebook whose session was taken over', () => {
     isLost();
     widget.dispose();
     const api = new GpuCkptApi(server.settings);
-    attach(new LostSessionBanner(panel, states, api, contents, trans));
+    attach(new LostSessionBanner(panel, states, api, contents));
     expect(widget.isHidden).toBe(false);
     await expect(panel.context.save()).rejects.toThrow('is not saved');
   });

@@ -4,6 +4,10 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import plugins from '../index';
+import { stateLabel } from '../shared/texts';
+import { IKernelStates } from '../shared/tokens';
+import { translate } from '../shared/translation';
+import { aKernel } from './fakes';
 
 jest.mock('@jupyterlab/console', () => {
   throw new Error('This application has no consoles.');
@@ -20,6 +24,23 @@ describe('the plugins', () => {
       );
     }
   );
+
+  it('have texts in the language of the page', () => {
+    translate({ load: () => ({ __: () => 'Läuft' }) } as never);
+    expect(stateLabel(aKernel())).toBe('Läuft');
+    translate(null);
+    expect(stateLabel(aKernel())).toBe('Running');
+  });
+
+  it('have texts after the plugin that sets their language', () => {
+    const [first, ...others] = plugins;
+    expect(first.provides).toBe(IKernelStates);
+    expect(
+      others
+        .filter(({ requires }) => !requires?.includes(IKernelStates))
+        .map(({ id }) => id.replace(/.*:/, ''))
+    ).toEqual(['snapshots', 'settings', 'output']); // which have no texts
+  });
 
   it('work where there are no consoles', async () => {
     const consoles = plugins.find(({ id }) => id.endsWith(':consoles'));

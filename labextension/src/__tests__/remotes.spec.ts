@@ -1,13 +1,12 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import type {
-  IFetchEstimate,
-  IProgress,
-  IRemoteListing,
-  IUpload
+  FetchEstimate,
+  ProgressRecord,
+  RemoteListing,
+  UploadView
 } from '../shared/records';
 import {
   copiesOfDeleted,
@@ -21,7 +20,7 @@ import {
   FetchActions,
   fetchCommandId
 } from '../remote/fetch-commands';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
 import { elsewhere, Remotes } from '../remote/remotes';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
@@ -39,8 +38,6 @@ import {
   press,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const team = { name: 'team', url: 's3://team', refusals: [] };
 const home = { name: 'home', url: 'file:///home', refusals: [] };
 
@@ -52,7 +49,7 @@ beforeEach(() => {
   api = new GpuCkptApi(server.settings);
 });
 
-function listing(remote: string, ...sessions: IRemoteListing['sessions']) {
+function listing(remote: string, ...sessions: RemoteListing['sessions']) {
   return { remote, sessions, unreadable: [] };
 }
 
@@ -117,7 +114,7 @@ describe('Remotes', () => {
 });
 
 describe('elsewhere', () => {
-  const known = (...sessions: IRemoteListing['sessions']) => [
+  const known = (...sessions: RemoteListing['sessions']) => [
     { name: 'team', listing: listing('team', ...sessions), problem: null }
   ];
   const ids = (
@@ -181,10 +178,10 @@ describe('elsewhere', () => {
 });
 
 describe('the texts on uploads', () => {
-  const label = (changes: Partial<IUpload>) =>
-    uploadLabel(anUpload(changes), trans);
-  const caption = (changes: Partial<IUpload>) =>
-    uploadCaption(anUpload(changes), trans);
+  const label = (changes: Partial<UploadView>) =>
+    uploadLabel(anUpload(changes));
+  const caption = (changes: Partial<UploadView>) =>
+    uploadCaption(anUpload(changes));
 
   it('say how far one is', () => {
     const sizes = { done_bytes: 1e6, total_bytes: 4e6 };
@@ -212,18 +209,18 @@ describe('the texts on uploads', () => {
   });
 
   it('say which copies go with a deleted snapshot', () => {
-    const text = (...uploads: IUpload[]) =>
-      copiesOfDeleted({ uploads, pinned: false }, trans);
+    const text = (...uploads: UploadView[]) =>
+      copiesOfDeleted({ uploads, pinned: false });
     expect(text()).toBe('');
     expect(text(anUpload({ state: 'waiting' }))).toBe('');
     expect(text(anUpload())).toBe('Its copy in team will be deleted, too.');
-    expect(
-      copiesOfDeleted({ uploads: [anUpload()], pinned: true }, trans)
-    ).toBe('It is pinned, so team keeps its copy.');
+    expect(copiesOfDeleted({ uploads: [anUpload()], pinned: true })).toBe(
+      'It is pinned, so team keeps its copy.'
+    );
   });
 
   it('are about what matters most', () => {
-    const states: IUpload['state'][] = [
+    const states: UploadView['state'][] = [
       'uploaded',
       'waiting',
       'uploading',
@@ -240,7 +237,7 @@ describe('the texts on uploads', () => {
     const title = (session = {}, snapshot = {}) => {
       const made = aRemoteSession(session, snapshot);
       const [first] = made.snapshots;
-      return remoteTitle({ remote: '', session: made, snapshot: first }, trans);
+      return remoteTitle({ remote: '', session: made, snapshot: first });
     };
     expect(title()).toBe('a.ipynb');
     expect(title({ title: 'Thesis' })).toBe('Thesis');
@@ -262,7 +259,7 @@ describe('fetching', () => {
   const told = () =>
     Notification.manager.notifications.map(({ message }) => message);
 
-  function estimate(changes: Partial<IFetchEstimate> = {}): IFetchEstimate {
+  function estimate(changes: Partial<FetchEstimate> = {}): FetchEstimate {
     const session = aRemoteSession();
     return {
       session,
@@ -276,7 +273,7 @@ describe('fetching', () => {
     };
   }
 
-  const estimates = (changes: Partial<IFetchEstimate> = {}) =>
+  const estimates = (changes: Partial<FetchEstimate> = {}) =>
     server.on(
       'GET remotes/team/snapshots/offsite?session_id=session',
       estimate(changes)
@@ -299,20 +296,18 @@ describe('fetching', () => {
       });
     estimates();
     states = new KernelStates(api, events.stream);
-    await states.ready;
+    await states.refreshAll();
     commands = new CommandRegistry();
-    const operations = new Operations(states, chosen(), trans);
+    const operations = new Operations(states, chosen());
     const isBusy = (path: string) => busy.has(path);
     addFetchCommand(
       commands,
-      new FetchActions(api, operations, isBusy, openNotebook, trans),
-      trans
+      new FetchActions(api, operations, isBusy, openNotebook)
     );
   });
 
   afterEach(() => {
     Notification.dismiss();
-    states.dispose();
   });
 
   it('tells what it moves, fetches, resumes into the notebook and shows it', async () => {
@@ -380,7 +375,7 @@ describe('fetching', () => {
       details: null
     });
     const question =
-      'The machine desk may still run it. Taking over does not stop it there:';
+      'Session session runs on machine desk, since 10:00. Taking over does not stop it there:';
 
     beforeEach(() => {
       const session = { ...aRemoteSession(), leased_to: 'desk' };
@@ -408,7 +403,7 @@ describe('fetching', () => {
       press(await dialog(question), 'reject');
       await running;
       expect(server.bodies.length).toBe(1);
-      expect(told()).toEqual([]);
+      expect(told()).toEqual(['Fetching a.ipynb was canceled']);
     });
   });
 
@@ -447,7 +442,7 @@ describe('fetching', () => {
   });
 
   it('shows how far it is, and does not tell its end twice', async () => {
-    const seen: IProgress[] = [];
+    const seen: ProgressRecord[] = [];
     const at = (done_bytes: number) => ({
       ...aFetch(),
       progress: { stage: 'fetch', done_bytes, total_bytes: 4e6, seconds: 1 }
@@ -456,7 +451,7 @@ describe('fetching', () => {
     server.on('GET operations/f?wait=1', at(1e6), at(3e6), done);
     const elsewhereEnded = jest.fn();
     states.endedElsewhere.connect(elsewhereEnded);
-    const started = api.fetch(place, false);
+    const started = api.fetch(place, { force: false });
     await states.finish(started, progress => seen.push(progress));
     expect(seen.map(({ done_bytes }) => done_bytes)).toEqual([0, 1e6, 3e6]);
     events.emit({ ...done, schema_id: OPERATION_EVENT_SCHEMA });

@@ -2,8 +2,8 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext } from '@jupyterlab/apputils';
 
 import { GpuCkptApi } from '../shared/api';
-import { KernelStates } from '../kernel/model';
-import type { IKernel } from '../shared/records';
+import { KernelStates } from '../shared/kernel-states';
+import type { KernelView } from '../shared/records';
 import { restarts } from '../kernel/restart-dialog';
 import { aKernel, dialog, FakeEvents, FakeServer, press } from './fakes';
 
@@ -13,13 +13,16 @@ let setting: () => Promise<{ composite: unknown }>;
 let states: KernelStates;
 
 /** Restart this kernel by the dialogs of JupyterLab, as its commands do. */
-async function restart(kernel: Partial<IKernel>, onBeforeRestart = jest.fn()) {
+async function restart(
+  kernel: Partial<KernelView>,
+  onBeforeRestart = jest.fn()
+) {
   const server = new FakeServer().on('GET kernels', {
     kernels: [aKernel(kernel)]
   });
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, new FakeEvents().stream);
-  await states.ready;
+  await states.refreshAll();
   const dialogs = { restart: theirs } as Partial<ISessionContext.IDialogs>;
   const registry = { get: () => setting() };
   const app = {} as JupyterFrontEnd;
@@ -43,8 +46,6 @@ describe('the question before a restart', () => {
     // JupyterLab 4.2 has no such setting.
     setting = () => Promise.reject(new Error('Key not found'));
   });
-
-  afterEach(() => states.dispose());
 
   it.each([
     [{ restart_save_seconds: 10 }, 'lost only if saving fails'],

@@ -1,13 +1,12 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 
 import { GpuCkptApi } from '../shared/api';
 import type { KernelActions } from '../kernel/kernel-actions';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
-import type { IChoices } from '../shared/tokens';
-import type { IChanges, IKernel, ISnapshot } from '../shared/records';
+import type { IUserSettings } from '../shared/tokens';
+import type { Changes, KernelView, SnapshotView } from '../shared/records';
 import { SnapshotActions } from '../snapshot/snapshot-actions';
 import type { SnapshotAction } from '../snapshot/snapshot-commands';
 import {
@@ -16,7 +15,7 @@ import {
   snapshotCommandIds,
   snapshotRefusal
 } from '../snapshot/snapshot-commands';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import type { Undo } from '../snapshot/undo';
 import {
   aDone,
@@ -30,10 +29,8 @@ import {
   press,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const args = { snapshotId: 's' };
-const unchanged: IChanges = { files: [], obstacles: [] };
+const unchanged: Changes = { files: [], obstacles: [] };
 
 let server: FakeServer;
 let events: FakeEvents;
@@ -47,13 +44,15 @@ const now = [{ cell_type: 'raw', id: 'a', metadata: {}, source: 'now' }];
 const cells = { isShared: false, read: () => now, put: jest.fn() };
 const ofRestore = jest.fn(() => () => Promise.resolve());
 
-function register(choices: Partial<IChoices> = {}): CommandRegistry {
+function register(
+  choices: Partial<IUserSettings['choices']> = {}
+): CommandRegistry {
   const registry = new CommandRegistry();
   const settings = chosen(choices);
   const actions = new SnapshotActions(
     snapshots,
     states,
-    new Operations(states, settings, trans),
+    new Operations(states, settings),
     {
       branchFrom,
       resumeInto,
@@ -61,16 +60,14 @@ function register(choices: Partial<IChoices> = {}): CommandRegistry {
     } as Partial<KernelActions> as KernelActions,
     { ofRestore } as Partial<Undo> as Undo,
     settings,
-    path => (path === 'work/a.ipynb' ? cells : null),
-    trans
+    path => (path === 'work/a.ipynb' ? cells : null)
   );
   addSnapshotCommands(
     registry,
     snapshots,
     states,
     path => path === 'busy.ipynb',
-    actions,
-    trans
+    actions
   );
   return registry;
 }
@@ -92,26 +89,27 @@ beforeEach(async () => {
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, events.stream);
   snapshots = new Snapshots(api, events.stream);
-  await Promise.all([states.ready, snapshots.refresh()]);
+  await Promise.all([states.refreshAll(), snapshots.refresh()]);
   commands = register();
 });
 
 afterEach(() => {
   Notification.dismiss();
-  states.dispose();
-  snapshots.dispose();
 });
 
 describe('snapshotRefusal', () => {
-  const refused = (action: SnapshotAction, changes: Partial<ISnapshot> = {}) =>
+  const refused = (
+    action: SnapshotAction,
+    changes: Partial<SnapshotView> = {}
+  ) =>
     snapshotRefusal(
       action,
       aSnapshot(changes),
       states,
-      path => path === 'busy.ipynb',
-      trans
+      path => path === 'busy.ipynb'
     );
-  const becomes = (changes: Partial<IKernel>) => events.tell(aKernel(changes));
+  const becomes = (changes: Partial<KernelView>) =>
+    events.tell(aKernel(changes));
 
   it('lets everything be done to that of a running kernel', () => {
     expect(snapshotActions.filter(action => refused(action))).toEqual([]);
@@ -475,13 +473,5 @@ describe('snapshot commands', () => {
     expect(notifications()).toMatchObject([
       { type: 'error', message: 'Deleting Before failed: In use. Wait.' }
     ]);
-  });
-
-  it('hide what the server turns out not to know', async () => {
-    const id = snapshotCommandIds.verify;
-    expect(commands.isVisible(id, args)).toBe(true);
-    await run('verify'); // 404, and not by our server extension
-    expect(commands.isVisible(id, args)).toBe(false);
-    expect(notifications()).toMatchObject([{ type: 'error' }]);
   });
 });

@@ -3,7 +3,7 @@ import {
   OPERATION_EVENT_SCHEMA,
   SNAPSHOT_EVENT_SCHEMA
 } from '../shared/server-events';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import { anUpload, aSnapshot, FakeEvents, FakeServer, refused } from './fakes';
 
 const store = { path: '/store', snapshots: 1 };
@@ -29,8 +29,6 @@ beforeEach(() => {
   const api = new GpuCkptApi(server.settings);
   snapshots = new Snapshots(api, events.stream);
 });
-
-afterEach(() => snapshots.dispose());
 
 describe('Snapshots', () => {
   it('asks nothing while nobody looks', () => {

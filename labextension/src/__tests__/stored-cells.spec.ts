@@ -1,6 +1,5 @@
 import { YNotebook } from '@jupyter/ydoc';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { nullTranslator } from '@jupyterlab/translation';
 
 import type { ICell, IOpenCells } from '../snapshot/stored-cells';
 import {
@@ -8,8 +7,6 @@ import {
   cellChangesText,
   cellsOf
 } from '../snapshot/stored-cells';
-
-const trans = nullTranslator.load('');
 
 const cell = (id: string, source: string, text?: string): ICell => ({
   cell_type: 'code',
@@ -24,7 +21,7 @@ const [first, second, third] = [cell('a', 'x'), cell('b', 'y'), cell('c', 'z')];
 
 describe('cellChanges', () => {
   const changes = (then: ICell[], now: ICell[]) =>
-    cellChangesText(cellChanges(then, now), trans);
+    cellChangesText(cellChanges(then, now));
 
   it.each([
     ['', [first, second], [first, second]],

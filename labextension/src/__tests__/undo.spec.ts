@@ -1,8 +1,7 @@
 import { Notification } from '@jupyterlab/apputils';
-import { nullTranslator } from '@jupyterlab/translation';
 
 import { GpuCkptApi } from '../shared/api';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { failureText } from '../shared/notices';
 import { Operations } from '../shared/operations';
 import { KERNEL_ACTION_SCHEMA } from '../shared/server-events';
@@ -16,8 +15,6 @@ import {
   FakeServer,
   refused
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const reconnect = jest.fn();
 
 let server: FakeServer;
@@ -60,9 +57,9 @@ beforeEach(async () => {
     .on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
   const api = new GpuCkptApi(server.settings);
   states = new KernelStates(api, events.stream);
-  await states.ready;
-  const operations = new Operations(states, chosen(), trans);
-  undo = new Undo(api, operations, reconnect, trans);
+  await states.refreshAll();
+  const operations = new Operations(states, chosen());
+  undo = new Undo(api, operations, reconnect);
   undo.follow(events.stream);
   jest.spyOn(document, 'hasFocus').mockReturnValue(true);
 });
@@ -71,7 +68,6 @@ afterEach(() => {
   jest.restoreAllMocks();
   reconnect.mockClear();
   Notification.dismiss();
-  states.dispose();
 });
 
 describe('undo', () => {

@@ -1,12 +1,11 @@
 import type { FileBrowser } from '@jupyterlab/filebrowser';
 import type { ILauncher } from '@jupyterlab/launcher';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { DisposableDelegate } from '@lumino/disposable';
 import { Panel, Widget } from '@lumino/widgets';
 
 import { GpuCkptApi } from '../shared/api';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import { continueCommandId, SuspendedSessions } from '../kernel/welcome';
 import { aKernel, FakeEvents, FakeServer } from './fakes';
 
@@ -18,7 +17,7 @@ describe('the card in the launcher and the button above files', () => {
       new GpuCkptApi(server.settings),
       events.stream
     );
-    await states.ready;
+    await states.refreshAll();
     const commands = new CommandRegistry();
     const open = jest.fn();
     const cards: string[] = [];
@@ -33,11 +32,7 @@ describe('the card in the launcher and the button above files', () => {
     } as unknown as ILauncher;
     const header = new Panel();
     const browser = Object.assign(new Widget(), { header });
-    const sessions = new SuspendedSessions(
-      commands,
-      states,
-      nullTranslator.load('')
-    );
+    const sessions = new SuspendedSessions(commands, states);
     sessions.addCommand(open);
     sessions.addCard(launcher);
     sessions.addButton(browser as unknown as FileBrowser);
@@ -77,6 +72,5 @@ describe('the card in the launcher and the button above files', () => {
     browser.dispose();
     events.tell(aKernel(asleep));
     expect(line.isHidden).toBe(true);
-    states.dispose();
   });
 });

@@ -1,7 +1,6 @@
 // What the widgets show, drawn by React.
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
@@ -12,13 +11,13 @@ import { SuspendedBanner } from '../kernel/banner';
 import { StateChip } from '../kernel/chip';
 import { fetchCommandId } from '../remote/fetch-commands';
 import { followState } from '../kernel/kernel-indicator';
-import { KernelStates } from '../kernel/model';
-import type { IKernel, IOperation } from '../shared/records';
+import { KernelStates } from '../shared/kernel-states';
+import type { KernelView, IOperation } from '../shared/records';
 import { Remotes } from '../remote/remotes';
 import { SessionsPanel } from '../sessions-panel';
 import { addSnapshotCommands } from '../snapshot/snapshot-commands';
 import type { SnapshotActions } from '../snapshot/snapshot-actions';
-import { Snapshots } from '../snapshot/snapshots';
+import { Snapshots } from '../shared/snapshots';
 import { OperationStatus } from '../kernel/status';
 import {
   aRemoteSession,
@@ -30,8 +29,6 @@ import {
   FakeEvents,
   FakeServer
 } from './fakes';
-
-const trans = nullTranslator.load('');
 const nothing = () => undefined;
 
 let events: FakeEvents;
@@ -86,24 +83,23 @@ function saving(done_bytes: number, seconds: number): IOperation {
   return aSave({ progress });
 }
 
-const becomes = (changes: Partial<IKernel>) =>
+const becomes = (changes: Partial<KernelView>) =>
   events.tell(aKernel({ path: 'work/a.ipynb', ...changes }));
 
 beforeEach(async () => {
   events = new FakeEvents();
   server = new FakeServer().on('GET kernels', { kernels: [aKernel()] });
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
-  await states.ready;
+  await states.refreshAll();
 });
 
 afterEach(() => {
   widget.dispose();
-  states.dispose();
 });
 
 describe('the chip', () => {
   it('shows the state, and how far an operation is', async () => {
-    attach(new StateChip(aPanel(), states, chosen(), nothing, trans));
+    attach(new StateChip(aPanel(), states, chosen(), nothing));
     await shown('Running');
     becomes({ state: 'resuming', operation: saving(1e9, 1) });
     await shown('Resuming 25%');
@@ -111,7 +107,7 @@ describe('the chip', () => {
 
   it('says that the kernel restarts, or that the server is away', async () => {
     const panel = aPanel();
-    attach(new StateChip(panel, states, chosen(), nothing, trans));
+    attach(new StateChip(panel, states, chosen(), nothing));
     await shown('Running');
     jupyterSays(panel, { status: 'restarting' });
     await shown('Restarting');
@@ -143,7 +139,7 @@ describe('the chip', () => {
 
   it('can be switched off', async () => {
     const settings = chosen({ showChip: false });
-    attach(new StateChip(aPanel(), states, settings, nothing, trans));
+    attach(new StateChip(aPanel(), states, settings, nothing));
     becomes({ state: 'suspended' });
     await drawn();
     expect(widget.node.textContent).toBe('');
@@ -153,21 +149,14 @@ describe('the chip', () => {
 describe('the notice', () => {
   const make = (changes = {}) =>
     attach(
-      new SuspendedBanner(
-        aPanel(),
-        states,
-        chosen(changes),
-        nothing,
-        nothing,
-        trans
-      )
+      new SuspendedBanner(aPanel(), states, chosen(changes), nothing, nothing)
     );
 
   it('is there while the kernel is suspended', async () => {
     make();
     expect(widget.isHidden).toBe(true);
     becomes({ state: 'suspended', suspended_bytes: 4e9, resume_seconds: 2 });
-    await shown('4 GB saved. Resuming takes about 2 s.');
+    await shown('4 GB of memory saved. Resuming takes about 2 s.');
     expect(widget.isHidden).toBe(false);
     becomes({ state: 'resuming' });
     expect(widget.isHidden).toBe(true);
@@ -192,9 +181,7 @@ describe('the notice', () => {
 
   it('hands every press over, also while an operation is in flight', async () => {
     const resume = jest.fn();
-    attach(
-      new SuspendedBanner(aPanel(), states, chosen(), resume, nothing, trans)
-    );
+    attach(new SuspendedBanner(aPanel(), states, chosen(), resume, nothing));
     becomes({ state: 'suspended', operation: aSave({ kind: 'move' }) });
     await shown('Resume');
     const button = widget.node.querySelector('button');
@@ -212,7 +199,7 @@ describe('the notice', () => {
 
 describe('the item in the status bar', () => {
   it('shows what is in flight, how far it is and how fast', async () => {
-    const item = new OperationStatus(states, nothing, trans);
+    const item = new OperationStatus(states, nothing);
     attach(item);
     expect(item.isActive()).toBe(false);
     becomes({ state: 'saving', operation: saving(1e9, 1) });
@@ -234,14 +221,12 @@ describe('the panel', () => {
 
   let snapshots: Snapshots;
 
-  afterEach(() => snapshots.dispose());
-
   function make(isShown = true): void {
     const api = new GpuCkptApi(server.settings);
     snapshots = new Snapshots(api, events.stream);
     const commands = new CommandRegistry();
-    const none = { missing: new Set() } as unknown as SnapshotActions;
-    addSnapshotCommands(commands, snapshots, states, () => false, none, trans);
+    const none = {} as unknown as SnapshotActions;
+    addSnapshotCommands(commands, snapshots, states, () => false, none);
     for (const kind of ['save', 'suspend', 'resume']) {
       commands.addCommand(`gpuckpt:${kind}-kernel`, {
         describedBy: { args: {} },
@@ -259,8 +244,7 @@ describe('the panel', () => {
       commands,
       openNotebook: nothing,
       currentPath: () => 'work/a.ipynb',
-      leave: jest.fn(),
-      trans
+      leave: jest.fn()
     });
     panel.setHidden(!isShown);
     attach(panel);

@@ -1,10 +1,9 @@
 // What would be lost of a kernel with this machine and its disk, as far as remotes have its snapshots. Pure functions.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-
 import { formatSeconds } from '../shared/format';
-import type { IKernel, ISnapshot } from '../shared/records';
+import type { KernelView, SnapshotView } from '../shared/records';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** A periodic save is late when twice its interval has passed, and this time for the save and its upload, in seconds. */
 const GRACE = 30;
@@ -25,8 +24,8 @@ export interface IAtRisk {
  * @param now - in seconds since the epoch, as the server's times.
  */
 export function atRisk(
-  kernel: IKernel,
-  snapshots: readonly ISnapshot[],
+  kernel: KernelView,
+  snapshots: readonly SnapshotView[],
   now: number
 ): IAtRisk | null {
   if (!snapshots.some(({ uploads }) => uploads.length > 0)) {
@@ -55,48 +54,42 @@ export function atRisk(
   return { seconds, isLate: isLate(seconds) };
 }
 
-/** Return the sentences about that. */
+/** Return the sentences about what would be lost. */
 export function riskText(
   { seconds, isLate }: IAtRisk,
-  kernel: IKernel,
-  snapshots: readonly ISnapshot[],
-  trans: TranslationBundle
+  kernel: KernelView,
+  snapshots: readonly SnapshotView[]
 ): string {
   if (seconds === 0) {
-    return trans.__('Nothing would be lost with this machine.');
+    return trans.__('If this machine vanished now, you would lose nothing.');
   }
   const interval = formatSeconds(kernel.autosave_seconds);
+  const lost =
+    seconds === null
+      ? trans.__('all of it')
+      : trans.__('the last %1', formatSeconds(seconds));
   if (isLate) {
-    const lost =
-      seconds === null
-        ? trans.__('All of it would be lost with this machine')
-        : trans.__(
-            'The last %1 would be lost with this machine',
-            formatSeconds(seconds)
-          );
-    const sentences = [
-      trans.__('%1, although it is saved every %2.', lost, interval)
-    ];
-    const [newest] = snapshots;
-    const error = newest?.uploads.find(({ error }) => error)?.error;
-    if (error) {
-      sentences.push(...explain(error, trans));
-    }
-    return sentences.join(' ');
+    const text = trans.__(
+      'If this machine vanished now, you would lose %1, although it is saved every %2.',
+      lost,
+      interval
+    );
+    const error = snapshots[0]?.uploads.find(({ error }) => error)?.error;
+    return [text, ...(error ? explain(error) : [])].join(' ');
   }
   if (seconds === null) {
     return trans.__(
-      'All of it would be lost with this machine: no remote has it yet.'
+      'If this machine vanished now, you would lose all of it: no remote has it yet.'
     );
   }
   return kernel.autosave_seconds > 0
     ? trans.__(
-        'The last %1 would be lost with this machine, at most about %2.',
-        formatSeconds(seconds),
+        'If this machine vanished now, you would lose %1; it is saved about every %2.',
+        lost,
         interval
       )
     : trans.__(
-        'At most the last %1 would be lost with this machine.',
-        formatSeconds(seconds)
+        'If this machine vanished now, you would lose %1 at most.',
+        lost
       );
 }

@@ -1,6 +1,5 @@
 // The banner above a notebook or a console whose kernel is suspended.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { FittedBanner } from '../shared/fitted-banner';
@@ -9,6 +8,7 @@ import type { ISessionPanel } from '../shared/notebooks';
 import { kernelIdOf, watchKernel } from '../shared/notebooks';
 import { suspendedTexts } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 export class SuspendedBanner extends FittedBanner {
   constructor(
@@ -17,22 +17,14 @@ export class SuspendedBanner extends FittedBanner {
     private readonly _settings: IUserSettings,
     /** Resumes the kernel, or gives the reason why that is not possible now. */
     private readonly _resume: () => void,
-    private readonly _showHistory: () => void,
-    private readonly _trans: TranslationBundle
+    private readonly _showHistory: () => void
   ) {
     super();
     this.addClass('jp-GpuCkptSuspended');
-    watchKernel(_panel, _states, () => this._follow());
-    _settings.changed.connect(this._follow, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this._follow, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this._follow(), _settings);
   }
 
   protected render(): JSX.Element | null {
-    const trans = this._trans;
     const kernel = this._kernel;
     if (kernel?.state !== 'suspended') {
       return null;
@@ -42,7 +34,7 @@ export class SuspendedBanner extends FittedBanner {
       <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <suspendIcon.react tag="span" stylesheet="menuItem" aria-hidden />
         <span role="status" className="jp-GpuCkptBanner-text">
-          {suspendedTexts(kernel, trans).join(' ')}
+          {suspendedTexts(kernel).join(' ')}
           {kernel.reason ? (
             <span className="jp-GpuCkptBanner-problem">
               {' '}

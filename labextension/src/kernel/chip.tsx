@@ -1,7 +1,6 @@
 // The chip in the toolbar of a notebook or a console: the kernel's state, or the progress of an operation. A click shows the kernel's snapshots.
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { ISessionPanel } from '../shared/notebooks';
@@ -14,12 +13,10 @@ import {
   usageTexts
 } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Return a text about a lost connection to a kernel or about its restart; null if the kernel's state must be shown. */
-function connectionLabel(
-  panel: ISessionPanel,
-  trans: TranslationBundle
-): string | null {
+function connectionLabel(panel: ISessionPanel): string | null {
   const kernel = panel.sessionContext.session?.kernel;
   if (kernel && kernel.connectionStatus !== 'connected') {
     return trans.__('Connecting');
@@ -32,18 +29,11 @@ export class StateChip extends ReactWidget {
     private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
-    private readonly _showHistory: () => void,
-    private readonly _trans: TranslationBundle
+    private readonly _showHistory: () => void
   ) {
     super();
     this.addClass('jp-GpuCkptChip');
-    watchKernel(_panel, _states, () => this.update());
-    _settings.changed.connect(this.update, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this.update, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this.update(), _settings);
   }
 
   protected render(): JSX.Element | null {
@@ -51,16 +41,13 @@ export class StateChip extends ReactWidget {
     if (kernel === undefined || !this._settings.choices.showChip) {
       return null;
     }
-    const trans = this._trans;
     const { operation, managed, state } = kernel;
-    const label =
-      connectionLabel(this._panel, trans) ??
-      (managed ? stateLabel(state, trans) : trans.__('Cannot be saved'));
+    const label = connectionLabel(this._panel) ?? stateLabel(kernel);
     const percent = operation && percentOf(operation.progress);
     const caption = [
-      stateCaption(kernel, trans),
-      usageTexts(kernel, trans).join(', '),
-      operation ? progressText(operation.progress, trans) : ''
+      stateCaption(kernel),
+      usageTexts(kernel).join(', '),
+      operation ? progressText(operation.progress) : ''
     ];
     return (
       <>

@@ -1,6 +1,5 @@
 // The commands on a kernel: save, suspend, resume, park, branch, and a command that shows its snapshots.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
@@ -20,6 +19,7 @@ import type { ITarget, Targets } from './targets';
 import { ARGUMENTS } from './targets';
 import { refusal } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The actions of the commands, in the order of all menus. */
 export const actions = [
@@ -72,7 +72,7 @@ export function buttonKey(action: Action): Action {
 }
 
 /** Return the label of an action. */
-export function actionLabel(action: Action, trans: TranslationBundle): string {
+export function actionLabel(action: Action): string {
   const labels: Record<Action, string> = {
     save: trans.__('Save Snapshot'),
     saveAs: trans.__('Save Snapshot As…'),
@@ -86,11 +86,13 @@ export function actionLabel(action: Action, trans: TranslationBundle): string {
   return labels[action];
 }
 
-function actionCaption(action: Action, trans: TranslationBundle): string {
+function actionCaption(action: Action): string {
   const captions: Record<Action, string> = {
     save: trans.__('Save a snapshot (kernel keeps running)'),
     saveAs: trans.__('Save a snapshot with a name, which pins it'),
-    suspend: trans.__('Save the kernel to disk and free its memory and GPU'),
+    suspend: trans.__(
+      'Save the kernel to disk and stop it, which frees its memory and GPU'
+    ),
     resume: trans.__('Continue the kernel where it was suspended'),
     park: trans.__('Move GPU memory to RAM until the next cell'),
     branch: trans.__(
@@ -109,12 +111,11 @@ export function addCommands(
   commands: CommandRegistry,
   targets: Targets,
   states: IKernelStates,
-  kernelActions: KernelActions,
-  trans: TranslationBundle
+  kernelActions: KernelActions
 ): () => void {
   const refusalOf = (action: Action, { kernelId }: ITarget) => {
     const kind = needed[action];
-    return kind ? refusal(kind, kernelId, states, trans) : null;
+    return kind ? refusal(kind, kernelId, states) : null;
   };
   // A file's menu shows enabled commands only.
   const isVisible = (action: Action, args: ReadonlyPartialJSONObject) => {
@@ -126,15 +127,13 @@ export function addCommands(
   };
 
   for (const action of actions) {
-    const label = actionLabel(action, trans);
+    const label = actionLabel(action);
     commands.addCommand(commandIds[action], {
       label,
       icon: icons[action],
       caption: args => {
         const reason = refusalOf(action, targets.of(args));
-        return reason === null
-          ? actionCaption(action, trans)
-          : `${label}: ${reason}`;
+        return reason === null ? actionCaption(action) : `${label}: ${reason}`;
       },
       isEnabled: args =>
         isShortcut(args) || refusalOf(action, targets.of(args)) === null,

@@ -5,7 +5,6 @@ import type {
   JupyterFrontEndPlugin
 } from '@jupyterlab/application';
 import type { ConsolePanel } from '@jupyterlab/console';
-import { ITranslator } from '@jupyterlab/translation';
 
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
@@ -15,25 +14,21 @@ import { kernelIdOf } from '../shared/notebooks';
 import { press } from '../shared/press';
 import { SessionButton } from './session-button';
 import { IKernelStates, IUserSettings } from '../shared/tokens';
-import { textsOf } from '../shared/translation';
 
 export const consoles: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:consoles',
   description: 'Shows the state of their kernels in code consoles.',
   autoStart: true,
   requires: [IKernelStates, IUserSettings],
-  optional: [ITranslator],
   activate: async (
     app: JupyterFrontEnd,
     states: IKernelStates,
-    settings: IUserSettings,
-    translator: ITranslator | null
+    settings: IUserSettings
   ) => {
     // Loaded here, because an import at the top would prevent all other plugins where an application has no consoles.
     const module = await import('@jupyterlab/console').catch(() => null);
     const tracker =
       module && (await app.resolveOptionalService(module.IConsoleTracker));
-    const trans = textsOf(translator);
     const { commands } = app;
     const equip = (panel: ConsolePanel) => {
       followState(panel, states);
@@ -42,14 +37,14 @@ export const consoles: JupyterFrontEndPlugin<void> = {
       const history = () => void commands.execute(commandIds.history, args());
       panel.toolbar.addItem(
         'gpuckpt-session',
-        new SessionButton(panel, args, commands, states, settings, trans)
+        new SessionButton(panel, args, commands, states, settings)
       );
       panel.toolbar.addItem(
         'gpuckpt-chip',
-        new StateChip(panel, states, settings, history, trans)
+        new StateChip(panel, states, settings, history)
       );
       panel.contentHeader.addWidget(
-        new SuspendedBanner(panel, states, settings, resume, history, trans)
+        new SuspendedBanner(panel, states, settings, resume, history)
       );
     };
     tracker?.forEach(equip);

@@ -1,40 +1,27 @@
 // The notification that an idle kernel will be suspended, with a button that keeps the kernel running.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
 import { formatInstant } from '../shared/format';
-import { tellFailure } from '../shared/notices';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Show the notification for every kernel that will be suspended, and after the suspend one about the memory that was freed. */
 export function followIdleKernels(
   states: IKernelStates,
   api: GpuCkptApi,
-  operations: Operations,
-  trans: TranslationBundle
+  operations: Operations
 ): void {
   /** The ids of the visible notifications, by kernel. */
   const shown = new Map<string, string>();
-  const keep = async (kernelId: string) => {
-    try {
-      await api.keepRunning(kernelId);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      tellFailure(
-        '',
-        trans.__('The kernel may still be suspended'),
-        error,
-        trans
-      );
-    }
-  };
+  const keep = (kernelId: string) =>
+    orTell(trans.__('The kernel may still be suspended'), () =>
+      api.keepRunning(kernelId)
+    );
   states.changed.connect(() => {
     const soon = states.all().filter(({ suspends_at }) => suspends_at !== null);
     for (const kernel of soon) {
@@ -43,7 +30,7 @@ export function followIdleKernels(
         operations.expect(kernel_id);
         const message = trans.__(
           '%1 is idle. It will be suspended at %2 to free its memory and GPU.',
-          kernelName(kernel, trans),
+          kernelName(kernel),
           formatInstant(suspends_at ?? 0)
         );
         const label = trans.__('Keep Running');

@@ -1,19 +1,19 @@
 // The actions of the commands on a kernel, with their confirmation dialogs.
 
-import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
 import type { Action } from './commands';
-import { tellFailure } from '../shared/notices';
+import { whereToMove } from '../remote/remote-dialogs';
+import { agrees, askText } from '../shared/dialogs';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import type { IOperation } from '../shared/records';
 import type { ITarget } from './targets';
-import { failedText } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 export class KernelActions {
   constructor(
@@ -24,8 +24,7 @@ export class KernelActions {
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
     /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
-    readonly saveNotebook: (path: string) => Promise<boolean>,
-    private readonly _trans: TranslationBundle
+    readonly saveNotebook: (path: string) => Promise<boolean>
   ) {}
 
   /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
@@ -56,10 +55,6 @@ export class KernelActions {
         return this._branch(kernelId, name);
       case 'move':
         return this._move(kernelId, name);
-      case 'resume':
-        return this._operations.run('resume', kernelId, name, {
-          otherwise: error => this._mayTakeOver(error, name)
-        });
       default:
         return this._operations.run(action, kernelId, name);
     }
@@ -116,14 +111,13 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const trans = this._trans;
-    const { button, value } = await InputDialog.getText({
-      title: trans.__('Save a Snapshot of %1', name),
-      label: trans.__('Name (named snapshots are pinned)'),
-      okLabel: trans.__('Save')
-    });
-    return button.accept
-      ? this._freeze('save', kernelId, name, { name: value?.trim() ?? '' })
+    const title = await askText(
+      trans.__('Save a Snapshot of %1', name),
+      trans.__('Name (named snapshots are pinned)'),
+      trans.__('Save')
+    );
+    return title !== null
+      ? this._freeze('save', kernelId, name, { name: title })
       : null;
   }
 
@@ -136,8 +130,7 @@ export class KernelActions {
     if (remotes === null) {
       return null;
     }
-    const { whereToMove } = await import('../remote/move-dialog');
-    const remote = await whereToMove(name, remotes, this._trans);
+    const remote = await whereToMove(name, remotes);
     const path = this._states.get(kernelId)?.path ?? '';
     return remote !== null && (await this.saveNotebook(path))
       ? this._operations.run('move', kernelId, name, { body: { remote } })
@@ -145,9 +138,8 @@ export class KernelActions {
   }
 
   /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
-  private async _remotes(name: string): Promise<string[] | null> {
-    const trans = this._trans;
-    try {
+  private _remotes(name: string): Promise<string[] | null> {
+    return orTell(trans.__('Moving %1 failed', name), async () => {
       const remotes = await this._api.remotes();
       if (remotes.length === 0) {
         throw new GpuCkptError({
@@ -157,43 +149,17 @@ export class KernelActions {
         });
       }
       return remotes.map(remote => remote.name);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      tellFailure('', failedText('move', name, error, trans), error, trans);
-      return null;
-    }
+    });
   }
 
-  /** After the refusal of a session that another machine runs: the body that takes it over, if the user wants that. */
-  private async _mayTakeOver(
-    error: GpuCkptError,
-    name: string
-  ): Promise<JSONObject | null> {
-    if (error.code !== GpuCkptError.SESSION_HELD) {
-      return null;
-    }
-    const { mayTakeOver } = await import('../remote/fetch-dialog');
-    if (await mayTakeOver(name, '', this._trans, error.message)) {
-      return { take_over: true };
-    }
-    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
-  }
-
-  private async _maySuspend(name: string): Promise<boolean> {
-    const trans = this._trans;
-    const { button } = await showDialog({
-      title: trans.__('Suspend %1?', name),
-      body: trans.__(
+  private _maySuspend(name: string): Promise<boolean> {
+    return agrees(
+      trans.__('Suspend %1?', name),
+      trans.__(
         'The kernel is saved to disk and its memory and GPU are freed. Running a cell resumes it.'
       ),
-      buttons: [
-        Dialog.cancelButton(),
-        Dialog.okButton({ label: trans.__('Suspend') })
-      ]
-    });
-    return button.accept;
+      trans.__('Suspend')
+    );
   }
 
   /** Branch a kernel from its latest snapshot. A kernel that runs is saved first. */

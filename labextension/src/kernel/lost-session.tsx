@@ -2,23 +2,20 @@
 //
 // Both machines may use the document of one shared folder: a save here would replace the other machine's.
 
-import {
-  InputDialog,
-  Notification,
-  showErrorMessage
-} from '@jupyterlab/apputils';
+import { Notification, showErrorMessage } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Contents } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs, GpuCkptError } from '../shared/api';
+import { askText } from '../shared/dialogs';
 import { FittedBanner } from '../shared/fitted-banner';
 import { kernelIdOf, watchKernel } from '../shared/notebooks';
 import { tellFailure } from '../shared/notices';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The name of the error by which JupyterLab recognizes a save that its user cancelled, for which it shows no message. */
 const CANCELLED_SAVE = 'ModalCancelError';
@@ -31,8 +28,7 @@ export class LostSessionBanner extends FittedBanner {
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
     private readonly _api: GpuCkptApi,
-    private readonly _contents: Contents.IManager,
-    private readonly _trans: TranslationBundle
+    private readonly _contents: Contents.IManager
   ) {
     super();
     this.setHidden(true);
@@ -45,7 +41,6 @@ export class LostSessionBanner extends FittedBanner {
   }
 
   protected render(): JSX.Element | null {
-    const trans = this._trans;
     if (this._save === null) {
       return null;
     }
@@ -101,17 +96,15 @@ export class LostSessionBanner extends FittedBanner {
     const kernelId = this._kernelId;
     try {
       await this._api.keepSaving(kernelId);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+    } catch (reason) {
+      const error = asOurs(reason);
       if (error.code === GpuCkptError.KERNEL_NOT_FOUND) {
         // It was replaced by one that cannot be saved, of which the server knows nothing.
         this._keepSaving();
         return;
       }
-      const headline = this._trans.__('The choice was not recorded');
-      tellFailure('', headline, error, this._trans);
+      const headline = trans.__('The choice was not recorded');
+      tellFailure('', headline, error);
       return;
     }
     if (kernelIdOf(this._panel) === kernelId) {
@@ -139,7 +132,7 @@ export class LostSessionBanner extends FittedBanner {
           content: context.model.toJSON()
         });
         Notification.emit(
-          this._trans.__(
+          trans.__(
             'Saved the copy %1. This notebook has no kernel: open the copy to continue there.',
             path
           ),
@@ -152,10 +145,7 @@ export class LostSessionBanner extends FittedBanner {
       await session.setName(PathExt.basename(path));
       await save.call(context);
     } catch (error) {
-      void showErrorMessage(
-        this._trans.__('The copy was not saved'),
-        error as Error
-      );
+      void showErrorMessage(trans.__('The copy was not saved'), error as Error);
       return;
     }
     await this._choose();
@@ -169,13 +159,13 @@ export class LostSessionBanner extends FittedBanner {
       .localPath(path)
       .replace(/(\.\w+)?$/, `-copy${ending}`);
     for (;;) {
-      const { button, value } = await InputDialog.getText({
-        title: this._trans.__('Save as a Copy'),
-        label: this._trans.__('The kernel continues in the copy. Path:'),
-        text: wanted,
-        okLabel: this._trans.__('Save')
-      });
-      if (!button.accept || !value) {
+      const value = await askText(
+        trans.__('Save as a Copy'),
+        trans.__('The kernel continues in the copy. Path:'),
+        trans.__('Save'),
+        wanted
+      );
+      if (!value) {
         return null;
       }
       wanted = value.endsWith(ending) ? value : `${value}${ending}`;
@@ -183,8 +173,8 @@ export class LostSessionBanner extends FittedBanner {
         return wanted;
       }
       await showErrorMessage(
-        this._trans.__('%1 exists already', wanted),
-        this._trans.__('Choose another name.')
+        trans.__('%1 exists already', wanted),
+        trans.__('Choose another name.')
       );
     }
   }
@@ -210,7 +200,7 @@ export class LostSessionBanner extends FittedBanner {
     this._save = context.save;
     let told = 'none';
     context.save = async () => {
-      const message = this._trans.__(
+      const message = trans.__(
         '%1 is not saved: choose above the notebook where it is to be saved.',
         this._panel.title.label
       );

@@ -14,9 +14,9 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { IKernelStates } from '../shared/tokens';
-import { textsOf } from '../shared/translation';
+import { trans } from '../shared/translation';
 
 /** JupyterLab's setting that restarts need no confirmation; versions before 4.3 have none. */
 const SETTING = [
@@ -39,7 +39,7 @@ export const restarts: JupyterFrontEndPlugin<void> = {
   ) => {
     if (dialogs) {
       const theirs = (translator ?? nullTranslator).load('jupyterlab');
-      correct(dialogs, states, registry, theirs, textsOf(translator));
+      correct(dialogs, states, registry, theirs);
     }
   }
 };
@@ -49,8 +49,7 @@ function correct(
   dialogs: ISessionContext.IDialogs,
   states: IKernelStates,
   registry: ISettingRegistry | null,
-  theirs: TranslationBundle,
-  trans: TranslationBundle
+  theirs: TranslationBundle
 ): void {
   const restart = dialogs.restart.bind(dialogs);
   const skips = async ({ kernelPreference }: ISessionContext) => {
@@ -59,7 +58,7 @@ function correct(
   };
   dialogs.restart = async (context, options) => {
     const kernel = context.session?.kernel;
-    const body = textOf(states.get(kernel?.id ?? ''), context.name, trans);
+    const body = textOf(states.get(kernel?.id ?? ''), context.name);
     if (body === null || (await skips(context))) {
       return restart(context, options);
     }
@@ -92,11 +91,7 @@ function correct(
 }
 
 /** Return what a restart of a kernel loses and saves; null if it loses all variables. */
-function textOf(
-  kernel: IKernel | undefined,
-  name: string,
-  trans: TranslationBundle
-): string | null {
+function textOf(kernel: KernelView | undefined, name: string): string | null {
   switch (kernel?.state) {
     case 'running':
       return kernel.restart_save_seconds > 0

@@ -5,15 +5,14 @@ import type {
   IRunningSessions
 } from '@jupyterlab/running';
 import type { ServiceManager } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import { suspendIcon } from '../shared/icons';
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { kernelName, suspendedTexts } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Leave the kernels that are in our section out of all others, which would show them as idle. */
 export function listOnce(
@@ -46,13 +45,12 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     private readonly _states: IKernelStates,
     private readonly _services: ServiceManager.IManager,
     private readonly _resume: (kernelId: string) => void,
-    private readonly _openNotebook: (path: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openNotebook: (path: string) => void
   ) {
-    this.name = _trans.__('Suspended Kernels');
-    this.shutdownLabel = _trans.__('Discard');
-    this.shutdownAllLabel = _trans.__('Discard All');
-    this.shutdownAllConfirmationText = _trans.__(
+    this.name = trans.__('Suspended Kernels');
+    this.shutdownLabel = trans.__('Discard');
+    this.shutdownAllLabel = trans.__('Discard All');
+    this.shutdownAllConfirmationText = trans.__(
       'Discard all suspended kernels? Their snapshots stay in the history.'
     );
     _states.changed.connect(() => this._onChanged());
@@ -63,15 +61,13 @@ export class SuspendedKernels implements IRunningSessions.IManager {
   readonly shutdownAllLabel: string;
   readonly shutdownAllConfirmationText: string;
 
-  get runningChanged(): ISignal<this, void> {
-    return this._runningChanged;
-  }
+  readonly runningChanged = new Signal<this, void>(this);
 
   running(): IRunningSessions.IRunningItem[] {
     return this._suspended.map(kernel => ({
       icon: () => suspendIcon,
       label: () => this._label(kernel),
-      labelTitle: () => suspendedTexts(kernel, this._trans).join(' '),
+      labelTitle: () => suspendedTexts(kernel).join(' '),
       open: () =>
         kernel.path.endsWith('.ipynb')
           ? this._openNotebook(kernel.path)
@@ -112,21 +108,21 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     this._suspended.forEach(({ kernel_id }) => void this._end(kernel_id));
   }
 
-  private _label(kernel: IKernel): JSX.Element {
-    const name = kernelName(kernel, this._trans);
+  private _label(kernel: KernelView): JSX.Element {
+    const name = kernelName(kernel);
     return (
       <span className="jp-GpuCkptRunning">
         <span className="jp-GpuCkptRunning-name">{name}</span>
         <button
           type="button"
           className="jp-GpuCkptLink"
-          aria-label={this._trans.__('Resume %1', name)}
+          aria-label={trans.__('Resume %1', name)}
           onClick={event => {
             event.stopPropagation();
             this._resume(kernel.kernel_id);
           }}
         >
-          {this._trans.__('Resume')}
+          {trans.__('Resume')}
         </button>
       </span>
     );
@@ -145,7 +141,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     }
   }
 
-  private get _suspended(): IKernel[] {
+  private get _suspended(): KernelView[] {
     return this._states.all().filter(({ state }) => state === 'suspended');
   }
 
@@ -153,10 +149,9 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     const shown = JSON.stringify(this._suspended);
     if (shown !== this._shown) {
       this._shown = shown;
-      this._runningChanged.emit();
+      this.runningChanged.emit();
     }
   }
 
   private _shown = '[]';
-  private readonly _runningChanged = new Signal<this, void>(this);
 }

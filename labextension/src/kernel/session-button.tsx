@@ -1,7 +1,6 @@
 // The buttons in the toolbar of a notebook or a console: save and suspend, or resume, and a menu with the other actions.
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import {
   caretDownEmptyThinIcon,
   LabIcon,
@@ -18,6 +17,7 @@ import { kernelIdOf, watchKernel } from '../shared/notebooks';
 import { press } from '../shared/press';
 import { openMenu } from '../shared/reason-menu';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** Draw a button like JupyterLab's, which keeps the focus while its command is disabled, and gives the reason if it is pressed then. */
 function ToolbarCommand(props: {
@@ -53,8 +53,7 @@ export class SessionButton extends ReactWidget {
     private readonly _args: () => ReadonlyJSONObject,
     private readonly _commands: CommandRegistry,
     private readonly _states: IKernelStates,
-    private readonly _settings: IUserSettings,
-    private readonly _trans: TranslationBundle
+    private readonly _settings: IUserSettings
   ) {
     super();
     this.addClass('jp-GpuCkptButton');
@@ -65,13 +64,7 @@ export class SessionButton extends ReactWidget {
         event.stopPropagation();
       }
     });
-    watchKernel(_panel, _states, () => this.update());
-    _settings.changed.connect(this.update, this);
-  }
-
-  dispose(): void {
-    this._settings.changed.disconnect(this.update, this);
-    super.dispose();
+    watchKernel(_panel, _states, () => this.update(), _settings);
   }
 
   protected render(): JSX.Element {
@@ -93,7 +86,7 @@ export class SessionButton extends ReactWidget {
         <ToolbarButtonComponent
           className="jp-GpuCkptButton-menu"
           icon={caretDownEmptyThinIcon}
-          tooltip={this._trans.__('Save, suspend, restore, branch…')}
+          tooltip={trans.__('Save, suspend, restore, branch…')}
           aria-haspopup="menu"
           onClick={this._openMenu}
         />

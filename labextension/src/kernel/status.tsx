@@ -2,14 +2,12 @@
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { ProgressBar, TextItem } from '@jupyterlab/statusbar';
-import type { TranslationBundle } from '@jupyterlab/translation';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import { formatBytes } from '../shared/format';
 import { Pace } from '../shared/pace';
-import type { IKernel, IOperation } from '../shared/records';
+import type { KernelView, IOperation } from '../shared/records';
 import {
   kernelName,
   leftText,
@@ -18,6 +16,7 @@ import {
   startedText
 } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The width of the bar in pixels. */
 const WIDTH = 80;
@@ -25,8 +24,7 @@ const WIDTH = 80;
 export class OperationStatus extends ReactWidget {
   constructor(
     private readonly _states: IKernelStates,
-    private readonly _openPanel: () => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openPanel: () => void
   ) {
     super();
     this.addClass('jp-GpuCkptStatus');
@@ -39,9 +37,7 @@ export class OperationStatus extends ReactWidget {
   }
 
   /** A signal for possible changes of `isActive`. */
-  get activeChanged(): ISignal<this, void> {
-    return this._activeChanged;
-  }
+  readonly activeChanged = new Signal<this, void>(this);
 
   dispose(): void {
     this._states.changed.disconnect(this._follow, this);
@@ -54,16 +50,11 @@ export class OperationStatus extends ReactWidget {
     if (!operation) {
       return null;
     }
-    const trans = this._trans;
-    const started = startedText(
-      operation.kind,
-      kernelName(kernel, trans),
-      trans
-    );
+    const started = startedText(operation.kind, kernelName(kernel));
     const others = this._busy.length - 1;
     const source = [
       started,
-      progressText(operation.progress, trans),
+      progressText(operation.progress),
       this._pace(operation),
       others > 0 ? trans.__('(+%1)', others) : ''
     ];
@@ -88,10 +79,7 @@ export class OperationStatus extends ReactWidget {
   private _pace(operation: IOperation): string {
     const pace = this._known.of(operation);
     return pace
-      ? [
-          this._trans.__('%1/s', formatBytes(pace.rate)),
-          leftText(pace.left, this._trans)
-        ]
+      ? [trans.__('%1/s', formatBytes(pace.rate)), leftText(pace.left)]
           .filter(Boolean)
           .join(' ')
       : '';
@@ -99,11 +87,10 @@ export class OperationStatus extends ReactWidget {
 
   private _follow(): void {
     this._busy = this._states.all().filter(({ operation }) => operation);
-    this._activeChanged.emit();
+    this.activeChanged.emit();
     this.update();
   }
 
-  private _busy: IKernel[] = [];
+  private _busy: KernelView[] = [];
   private readonly _known = new Pace();
-  private readonly _activeChanged = new Signal<this, void>(this);
 }

@@ -2,7 +2,6 @@
 
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { Widget } from '@lumino/widgets';
 
@@ -50,8 +49,7 @@ export class Targets {
     private readonly _sessions: Session.IManager,
     private readonly _selectedPath: () => string | null,
     /** Returns the panel in front, which may be neither a notebook nor a console. */
-    private readonly _current: () => Widget | null,
-    private readonly _trans: TranslationBundle
+    private readonly _current: () => Widget | null
   ) {}
 
   /** Return the kernel on which a command with these arguments works. */
@@ -77,8 +75,8 @@ export class Targets {
     return {
       kernelId,
       name: kernel?.path
-        ? kernelName(kernel, this._trans)
-        : nameOfPath(session?.path ?? kernelId.slice(0, 8), this._trans)
+        ? kernelName(kernel)
+        : nameOfPath(session?.path ?? kernelId.slice(0, 8))
     };
   }
 
@@ -88,7 +86,7 @@ export class Targets {
     );
     return {
       kernelId: session?.kernel?.id ?? null,
-      name: nameOfPath(path, this._trans)
+      name: nameOfPath(path)
     };
   }
 

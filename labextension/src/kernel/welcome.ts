@@ -2,16 +2,16 @@
 
 import type { FileBrowser } from '@jupyterlab/filebrowser';
 import type { ILauncher } from '@jupyterlab/launcher';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import type { IDisposable } from '@lumino/disposable';
 import { Widget } from '@lumino/widgets';
 
 import { formatBytes, formatSeconds } from '../shared/format';
 import { suspendIcon } from '../shared/icons';
-import type { IKernel } from '../shared/records';
+import type { KernelView } from '../shared/records';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 export const continueCommandId = 'gpuckpt:continue-session';
 
@@ -19,18 +19,16 @@ export const continueCommandId = 'gpuckpt:continue-session';
 export class SuspendedSessions {
   constructor(
     private readonly commands: CommandRegistry,
-    private readonly states: IKernelStates,
-    private readonly trans: TranslationBundle
+    private readonly states: IKernelStates
   ) {}
 
   /** Add the command. `open` opens one session, or with null the list of all. */
-  addCommand(open: (kernel: IKernel | null) => void): void {
-    const { trans } = this;
+  addCommand(open: (kernel: KernelView | null) => void): void {
     this.commands.addCommand(continueCommandId, {
       label: () => this.label() || trans.__('Continue a Suspended Session'),
       caption: () =>
         this.all()
-          .map(kernel => sessionText(kernel, trans))
+          .map(kernel => sessionText(kernel))
           .join('\n'),
       icon: suspendIcon,
       isEnabled: () => this.all().length > 0,
@@ -57,7 +55,7 @@ export class SuspendedSessions {
         card = label
           ? launcher.add({
               command: continueCommandId,
-              category: this.trans.__('Other'),
+              category: trans.__('Other'),
               rank: -1
             })
           : null;
@@ -98,12 +96,12 @@ export class SuspendedSessions {
       return '';
     }
     return others.length === 0
-      ? this.trans.__('Continue %1', sessionText(first, this.trans))
-      : this.trans.__('%1 suspended sessions', others.length + 1);
+      ? trans.__('Continue %1', sessionText(first))
+      : trans.__('%1 suspended sessions', others.length + 1);
   }
 
   /** Return the suspended kernels, the last suspended one first. */
-  private all(): IKernel[] {
+  private all(): KernelView[] {
     return this.states
       .all()
       .filter(({ state }) => state === 'suspended')
@@ -112,9 +110,9 @@ export class SuspendedSessions {
 }
 
 /** Return the line about a suspended kernel: "two.ipynb, 39 MB, about 2 s". */
-function sessionText(kernel: IKernel, trans: TranslationBundle): string {
+function sessionText(kernel: KernelView): string {
   return [
-    kernelName(kernel, trans),
+    kernelName(kernel),
     kernel.suspended_bytes > 0 ? formatBytes(kernel.suspended_bytes) : '',
     kernel.resume_seconds !== null
       ? trans.__('about %1', formatSeconds(kernel.resume_seconds))

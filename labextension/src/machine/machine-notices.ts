@@ -1,42 +1,30 @@
 // Notices that the machine of this server will go: requested once, then kept up to date by the event stream.
 
 import type { Event } from '@jupyterlab/services';
-import type { IDisposable } from '@lumino/disposable';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
-import type { INotice } from '../shared/records';
+import { asOurs, GpuCkptError } from '../shared/api';
+import type { NoticeView } from '../shared/records';
 import { isNoticeEvent } from '../shared/server-events';
 
 /** A notice, with its deadline on the page's own clock in milliseconds; null: not known. */
 export interface IStanding {
-  notice: INotice;
+  notice: NoticeView;
   endsAt: number | null;
 }
 
-export class MachineNotices implements IDisposable {
+export class MachineNotices {
   constructor(
     private readonly _api: GpuCkptApi,
-    private readonly _stream: Event.Stream,
+    stream: Event.Stream,
     /** A clock that cannot be set. */
     private readonly _now: () => number = () => performance.now()
   ) {
-    this._stream.connect(this._onEvent, this);
-    this.ready = this.refresh().then(() => undefined);
+    stream.connect(this._onEvent, this);
   }
 
-  /** Resolves after the first request to the server, even if that failed. */
-  readonly ready: Promise<void>;
-
-  get changed(): ISignal<this, void> {
-    return this._changed;
-  }
-
-  get isDisposed(): boolean {
-    return this._isDisposed;
-  }
+  readonly changed = new Signal<this, void>(this);
 
   /** The notice with the nearest deadline; null if there is none. */
   get soonest(): IStanding | null {
@@ -52,38 +40,27 @@ export class MachineNotices implements IDisposable {
     return endsAt === null ? null : Math.max(0, (endsAt - this._now()) / 1000);
   }
 
-  /** Request the notices; return whether the server has answered, even if with an error, as an older server does. */
+  /** Request the notices; return whether the server has answered, even if with an error. */
   async refresh(): Promise<boolean> {
     try {
       const notices = await this._api.notices();
       this._standing.clear();
       notices.forEach(notice => this._note(notice));
-      this._changed.emit();
+      this.changed.emit();
       return true;
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      return error.code !== GpuCkptError.UNREACHABLE;
-    }
-  }
-
-  dispose(): void {
-    if (!this._isDisposed) {
-      this._isDisposed = true;
-      this._stream.disconnect(this._onEvent, this);
-      Signal.clearData(this);
+      return asOurs(error).code !== GpuCkptError.UNREACHABLE;
     }
   }
 
   private _onEvent(_: Event.IManager, event: Event.Emission): void {
     if (isNoticeEvent(event)) {
       this._note(event);
-      this._changed.emit();
+      this.changed.emit();
     }
   }
 
-  private _note(notice: INotice): void {
+  private _note(notice: NoticeView): void {
     if (notice.withdrawn) {
       this._standing.delete(notice.id);
       return;
@@ -95,6 +72,4 @@ export class MachineNotices implements IDisposable {
   }
 
   private readonly _standing = new Map<string, IStanding>();
-  private readonly _changed = new Signal<this, void>(this);
-  private _isDisposed = false;
 }

@@ -1,21 +1,18 @@
 // The banner above every notebook about a notice: when this machine will go, and what happens to the kernels.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { FittedBanner } from '../shared/fitted-banner';
 import type { MachineNotices } from './machine-notices';
-import type { INotice } from '../shared/records';
+import type { NoticeView } from '../shared/records';
+import { trans } from '../shared/translation';
 
 /** The interval at which the countdown is drawn, in milliseconds. */
 const TICK = 1000;
 
 export class NoticeBanner extends FittedBanner {
-  constructor(
-    private readonly _notices: MachineNotices,
-    private readonly _trans: TranslationBundle
-  ) {
+  constructor(private readonly _notices: MachineNotices) {
     super();
     this.addClass('jp-GpuCkptNotice');
     _notices.changed.connect(this._follow, this);
@@ -39,7 +36,7 @@ export class NoticeBanner extends FittedBanner {
       return null;
     }
     const left = this._notices.secondsLeft(standing);
-    const [what, ...rest] = noticeTexts(standing.notice, left, this._trans);
+    const [what, ...rest] = noticeTexts(standing.notice, left);
     return (
       <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <span className="jp-GpuCkptBanner-text">
@@ -68,9 +65,8 @@ export class NoticeBanner extends FittedBanner {
 
 /** Return the texts about a notice for users: when the machine will go, what happens to the kernels, and what will be lost. */
 export function noticeTexts(
-  notice: INotice,
-  secondsLeft: number | null,
-  trans: TranslationBundle
+  notice: NoticeView,
+  secondsLeft: number | null
 ): string[] {
   if (secondsLeft === null) {
     return [

@@ -1,19 +1,14 @@
 // The command that fetches a snapshot from a remote and resumes it.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
-import type {
-  IFetchEstimate,
-  IOperation,
-  IRemotePlace,
-  IRemoteSession
-} from '../shared/records';
+import type { IRemotePlace } from '../shared/records';
 import { remoteTitle } from './remote-texts';
-import { tellFailure } from '../shared/notices';
+import { mayFetch } from './remote-dialogs';
+import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
+import { trans } from '../shared/translation';
 
 export const fetchCommandId = 'gpuckpt:fetch-snapshot';
 
@@ -39,8 +34,7 @@ export class FetchActions {
     private readonly _operations: Operations,
     /** Returns whether a notebook has a kernel here. */
     private readonly _isBusy: (path: string) => boolean,
-    private readonly _openNotebook: (path: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _openNotebook: (path: string) => void
   ) {}
 
   /** Return whether this snapshot is being fetched. */
@@ -62,22 +56,26 @@ export class FetchActions {
   }
 
   private async _run(place: IRemotePlace): Promise<void> {
-    const estimate = await this._estimate(place);
+    const estimate = await orTell(
+      trans.__('Reading %1 failed', place.remote),
+      () => this._api.fetchEstimate(place)
+    );
     if (estimate === null) {
       return;
     }
     const { session, snapshot, obstacles } = estimate;
     const { path } = session;
     const isBusy = this._isBusy(path);
-    const { mayFetch } = await import('./fetch-dialog');
-    if (!(await mayFetch(place.remote, estimate, isBusy, this._trans))) {
+    if (!(await mayFetch(place.remote, estimate, isBusy))) {
       return;
     }
     const { remote } = place;
-    const name = remoteTitle({ remote, session, snapshot }, this._trans);
+    const name = remoteTitle({ remote, session, snapshot });
     const force = obstacles.length > 0;
-    const started = await this._begin(place, force, name, session);
-    const fetched = started && (await this._operations.fetch(started(), name));
+    const fetched = await this._operations.fetch(
+      answers => this._api.fetch(place, { force, ...answers }),
+      name
+    );
     if (!fetched || force) {
       return;
     }
@@ -92,44 +90,6 @@ export class FetchActions {
     }
   }
 
-  /** Start the fetch. Return null if another machine runs the session and the user does not take it over. */
-  private async _begin(
-    place: IRemotePlace,
-    force: boolean,
-    name: string,
-    { leased_to }: IRemoteSession
-  ): Promise<(() => Promise<IOperation>) | null> {
-    const started = this._api.fetch(place, force);
-    try {
-      await started;
-    } catch (error) {
-      const isHeld =
-        error instanceof GpuCkptError &&
-        error.code === GpuCkptError.SESSION_HELD;
-      if (isHeld) {
-        const { mayTakeOver } = await import('./fetch-dialog');
-        return (await mayTakeOver(name, leased_to, this._trans))
-          ? () => this._api.fetch(place, force, true)
-          : null;
-      }
-    }
-    // The caller reports a failure together with the operation's other errors.
-    return () => started;
-  }
-
-  private async _estimate(place: IRemotePlace): Promise<IFetchEstimate | null> {
-    try {
-      return await this._api.fetchEstimate(place);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      const headline = this._trans.__('Reading %1 failed', place.remote);
-      tellFailure('', headline, error, this._trans);
-      return null;
-    }
-  }
-
   /** The snapshots about which the user is being asked, or that are being fetched. */
   private readonly _coming = new Set<string>();
 }
@@ -137,8 +97,7 @@ export class FetchActions {
 /** Add the command. */
 export function addFetchCommand(
   commands: CommandRegistry,
-  actions: FetchActions,
-  trans: TranslationBundle
+  actions: FetchActions
 ): void {
   commands.addCommand(fetchCommandId, {
     label: trans.__('Fetch and Resume…'),

@@ -2,15 +2,16 @@
 
 import * as React from 'react';
 
-import { CommandButton } from '../shared/command-button';
+import { Age, CommandButton, useFirst } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
-import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { formatAge, formatBytes } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
 import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
 import { elsewhere } from './remotes';
 import type { IPanelContext } from '../shared/tokens';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** The number of sessions that are shown at first. */
 const FIRST = 5;
@@ -20,12 +21,8 @@ export function RemoteSessions(props: {
   remotes: Remotes;
 }): JSX.Element | null {
   const { remotes } = props;
-  const { snapshots, states, currentPath, trans } = props.context;
-  const [showsAll, showAll] = React.useState(false);
+  const { snapshots, states, currentPath } = props.context;
   const { known } = remotes;
-  if (known.length === 0) {
-    return null;
-  }
   const list = snapshots.list ?? [];
   const paths = [
     currentPath(),
@@ -34,7 +31,10 @@ export function RemoteSessions(props: {
   ];
   const here = new Set(list.map(({ snapshot_id }) => snapshot_id));
   const choices = elsewhere(known, here, paths);
-  const shown = showsAll ? choices : choices.slice(0, FIRST);
+  const [shown, more] = useFirst(choices, FIRST);
+  if (known.length === 0) {
+    return null;
+  }
   return (
     <section
       className="jp-GpuCkptRemote"
@@ -43,7 +43,7 @@ export function RemoteSessions(props: {
     >
       <h3 id="jp-gpuckpt-elsewhere">{trans.__('From other machines')}</h3>
       {known.map(remote => (
-        <Problems key={remote.name} remote={remote} context={props.context} />
+        <Problems key={remote.name} remote={remote} />
       ))}
       {choices.length === 0 && !remotes.isAsking ? (
         <p className="jp-GpuCkptSessions-none">
@@ -59,19 +59,7 @@ export function RemoteSessions(props: {
           />
         ))}
       </ul>
-      {shown.length < choices.length ? (
-        <button
-          type="button"
-          className="jp-GpuCkptLink"
-          onClick={() => showAll(true)}
-        >
-          {trans._n(
-            'Show %1 more',
-            'Show %1 more',
-            choices.length - shown.length
-          )}
-        </button>
-      ) : null}
+      {more}
       <button
         type="button"
         className="jp-GpuCkptLink"
@@ -89,9 +77,9 @@ function Choice(props: {
   context: IPanelContext;
 }): JSX.Element {
   const { choice, context } = props;
-  const { commands, trans } = context;
+  const { commands } = context;
   const { remote, session, snapshot } = choice;
-  const title = remoteTitle(choice, trans);
+  const title = remoteTitle(choice);
   return (
     <li
       className="jp-GpuCkptKernel"
@@ -100,12 +88,7 @@ function Choice(props: {
     >
       <h4 title={session.path}>{title}</h4>
       <div className="jp-GpuCkptSnapshot-facts">
-        <time
-          dateTime={new Date(snapshot.created * 1000).toISOString()}
-          title={formatMoment(snapshot.created)}
-        >
-          {formatAge(snapshot.created)}
-        </time>
+        <Age time={snapshot.created} />
         <span>{formatBytes(snapshot.stored_bytes)}</span>
         {session.host_name ? <span>{session.host_name}</span> : null}
         {session.moved_at ? (
@@ -138,14 +121,9 @@ function Choice(props: {
 }
 
 /** Draw the reasons why some content of a remote is not listed. */
-function Problems(props: {
-  remote: IKnownRemote;
-  context: IPanelContext;
-}): JSX.Element | null {
-  const { remote, context } = props;
-  const { trans } = context;
+function Problems({ remote }: { remote: IKnownRemote }) {
   const texts = [
-    ...(remote.problem ? [explain(remote.problem, trans).join(' ')] : []),
+    ...(remote.problem ? [explain(remote.problem).join(' ')] : []),
     ...(remote.listing?.unreadable ?? [])
   ];
   return texts.length === 0 ? null : (

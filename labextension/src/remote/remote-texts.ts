@@ -1,8 +1,10 @@
 // All texts for users about remotes. Pure functions.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-
-import type { IFetchEstimate, ISnapshot, IUpload } from '../shared/records';
+import type {
+  FetchEstimate,
+  SnapshotView,
+  UploadView
+} from '../shared/records';
 import {
   formatAge,
   formatBytes,
@@ -11,9 +13,10 @@ import {
 } from '../shared/format';
 import type { IRemoteChoice } from './remotes';
 import { explain } from '../shared/texts';
+import { trans } from '../shared/translation';
 
 /** The states of uploads, the most important first. */
-const BY_WEIGHT: readonly IUpload['state'][] = [
+const BY_WEIGHT: readonly UploadView['state'][] = [
   'failed',
   'uploading',
   'waiting',
@@ -21,8 +24,8 @@ const BY_WEIGHT: readonly IUpload['state'][] = [
 ];
 
 /** Return the upload that a snapshot's badge shows; null if the snapshot is uploaded to no remote. */
-export function weightiest(uploads: readonly IUpload[]): IUpload | null {
-  return uploads.reduce<IUpload | null>(
+export function weightiest(uploads: readonly UploadView[]): UploadView | null {
+  return uploads.reduce<UploadView | null>(
     (found, one) =>
       found && BY_WEIGHT.indexOf(found.state) <= BY_WEIGHT.indexOf(one.state)
         ? found
@@ -32,7 +35,7 @@ export function weightiest(uploads: readonly IUpload[]): IUpload | null {
 }
 
 /** Return the state of an upload in a word or two. */
-export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
+export function uploadLabel(upload: UploadView): string {
   switch (upload.state) {
     case 'uploading':
       return upload.total_bytes > 0
@@ -48,12 +51,9 @@ export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
 }
 
 /** Return the state of an upload in a sentence, with the remote and the error. */
-export function uploadCaption(
-  upload: IUpload,
-  trans: TranslationBundle
-): string {
+export function uploadCaption(upload: UploadView): string {
   const { remote, state, done_bytes, total_bytes, error } = upload;
-  const texts: Record<IUpload['state'], string> = {
+  const texts: Record<UploadView['state'], string> = {
     uploading: trans.__(
       'Uploading to %1: %2 of %3.',
       remote,
@@ -64,16 +64,16 @@ export function uploadCaption(
     failed: trans.__('Not uploaded to %1.', remote),
     uploaded: trans.__('Uploaded to %1.', remote)
   };
-  const reason = error ? explain(error, trans) : [];
-  return [texts[state] ?? remote, ...reason].join(' ');
+  const reason = error ? explain(error) : [];
+  return [texts[state], ...reason].join(' ');
 }
 
 /** Return a text about the place of a snapshot's content and the states of its uploads; '' if it is uploaded to no remote. */
-export function uploadsCaption(
-  { uploads, remote_only }: Pick<ISnapshot, 'uploads' | 'remote_only'>,
-  trans: TranslationBundle
-): string {
-  const found = uploads.map(upload => uploadCaption(upload, trans));
+export function uploadsCaption({
+  uploads,
+  remote_only
+}: Pick<SnapshotView, 'uploads' | 'remote_only'>): string {
+  const found = uploads.map(upload => uploadCaption(upload));
   if (remote_only !== null) {
     found.unshift(
       remote_only
@@ -85,10 +85,10 @@ export function uploadsCaption(
 }
 
 /** Return a sentence about what happens to the copies in remotes of a deleted snapshot; '' if no remote has one. */
-export function copiesOfDeleted(
-  { uploads, pinned }: Pick<ISnapshot, 'uploads' | 'pinned'>,
-  trans: TranslationBundle
-): string {
+export function copiesOfDeleted({
+  uploads,
+  pinned
+}: Pick<SnapshotView, 'uploads' | 'pinned'>): string {
   const remotes = uploads
     .filter(({ state }) => state === 'uploaded')
     .map(({ remote }) => remote);
@@ -107,18 +107,12 @@ export function copiesOfDeleted(
 }
 
 /** Return the name of a remote session for users. */
-export function remoteTitle(
-  { session, snapshot }: IRemoteChoice,
-  trans: TranslationBundle
-): string {
-  return snapshot.title || session.title || nameOfPath(session.path, trans);
+export function remoteTitle({ session, snapshot }: IRemoteChoice): string {
+  return snapshot.title || session.title || nameOfPath(session.path);
 }
 
 /** Return a text about the size of a fetch. */
-export function movedText(
-  { move_bytes, here_bytes }: IFetchEstimate,
-  trans: TranslationBundle
-): string {
+export function movedText({ move_bytes, here_bytes }: FetchEstimate): string {
   return here_bytes > 0
     ? trans.__(
         '%1 to download; %2 already on this machine.',
@@ -129,10 +123,7 @@ export function movedText(
 }
 
 /** Return a text about a snapshot's machine, its age and the memory that its kernel needs. */
-export function originText(
-  { session, snapshot }: IFetchEstimate,
-  trans: TranslationBundle
-): string {
+export function originText({ session, snapshot }: FetchEstimate): string {
   return trans.__(
     'Saved on %1 %2, with %3 of memory.',
     session.host_name || trans.__('an unnamed machine'),
@@ -141,6 +132,6 @@ export function originText(
   );
 }
 
-function share({ done_bytes, total_bytes }: IUpload): string {
+function share({ done_bytes, total_bytes }: UploadView): string {
   return formatShare(Math.min(done_bytes, total_bytes), total_bytes);
 }

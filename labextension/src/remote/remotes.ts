@@ -1,15 +1,14 @@
 // The snapshots in remotes, requested when a user looks at them.
 
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs, GpuCkptError } from '../shared/api';
 import type {
-  IRemoteListing,
-  IRemoteSession,
-  IRemoteSnapshot,
-  IRemote
+  RemoteListing,
+  ListedSession,
+  ListedSnapshot,
+  RemoteState
 } from '../shared/records';
 
 /** The age in milliseconds up to which an answer is used again: a request to a remote takes long and may cost money. */
@@ -18,25 +17,23 @@ const FRESH = 300000;
 /** A remote with its list, or with the error of the last request; both are null during the first request. */
 export interface IKnownRemote {
   name: string;
-  listing: IRemoteListing | null;
+  listing: RemoteListing | null;
   problem: GpuCkptError | null;
 }
 
 /** A remote session that can be fetched. */
 export interface IRemoteChoice {
   remote: string;
-  session: IRemoteSession;
+  session: ListedSession;
   /** The newest snapshot of the session. */
-  snapshot: IRemoteSnapshot;
+  snapshot: ListedSnapshot;
 }
 
 export class Remotes {
   constructor(private readonly _api: GpuCkptApi) {}
 
   /** A signal for every new answer about a remote. */
-  get changed(): ISignal<this, void> {
-    return this._changed;
-  }
+  readonly changed = new Signal<this, void>(this);
 
   /** The known remotes; empty if none is configured, and before the first `look`. */
   get known(): readonly IKnownRemote[] {
@@ -59,21 +56,18 @@ export class Remotes {
   refresh(): Promise<void> {
     this._asking ??= this._ask().finally(() => {
       this._asking = null;
-      this._changed.emit();
+      this.changed.emit();
     });
-    this._changed.emit();
+    this.changed.emit();
     return this._asking;
   }
 
   private async _ask(): Promise<void> {
-    let remotes: IRemote[];
+    let remotes: RemoteState[];
     try {
       remotes = await this._api.remotes();
     } catch (error) {
-      // A server without these routes has no remotes. The list of snapshots reports any other error.
-      if (isOurs(error) && error.code === GpuCkptError.NO_EXTENSION) {
-        this._known = [];
-      }
+      asOurs(error); // the list of snapshots reports it
       return;
     }
     this._lookedAt = performance.now();
@@ -86,31 +80,30 @@ export class Remotes {
           problem: null
         }
     );
-    this._changed.emit();
+    this.changed.emit();
     await Promise.all(remotes.map(remote => this._askOne(remote)));
   }
 
-  private async _askOne({ name, refusals }: IRemote): Promise<void> {
+  private async _askOne({ name, refusals }: RemoteState): Promise<void> {
     const learnt: IKnownRemote = { name, listing: null, problem: null };
     try {
       if (refusals.length > 0) {
         const message = refusals.join(' ');
-        throw new GpuCkptError({ message, code: 'remote_refused', hint: null });
+        throw new GpuCkptError({ message, code: 'remote_refused' });
       }
       learnt.listing = await this._api.remoteSessions(name);
     } catch (error) {
-      learnt.problem = isOurs(error) ? error : null;
+      learnt.problem = asOurs(error);
     }
     this._known = this._known.map(known =>
       known.name === name ? learnt : known
     );
-    this._changed.emit();
+    this.changed.emit();
   }
 
   private _known: readonly IKnownRemote[] = [];
   private _asking: Promise<void> | null = null;
   private _lookedAt = -Infinity;
-  private readonly _changed = new Signal<this, void>(this);
 }
 
 /**
@@ -153,11 +146,4 @@ export function elsewhere(
       rank(one) - rank(other) ||
       other.snapshot.created - one.snapshot.created
   );
-}
-
-function isOurs(error: unknown): error is GpuCkptError {
-  if (!(error instanceof GpuCkptError)) {
-    throw error;
-  }
-  return true;
 }

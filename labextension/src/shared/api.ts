@@ -5,24 +5,24 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { JSONObject, JSONValue } from '@lumino/coreutils';
 
 import type {
-  IChanges,
-  IComparison,
+  Changes,
+  Comparison,
   IErrorRecord,
-  IFetchEstimate,
-  IKernel,
-  INotice,
+  FetchEstimate,
+  KernelView,
+  NoticeView,
   IOperation,
-  IProgress,
-  IPruneReport,
-  IRemote,
-  IRemoteListing,
+  ProgressRecord,
+  PruneReport,
+  RemoteState,
+  RemoteListing,
   IRemotePlace,
   IRetention,
-  IShutDown,
-  ISnapshot,
-  IStore,
+  ShutDownView,
+  SnapshotView,
+  StoreView,
   IStoredNotebook,
-  IVerification,
+  Verification,
   OperationKind,
   SnapshotChanges
 } from './records';
@@ -72,6 +72,14 @@ export class GpuCkptError extends Error implements IErrorRecord {
   static readonly KERNEL_NOT_FOUND = 'kernel_not_found';
 }
 
+/** Return an error of the server or of the connection. Throw any other: it is a defect of this page. */
+export function asOurs(error: unknown): GpuCkptError {
+  if (!(error instanceof GpuCkptError)) {
+    throw error;
+  }
+  return error;
+}
+
 /**
  * Send the server a request and return its answer.
  *
@@ -92,7 +100,6 @@ export async function request<T>(
     throw new GpuCkptError({
       message: 'The Jupyter server does not answer.',
       code: GpuCkptError.UNREACHABLE,
-      hint: null,
       details: String(error)
     });
   }
@@ -108,7 +115,6 @@ export async function request<T>(
           code: NOT_OURS.includes(response.status)
             ? GpuCkptError.NO_EXTENSION
             : `http_${response.status}`,
-          hint: null,
           details: text
         }
   );
@@ -122,12 +128,12 @@ export class GpuCkptApi {
   ) {}
 
   /** Return all kernels of this server. */
-  async kernels(): Promise<IKernel[]> {
-    return (await this._get<{ kernels: IKernel[] }>('kernels')).kernels;
+  async kernels(): Promise<KernelView[]> {
+    return (await this._get<{ kernels: KernelView[] }>('kernels')).kernels;
   }
 
   /** Return one kernel. */
-  kernel(kernelId: string): Promise<IKernel> {
+  kernel(kernelId: string): Promise<KernelView> {
     return this._get(at`kernels/${kernelId}`);
   }
 
@@ -171,8 +177,8 @@ export class GpuCkptApi {
   }
 
   /** Return the kernels whose shutdown can be undone. */
-  async shutDowns(): Promise<IShutDown[]> {
-    return (await this._get<{ kernels: IShutDown[] }>('shut_down')).kernels;
+  async shutDowns(): Promise<ShutDownView[]> {
+    return (await this._get<{ kernels: ShutDownView[] }>('shut_down')).kernels;
   }
 
   /** Let the process run on that a kernel had before its last restart, in place of the new one. */
@@ -188,7 +194,7 @@ export class GpuCkptApi {
   /** Wait for the end of an operation; repeat the request if the server does not answer for a while, e.g. during a restart. */
   async finish(
     operation: IOperation,
-    onProgress?: (progress: IProgress) => void
+    onProgress?: (progress: ProgressRecord) => void
   ): Promise<IOperation> {
     const wait = onProgress ? WATCH_SECONDS : WAIT_SECONDS;
     const path = `${at`operations/${operation.operation_id}`}?wait=${wait}`;
@@ -212,12 +218,13 @@ export class GpuCkptApi {
   }
 
   /** Return the user's snapshots, newest first. */
-  async snapshots(): Promise<ISnapshot[]> {
-    return (await this._get<{ snapshots: ISnapshot[] }>('snapshots')).snapshots;
+  async snapshots(): Promise<SnapshotView[]> {
+    return (await this._get<{ snapshots: SnapshotView[] }>('snapshots'))
+      .snapshots;
   }
 
   /** Change a snapshot's title, note or pin. */
-  change(snapshotId: string, changes: SnapshotChanges): Promise<ISnapshot> {
+  change(snapshotId: string, changes: SnapshotChanges): Promise<SnapshotView> {
     return this._send('PATCH', at`snapshots/${snapshotId}`, changes);
   }
 
@@ -227,18 +234,18 @@ export class GpuCkptApi {
   }
 
   /** Undo a snapshot's deletion. */
-  undelete(snapshotId: string): Promise<ISnapshot> {
+  undelete(snapshotId: string): Promise<SnapshotView> {
     return this._send('POST', at`snapshots/${snapshotId}/undelete`, {});
   }
 
   /** Delete, for good, the snapshots that a policy does not keep; with `dryRun` only list them. */
-  prune(policy: IRetention, dryRun: boolean): Promise<IPruneReport> {
+  prune(policy: IRetention, dryRun: boolean): Promise<PruneReport> {
     const body = { policy: { ...policy }, dry_run: dryRun };
     return this._send('POST', 'snapshots/prune', body);
   }
 
   /** Read all of a snapshot and compare it with its digests. */
-  verify(snapshotId: string): Promise<IVerification> {
+  verify(snapshotId: string): Promise<Verification> {
     return this._send('POST', at`snapshots/${snapshotId}/verify`, {});
   }
 
@@ -262,7 +269,7 @@ export class GpuCkptApi {
   }
 
   /** Return the changes, since a snapshot, of the files that its kernel had open. */
-  changes(snapshotId: string): Promise<IChanges> {
+  changes(snapshotId: string): Promise<Changes> {
     return this._get(at`snapshots/${snapshotId}/changes`);
   }
 
@@ -272,51 +279,44 @@ export class GpuCkptApi {
   }
 
   /** Compare a snapshot's variables with those of a kernel now. */
-  compare(snapshotId: string, kernelId: string): Promise<IComparison> {
+  compare(snapshotId: string, kernelId: string): Promise<Comparison> {
     const path = at`snapshots/${snapshotId}/compare`;
     return this._get(`${path}${at`?kernel_id=${kernelId}`}`);
   }
 
   /** Return the remotes in their last known state; the server sends no request to any of them. */
-  async remotes(): Promise<IRemote[]> {
-    return (await this._get<{ remotes: IRemote[] }>('remotes')).remotes;
+  async remotes(): Promise<RemoteState[]> {
+    return (await this._get<{ remotes: RemoteState[] }>('remotes')).remotes;
   }
 
   /** Return the snapshots in a remote, by session. */
-  remoteSessions(remote: string): Promise<IRemoteListing> {
+  remoteSessions(remote: string): Promise<RemoteListing> {
     return this._get(at`remotes/${remote}/sessions`);
   }
 
   /** Return the size of a fetch, and the obstacles to resuming the kernel here. */
-  fetchEstimate(place: IRemotePlace): Promise<IFetchEstimate> {
+  fetchEstimate(place: IRemotePlace): Promise<FetchEstimate> {
     return this._get(
       `${remotePath(place)}${at`?session_id=${place.sessionId}`}`
     );
   }
 
-  /**
-   * Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `takeOver`: even if another machine runs its
-   * session.
-   */
+  /** Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `take_over`: even if another machine runs its session. */
   fetch(
     place: IRemotePlace,
-    force: boolean,
-    takeOver = false
+    options: { force: boolean; take_over?: boolean }
   ): Promise<IOperation> {
-    const body: JSONObject = { session_id: place.sessionId, force };
-    if (takeOver) {
-      body.take_over = true;
-    }
+    const body = { session_id: place.sessionId, ...options };
     return this._send('POST', `${remotePath(place)}/fetch`, body);
   }
 
   /** Return the notices that this machine will go. */
-  async notices(): Promise<INotice[]> {
-    return (await this._get<{ notices: INotice[] }>('notices')).notices;
+  async notices(): Promise<NoticeView[]> {
+    return (await this._get<{ notices: NoticeView[] }>('notices')).notices;
   }
 
   /** Return the disk use of the store. */
-  store(): Promise<IStore> {
+  store(): Promise<StoreView> {
     return this._get('store');
   }
 
@@ -356,11 +356,9 @@ function isUnreachable(error: unknown): boolean {
   );
 }
 
-function isErrorRecord(body: JSONValue | undefined): body is JSONObject & {
-  message: string;
-  code: string;
-  hint: string | null;
-} {
+function isErrorRecord(
+  body: JSONValue | undefined
+): body is JSONObject & IErrorRecord {
   const record = body as Partial<IErrorRecord> | null | undefined;
   return typeof record?.message === 'string' && typeof record.code === 'string';
 }

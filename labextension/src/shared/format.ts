@@ -1,7 +1,7 @@
 // Texts for sizes, times and names. Pure functions.
 
 import { PathExt, Time } from '@jupyterlab/coreutils';
-import type { TranslationBundle } from '@jupyterlab/translation';
+import { trans } from './translation';
 
 /** Format a size in decimal units with three digits: "412 MB". */
 export function formatBytes(bytes: number): string {
@@ -61,7 +61,7 @@ export function formatShare(part: number, whole: number): string {
 const CONSOLE = /^console-(\d+)-[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/;
 
 /** Return the last part of a notebook's path, or the name of a console. */
-export function nameOfPath(path: string, trans: TranslationBundle): string {
+export function nameOfPath(path: string): string {
   const name = PathExt.basename(path);
   const number = CONSOLE.exec(name)?.[1];
   return number ? trans.__('Console %1', number) : name || trans.__('Unnamed');

@@ -5,7 +5,7 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { ISignal } from '@lumino/signaling';
 import type { Widget } from '@lumino/widgets';
 
-import type { IKernelStates } from './tokens';
+import type { IKernelStates, IUserSettings } from './tokens';
 
 /** How long a server that holds documents may take to save one, in milliseconds. */
 const SERVER_SAVES = 5000;
@@ -30,11 +30,12 @@ export function hasSession<T extends Widget>(
   return !!widget && 'sessionContext' in widget;
 }
 
-/** Call `react` now and after every possible change of the panel's kernel, until the panel is closed. */
+/** Call `react` now, after every possible change of the panel's kernel and of the settings, until the panel is closed. */
 export function watchKernel(
   panel: ISessionPanel,
   states: IKernelStates,
-  react: () => void
+  react: () => void,
+  settings?: IUserSettings
 ): void {
   const onChanged = (_: IKernelStates, kernelId: string) => {
     if (kernelId === '' || kernelId === kernelIdOf(panel)) {
@@ -42,12 +43,14 @@ export function watchKernel(
     }
   };
   states.changed.connect(onChanged);
+  settings?.changed.connect(react);
   const { kernelChanged, statusChanged, connectionStatusChanged } =
     panel.sessionContext;
   const signals = [kernelChanged, statusChanged, connectionStatusChanged];
   signals.forEach(signal => signal.connect(react));
   panel.disposed.connect(() => {
     states.changed.disconnect(onChanged);
+    settings?.changed.disconnect(react);
     signals.forEach(signal => signal.disconnect(react));
   });
   react();

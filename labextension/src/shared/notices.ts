@@ -1,10 +1,11 @@
 // The common form of all notifications: the message, a remedy, and a button for the details.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { GpuCkptError } from './api';
+import { asOurs, GpuCkptError } from './api';
+import { showDetails } from './dialogs';
 import { explain } from './texts';
+import { trans } from './translation';
 
 /** How long a notification with "Undo" is shown, in milliseconds. */
 export const SHOW_UNDO = 30000;
@@ -20,17 +21,43 @@ const LONGEST = 140;
 export function tellFailure(
   id: string,
   headline: string,
-  error: GpuCkptError,
-  trans: TranslationBundle
+  error: GpuCkptError
 ): void {
   if (error.code === GpuCkptError.CANCELLED) {
     conclude(id, headline, 'warning');
     return;
   }
-  const sentences = explain(error, trans);
+  const sentences = explain(error);
   conclude(id, failureText(headline, sentences), 'error', [
-    detailsAction(headline, sentences, error, trans)
+    detailsAction(headline, sentences, error)
   ]);
+}
+
+/** Return the result of a task; null if it failed, of which the user is notified. */
+export async function orTell<T>(
+  headline: string,
+  task: () => Promise<T>
+): Promise<T | null> {
+  try {
+    return await task();
+  } catch (error) {
+    tellFailure('', headline, asOurs(error));
+    return null;
+  }
+}
+
+/** Return the result of a task, during which a notification says that it has started. The task replaces it by that of the end. */
+export async function during<T>(
+  started: string,
+  task: (id: string) => Promise<T>
+): Promise<T> {
+  const id = Notification.emit(started, 'in-progress', { autoClose: false });
+  try {
+    return await task(id);
+  } catch (error) {
+    Notification.dismiss(id);
+    throw error;
+  }
 }
 
 /** Return the headline with cause and hint. If that is too long, the cause is shortened, so that the hint is visible. */
@@ -49,11 +76,10 @@ export function tellWithDetails(
   id: string,
   message: string,
   sentences: string[],
-  trans: TranslationBundle,
   untilDismissed = false,
   text = message
 ): string {
-  const actions = [detailsAction(message, sentences, null, trans)];
+  const actions = [detailsAction(message, sentences, null)];
   return conclude(id, text, 'warning', actions, untilDismissed);
 }
 
@@ -81,14 +107,10 @@ export function conclude(
 function detailsAction(
   title: string,
   sentences: string[],
-  error: GpuCkptError | null,
-  trans: TranslationBundle
+  error: GpuCkptError | null
 ): Notification.IAction {
   return {
     label: trans.__('Details'),
-    callback: async () => {
-      const { showDetails } = await import('./details');
-      await showDetails(title, sentences, error, trans);
-    }
+    callback: () => void showDetails(title, sentences, error)
   };
 }

@@ -1,14 +1,19 @@
 // Runs operations and notifies the user of their progress and end, in this tab only; optionally also of the ends of others.
 
 import { Notification } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
-import { GpuCkptError } from './api';
+import { asOurs, GpuCkptError } from './api';
+import { mayResumeAnyway, mayTakeOver } from './dialogs';
 import { nameOfPath } from './format';
 import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
-import type { IEnd, IOperation, IProgress, OperationKind } from './records';
+import type {
+  IEnd,
+  IOperation,
+  ProgressRecord,
+  OperationKind
+} from './records';
 import {
   doneText,
   failedText,
@@ -17,6 +22,7 @@ import {
   startedText
 } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
+import { trans } from './translation';
 
 /** The kinds of operations that the server carries out by operations of other kinds. */
 const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
@@ -33,19 +39,38 @@ const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
 /** What the user waits for before doing something else, so that its end is always told, until it is dismissed. */
 const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
 
+/** The refusals after which a user may want to go on all the same, by their code: the question, and the field of the request that says so. */
+const WAYS_ON: Record<
+  string,
+  {
+    /** The operations for which that is possible; all if not given. */
+    kinds?: OperationKind[];
+    ask: (name: string, refusal: GpuCkptError) => Promise<boolean>;
+    answer: JSONObject;
+  }
+> = {
+  [GpuCkptError.FILES_CHANGED]: {
+    ask: mayResumeAnyway,
+    answer: { force: true }
+  },
+  [GpuCkptError.SESSION_HELD]: {
+    kinds: ['resume', 'fetch'],
+    ask: mayTakeOver,
+    answer: { take_over: true }
+  }
+};
+
 export interface IRunOptions {
   /** What is done before the request, while the notification is shown already. */
   before?: () => Promise<unknown>;
   body?: JSONObject;
   undo?: () => Promise<void>;
-  otherwise?: (error: GpuCkptError) => Promise<JSONObject | null>;
 }
 
 export class Operations {
   constructor(
     private readonly _states: IKernelStates,
-    private readonly _settings: IUserSettings,
-    private readonly _trans: TranslationBundle
+    private readonly _settings: IUserSettings
   ) {
     _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
     _states.changed.connect((_, kernelId) => this._withdrawMoved(kernelId));
@@ -53,7 +78,6 @@ export class Operations {
 
   /**
    * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
-   * `otherwise`: returns, after an error, further fields of the body with which to try again, or null.
    *
    * @returns the operation, or null if it failed, of which the user is notified.
    */
@@ -61,7 +85,7 @@ export class Operations {
     kind: OperationKind,
     kernelId: string,
     name: string,
-    { before, body, undo, otherwise }: IRunOptions = {}
+    { before, body, undo }: IRunOptions = {}
   ): Promise<IOperation | null> {
     return this._tell(
       kind,
@@ -69,10 +93,8 @@ export class Operations {
       async follow => {
         follow(kernelId);
         await before?.();
-        return this._asking(
-          name,
-          answers => this._states.run(kind, kernelId, { ...body, ...answers }),
-          otherwise
+        return this._asking(kind, name, answers =>
+          this._states.run(kind, kernelId, { ...body, ...answers })
         );
       },
       undo
@@ -83,7 +105,7 @@ export class Operations {
   branch(snapshotId: string, name: string): Promise<IOperation | null> {
     return this._tell('branch', name, follow => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      return this._asking(name, answers =>
+      return this._asking('branch', name, answers =>
         this._states.branch(snapshotId, onStarted, '', answers)
       );
     });
@@ -91,11 +113,13 @@ export class Operations {
 
   /** Follow the fetch of a snapshot of the notebook `name`; return as `run` does. */
   fetch(
-    started: Promise<IOperation>,
+    start: (answers: JSONObject) => Promise<IOperation>,
     name: string
   ): Promise<IOperation | null> {
     return this._tell('fetch', name, (_, show) =>
-      this._states.finish(started, show)
+      this._asking('fetch', name, answers =>
+        this._states.finish(start(answers), show)
+      )
     );
   }
 
@@ -107,7 +131,7 @@ export class Operations {
   ): Promise<IOperation | null> {
     return this._tell('resume', name, async follow => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      const made = await this._asking(name, answers =>
+      const made = await this._asking('branch', name, answers =>
         this._states.branch(snapshotId, onStarted, path, answers)
       );
       return { ...made, kind: 'resume' };
@@ -121,40 +145,29 @@ export class Operations {
 
   /** Start an operation, again after each refusal to which the user has answered that it is to go on. */
   private async _asking(
+    kind: OperationKind,
     name: string,
-    start: (answers: JSONObject) => Promise<IOperation>,
-    otherwise?: IRunOptions['otherwise']
+    start: (answers: JSONObject) => Promise<IOperation>
   ): Promise<IOperation> {
     let answers: JSONObject = {};
     for (;;) {
       try {
         return await start(answers);
       } catch (error) {
-        if (!(error instanceof GpuCkptError)) {
+        const refusal = asOurs(error);
+        const way = WAYS_ON[refusal.code];
+        if (!way || way.kinds?.includes(kind) === false) {
           throw error;
         }
-        const more =
-          error.code === GpuCkptError.FILES_CHANGED
-            ? await this._mayGoOn(error, name)
-            : await otherwise?.(error);
-        if (!more) {
-          throw error;
+        if (!(await way.ask(name, refusal))) {
+          throw new GpuCkptError({
+            ...refusal,
+            code: GpuCkptError.CANCELLED
+          });
         }
-        answers = { ...answers, ...more };
+        answers = { ...answers, ...way.answer };
       }
     }
-  }
-
-  /** After the refusal of files that changed: the field that goes on all the same, if the user wants that. */
-  private async _mayGoOn(
-    error: GpuCkptError,
-    name: string
-  ): Promise<JSONObject> {
-    const { mayResumeAnyway } = await import('./files-dialog');
-    if (await mayResumeAnyway(name, error, this._trans)) {
-      return { force: true };
-    }
-    throw new GpuCkptError({ ...error, code: GpuCkptError.CANCELLED });
   }
 
   private async _tell(
@@ -162,19 +175,18 @@ export class Operations {
     name: string,
     start: (
       follow: (kernelId: string) => void,
-      show: (progress: IProgress) => void
+      show: (progress: ProgressRecord) => void
     ) => Promise<IOperation>,
     undo?: () => Promise<void>
   ): Promise<IOperation | null> {
-    const trans = this._trans;
-    const started = startedText(kind, name, trans);
+    const started = startedText(kind, name);
     const quiet = this._settings.choices.notifications === 'failures';
     const id = quiet
       ? ''
       : Notification.emit(started, 'in-progress', { autoClose: false });
     let followed = '';
-    const show = (progress: IProgress, left = '') => {
-      const message = [started, progressText(progress, trans), left];
+    const show = (progress: ProgressRecord, left = '') => {
+      const message = [started, progressText(progress), left];
       Notification.update({ id, message: message.filter(Boolean).join(' ') });
     };
     const pace = new Pace();
@@ -191,7 +203,7 @@ export class Operations {
       const operation = this._states.get(followed)?.operation;
       if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
         const left = pace.of(operation)?.left ?? null;
-        show(operation.progress, leftText(left, trans));
+        show(operation.progress, leftText(left));
         if (kind in CAN_BE_CANCELED) {
           Notification.update({ id, actions: [cancel] });
         }
@@ -202,14 +214,14 @@ export class Operations {
       const operation = await start(kernelId => {
         followed = kernelId;
       }, show);
-      this._tellSuccess(id, doneText(operation, name, trans), operation, undo);
+      this._tellSuccess(id, doneText(operation, name), operation, undo);
       return operation;
     } catch (error) {
       if (!(error instanceof GpuCkptError)) {
         Notification.dismiss(id);
         throw error;
       }
-      tellFailure(id, failedText(kind, name, error, trans), error, trans);
+      tellFailure(id, failedText(kind, name, error), error);
       return null;
     } finally {
       this._states.changed.disconnect(showProgress);
@@ -227,13 +239,13 @@ export class Operations {
     ) {
       return;
     }
-    const name = nameOfPath(end.name, this._trans);
+    const name = nameOfPath(end.name);
     if (end.state === 'succeeded') {
-      this._tellSuccess('', doneText(end, name, this._trans), end);
+      this._tellSuccess('', doneText(end, name), end);
     } else if (end.error) {
       const error = new GpuCkptError(end.error);
-      const text = failedText(end.kind, name, error, this._trans);
-      tellFailure('', text, error, this._trans);
+      const text = failedText(end.kind, name, error);
+      tellFailure('', text, error);
     }
   }
 
@@ -251,21 +263,19 @@ export class Operations {
     if (IS_AWAITED[kind]) {
       const shown =
         warnings.length > 0
-          ? tellWithDetails(id, message, warnings, this._trans, true)
+          ? tellWithDetails(id, message, warnings, true)
           : conclude(id, message, 'success', [], true);
       this._moved.set(kernel_id, shown);
     } else if (warnings.length > 0) {
       // The first warning is shown at once, because it may name a file that the next cell reads.
       const text = failureText(message, warnings.slice(0, 1));
-      tellWithDetails(id, message, warnings, this._trans, false, text);
+      tellWithDetails(id, message, warnings, false, text);
     } else if (this._settings.choices.notifications !== 'failures') {
       conclude(
         id,
         message,
         'success',
-        undo
-          ? [{ label: this._trans.__('Undo'), callback: () => void undo() }]
-          : []
+        undo ? [{ label: trans.__('Undo'), callback: () => void undo() }] : []
       );
     }
   }

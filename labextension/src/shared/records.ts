@@ -11,36 +11,11 @@ import type {
   StoredNotebook
 } from './rest-types';
 
-export type {
-  Cause,
-  Changes as IChanges,
-  Comparison as IComparison,
-  RemoteListing as IRemoteListing,
-  FetchEstimate as IFetchEstimate,
-  FileChange as IChangedFile,
-  KernelState,
-  KernelView as IKernel,
-  ListedSession as IRemoteSession,
-  ListedSnapshot as IRemoteSnapshot,
-  NameUsage as IStoreShare,
-  NoticeView as INotice,
-  OperationKind,
-  ProgressRecord as IProgress,
-  PruneReport as IPruneReport,
-  RemoteState as IRemote,
-  ResultView as IResult,
-  RetentionPolicy as IExpiry,
-  ShutDownView as IShutDown,
-  SnapshotView as ISnapshot,
-  StoreView as IStore,
-  UploadView as IUpload,
-  Variable as IVariable,
-  Verification as IVerification
-} from './rest-types';
+export type * from './rest-types';
 
 /** An error of the server, or one that this page found itself. */
-export type IErrorRecord = Omit<ErrorView, 'details'> &
-  Partial<Pick<ErrorView, 'details'>>;
+export type IErrorRecord = Pick<ErrorView, 'message' | 'code'> &
+  Partial<ErrorView>;
 
 /** An operation (save, suspend, resume ...). It continues if its caller disconnects. */
 export interface IOperation extends OperationView {

@@ -1,6 +1,6 @@
 // The kinds of events in the server's event stream.
 
-import type { IEnd, IKernel, INotice, ISnapshotEvent } from './records';
+import type { IEnd, KernelView, NoticeView, ISnapshotEvent } from './records';
 
 const OURS = 'https://events.jupyter.org/jupyter_gpuckpt';
 
@@ -20,34 +20,21 @@ export interface IKernelAction {
 }
 
 /** Return whether `event` has a kernel's state. */
-export function isKernelEvent(event: object): event is IKernel {
-  return is(event, KERNEL_EVENT_SCHEMA, 'kernel_id', 'state');
-}
+export const isKernelEvent = having<KernelView>(KERNEL_EVENT_SCHEMA);
 
 /** Return whether `event` reports the end of an operation. */
-export function isEndEvent(event: object): event is IEnd {
-  return is(event, OPERATION_EVENT_SCHEMA, 'operation_id', 'kind', 'state');
-}
+export const isEndEvent = having<IEnd>(OPERATION_EVENT_SCHEMA);
 
 /** Return whether `event` reports a snapshot that was added, changed or removed. */
-export function isSnapshotEvent(event: object): event is ISnapshotEvent {
-  return is(event, SNAPSHOT_EVENT_SCHEMA, 'snapshot_id', 'change');
-}
+export const isSnapshotEvent = having<ISnapshotEvent>(SNAPSHOT_EVENT_SCHEMA);
 
 /** Return whether `event` is a notice that this machine will go, or its withdrawal. */
-export function isNoticeEvent(event: object): event is INotice {
-  return is(event, NOTICE_EVENT_SCHEMA, 'id', 'kind');
-}
+export const isNoticeEvent = having<NoticeView>(NOTICE_EVENT_SCHEMA);
 
 /** Return whether `event` reports an action on a kernel through Jupyter. */
-export function isKernelAction(event: object): event is IKernelAction {
-  return is(event, KERNEL_ACTION_SCHEMA, 'action');
-}
+export const isKernelAction = having<IKernelAction>(KERNEL_ACTION_SCHEMA);
 
-function is(event: object, schema: string, ...texts: string[]): boolean {
-  const record = event as Record<string, unknown>;
-  return (
-    record.schema_id === schema &&
-    texts.every(name => typeof record[name] === 'string')
-  );
+function having<T extends object>(schema: string) {
+  return (event: object): event is T =>
+    (event as { schema_id?: string }).schema_id === schema;
 }

@@ -1,24 +1,20 @@
 // All texts for users about kernels and operations. Pure functions.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-
 import { GpuCkptError } from './api';
 import { formatBytes, formatMoment, formatSeconds, nameOfPath } from './format';
 import type {
   IErrorRecord,
-  IKernel,
+  KernelView,
   IOperation,
-  IProgress,
+  ProgressRecord,
   KernelState,
   OperationKind
 } from './records';
 import type { IKernelStates } from './tokens';
+import { trans } from './translation';
 
 /** Return the name of a kernel's state. */
-export function stateLabel(
-  state: KernelState,
-  trans: TranslationBundle
-): string {
+export function stateLabel({ managed, state }: KernelView): string {
   const labels: Record<KernelState, string> = {
     starting: trans.__('Starting'),
     running: trans.__('Running'),
@@ -31,13 +27,13 @@ export function stateLabel(
     resuming: trans.__('Resuming'),
     lost: trans.__('Lost')
   };
-  return labels[state] ?? state;
+  return managed ? labels[state] : trans.__('Cannot be saved');
 }
 
 /** Return the meaning of a kernel's state, in a sentence. */
-export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
+export function stateCaption(kernel: KernelView) {
   if (!kernel.managed) {
-    return notManaged(kernel, trans);
+    return notManaged(kernel);
   }
   if (kernel.reason) {
     return [kernel.reason, kernel.hint].filter(Boolean).join(' ');
@@ -57,8 +53,8 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
 }
 
 /** Return the last error of a kernel, with the time of the attempt that failed. */
-export function lastErrorText(kernel: IKernel, trans: TranslationBundle) {
-  const caption = stateCaption(kernel, trans);
+export function lastErrorText(kernel: KernelView) {
+  const caption = stateCaption(kernel);
   // The kernel entered its state when the attempt failed. An attempt that runs now, and a session that was taken over, are later.
   return kernel.since > 0 && !kernel.operation && !kernel.taken_over
     ? trans.__('%1: %2', formatMoment(kernel.since), caption)
@@ -66,19 +62,20 @@ export function lastErrorText(kernel: IKernel, trans: TranslationBundle) {
 }
 
 /** Return the name of a kernel for users. */
-export function kernelName(kernel: IKernel, trans: TranslationBundle): string {
+export function kernelName(kernel: KernelView): string {
   return nameOfPath(
-    kernel.path || kernel.kernel_name || kernel.kernel_id.slice(0, 8),
-    trans
+    kernel.path || kernel.kernel_name || kernel.kernel_id.slice(0, 8)
   );
 }
 
 /** Return texts about a kernel's use of resources, e.g. "1.2 GB RAM", "3.4 GB GPU", "GPU 42% busy"; unknown values are left out. */
-export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
+export function usageTexts(kernel: KernelView) {
   const texts: string[] = [];
   if (kernel.state === 'suspended') {
     if (kernel.suspended_bytes > 0) {
-      texts.push(trans.__('%1 saved', formatBytes(kernel.suspended_bytes)));
+      texts.push(
+        trans.__('%1 of memory saved', formatBytes(kernel.suspended_bytes))
+      );
     }
     return texts;
   }
@@ -96,7 +93,7 @@ export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
 }
 
 /** Return the reason why a kernel is suspended although its user did not request it, in a sentence; empty if the user did. */
-function suspendedBecause(kernel: IKernel, trans: TranslationBundle): string {
+function suspendedBecause(kernel: KernelView): string {
   switch (kernel.suspend_cause) {
     case 'idle':
       return trans.__('The kernel was idle.');
@@ -112,13 +109,13 @@ function suspendedBecause(kernel: IKernel, trans: TranslationBundle): string {
 }
 
 /** Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. */
-export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
+export function suspendedTexts(kernel: KernelView) {
   const texts = [
     kernel.since > 0
       ? trans.__('Suspended since %1.', formatMoment(kernel.since))
       : trans.__('This kernel is suspended.')
   ];
-  const because = suspendedBecause(kernel, trans);
+  const because = suspendedBecause(kernel);
   if (because) {
     texts.push(because);
   }
@@ -126,9 +123,9 @@ export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
     const size = formatBytes(kernel.suspended_bytes);
     texts.push(
       kernel.resume_seconds === null
-        ? trans.__('%1 saved.', size)
+        ? trans.__('%1 of memory saved.', size)
         : trans.__(
-            '%1 saved. Resuming takes about %2.',
+            '%1 of memory saved. Resuming takes about %2.',
             size,
             formatSeconds(kernel.resume_seconds)
           )
@@ -145,7 +142,7 @@ export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
 }
 
 /** Return the progress of an operation in its stage, in percent; null: not known. */
-export function percentOf(progress: IProgress): number | null {
+export function percentOf(progress: ProgressRecord): number | null {
   const { done_bytes, total_bytes } = progress;
   return total_bytes
     ? Math.min(100, Math.floor((100 * done_bytes) / total_bytes))
@@ -153,7 +150,7 @@ export function percentOf(progress: IProgress): number | null {
 }
 
 /** Return the name of one of the server's stages. */
-function stageText(stage: string, trans: TranslationBundle): string {
+function stageText(stage: string): string {
   switch (stage) {
     case 'preflight':
       return trans.__('Checking');
@@ -195,45 +192,37 @@ function stageText(stage: string, trans: TranslationBundle): string {
 }
 
 /** Return the stage of an operation and its percentage, e.g. "Writing to disk 42%". */
-export function progressText(
-  progress: IProgress,
-  trans: TranslationBundle
-): string {
+export function progressText(progress: ProgressRecord): string {
   const percent = percentOf(progress);
-  return [
-    stageText(progress.stage, trans),
-    percent === null ? '' : `${percent}%`
-  ]
+  return [stageText(progress.stage), percent === null ? '' : `${percent}%`]
     .filter(Boolean)
     .join(' ');
 }
 
 /** Return a text about the time until the end of a stage; '' if that is not known or very short. */
-export function leftText(
-  seconds: number | null,
-  trans: TranslationBundle
-): string {
+export function leftText(seconds: number | null): string {
   return seconds !== null && seconds >= 2
     ? trans.__('(about %1 left)', formatSeconds(seconds))
     : '';
 }
 
 /** Return the text for a running operation on `name`. */
-export function startedText(
-  kind: OperationKind,
-  name: string,
-  trans: TranslationBundle
-): string {
+export function startedText(kind: OperationKind, name: string): string {
+  return trans.__('%1…', workText(kind, name));
+}
+
+/** Return the text for an operation on `name`, of which another text tells the state. */
+function workText(kind: OperationKind, name: string): string {
   const texts: Record<OperationKind, string> = {
-    save: trans.__('Saving %1…', name),
-    suspend: trans.__('Suspending %1…', name),
-    resume: trans.__('Resuming %1…', name),
-    park: trans.__('Parking %1…', name),
-    unpark: trans.__('Unparking %1…', name),
-    branch: trans.__('Branching %1…', name),
-    roll_back: trans.__('Restoring %1…', name),
-    fetch: trans.__('Fetching %1…', name),
-    move: trans.__('Moving %1…', name)
+    save: trans.__('Saving %1', name),
+    suspend: trans.__('Suspending %1', name),
+    resume: trans.__('Resuming %1', name),
+    park: trans.__('Parking %1', name),
+    unpark: trans.__('Unparking %1', name),
+    branch: trans.__('Branching %1', name),
+    roll_back: trans.__('Restoring %1', name),
+    fetch: trans.__('Fetching %1', name),
+    move: trans.__('Moving %1', name)
   };
   return texts[kind];
 }
@@ -241,11 +230,10 @@ export function startedText(
 /** Return the text for the result of a successful operation on `name`, with the memory that it freed. */
 export function doneText(
   { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
-  name: string,
-  trans: TranslationBundle
+  name: string
 ): string {
   if (result === null) {
-    return doneInShort(kind, name, trans);
+    return doneInShort(kind, name);
   }
   const seconds = formatSeconds(result.seconds);
   const gpu = formatBytes(result.gpu_bytes);
@@ -286,7 +274,7 @@ export function doneText(
       return trans.__(
         'Branched %1 into %2 in %3',
         name,
-        nameOfPath(path ?? '', trans),
+        nameOfPath(path ?? ''),
         seconds
       );
     case 'park':
@@ -297,7 +285,7 @@ export function doneText(
             gpu,
             seconds
           )
-        : doneInShort(kind, name, trans);
+        : doneInShort(kind, name);
     case 'fetch':
       return trans.__(
         'Fetched %1 in %3: %2',
@@ -313,15 +301,11 @@ export function doneText(
           )
         : trans.__('Moved %1. It is safe to close this machine.', name);
     case 'unpark':
-      return doneInShort(kind, name, trans);
+      return doneInShort(kind, name);
   }
 }
 
-function doneInShort(
-  kind: OperationKind,
-  name: string,
-  trans: TranslationBundle
-): string {
+function doneInShort(kind: OperationKind, name: string): string {
   const texts: Record<OperationKind, string> = {
     save: trans.__('Saved %1', name),
     suspend: trans.__('Suspended %1', name),
@@ -340,39 +324,16 @@ function doneInShort(
 export function failedText(
   kind: OperationKind,
   name: string,
-  error: IErrorRecord,
-  trans: TranslationBundle
+  { code }: IErrorRecord
 ): string {
-  if (error.code === GpuCkptError.CANCELLED) {
-    const cancelled: Record<OperationKind, string> = {
-      save: trans.__('Saving %1 was canceled', name),
-      suspend: trans.__('Suspending %1 was canceled', name),
-      resume: trans.__('Resuming %1 was canceled', name),
-      park: trans.__('Parking %1 was canceled', name),
-      unpark: trans.__('Unparking %1 was canceled', name),
-      branch: trans.__('Branching %1 was canceled', name),
-      roll_back: trans.__('Restoring %1 was canceled', name),
-      fetch: trans.__('Fetching %1 was canceled', name),
-      move: trans.__('Moving %1 was canceled', name)
-    };
-    return cancelled[kind];
-  }
-  const failed: Record<OperationKind, string> = {
-    save: trans.__('Saving %1 failed', name),
-    suspend: trans.__('Suspending %1 failed', name),
-    resume: trans.__('Resuming %1 failed', name),
-    park: trans.__('Parking %1 failed', name),
-    unpark: trans.__('Unparking %1 failed', name),
-    branch: trans.__('Branching %1 failed', name),
-    roll_back: trans.__('Restoring %1 failed', name),
-    fetch: trans.__('Fetching %1 failed', name),
-    move: trans.__('Moving %1 failed', name)
-  };
-  return failed[kind];
+  const work = workText(kind, name);
+  return code === GpuCkptError.CANCELLED
+    ? trans.__('%1 was canceled', work)
+    : trans.__('%1 failed', work);
 }
 
 /** Return the sentences about an error: its cause and a remedy. */
-export function explain(error: IErrorRecord, trans: TranslationBundle) {
+export function explain(error: IErrorRecord) {
   switch (error.code) {
     case GpuCkptError.UNREACHABLE:
       return [
@@ -393,8 +354,7 @@ export function explain(error: IErrorRecord, trans: TranslationBundle) {
 export function refusal(
   kind: OperationKind,
   kernelId: string | null,
-  states: IKernelStates,
-  trans: TranslationBundle
+  states: IKernelStates
 ): string | null {
   if (kernelId === null) {
     return trans.__('This notebook has no kernel.');
@@ -403,15 +363,15 @@ export function refusal(
   if (kernel === undefined) {
     const problem = states.problem(kernelId);
     return problem
-      ? explain(problem, trans).join(' ')
+      ? explain(problem).join(' ')
       : trans.__('The state of this kernel is not known yet.');
   }
   if (!kernel.managed) {
-    return notManaged(kernel, trans);
+    return notManaged(kernel);
   }
   const inFlight = states.inFlight(kernelId);
   if (inFlight !== null && !(inFlight === 'save' && kind === 'suspend')) {
-    return busyText(inFlight, trans);
+    return busyText(inFlight);
   }
   if (allowed[kind].includes(kernel.state)) {
     if (kernel.state === 'lost' && kernel.snapshot_id === null) {
@@ -438,7 +398,7 @@ export function refusal(
 }
 
 /** Return the text for a kernel on which an operation of this kind is in flight. */
-function busyText(kind: OperationKind, trans: TranslationBundle): string {
+function busyText(kind: OperationKind): string {
   const texts: Record<OperationKind, string> = {
     save: trans.__('Please wait: this kernel is being saved.'),
     suspend: trans.__('Please wait: this kernel is being suspended.'),
@@ -467,7 +427,7 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
   move: ['running', 'parked', 'suspended']
 };
 
-function notManaged(kernel: IKernel, trans: TranslationBundle): string {
+function notManaged(kernel: KernelView): string {
   const sentence = kernel.reason
     ? trans.__('This kernel cannot be saved: %1', kernel.reason)
     : trans.__('This kernel cannot be saved.');

@@ -1,7 +1,11 @@
-import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
+// The texts of this extension in the language of the page.
+
+import type { ITranslator } from '@jupyterlab/translation';
 import { nullTranslator } from '@jupyterlab/translation';
 
-/** Return the texts of this extension; without a translator they are English. */
-export function textsOf(translator: ITranslator | null): TranslationBundle {
-  return (translator ?? nullTranslator).load('jupyter_gpuckpt');
+export let trans = nullTranslator.load('jupyter_gpuckpt');
+
+/** Take the texts from JupyterLab's translator; without one they are English. */
+export function translate(translator: ITranslator | null): void {
+  trans = (translator ?? nullTranslator).load('jupyter_gpuckpt');
 }

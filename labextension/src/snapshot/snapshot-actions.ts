@@ -1,27 +1,29 @@
 // The actions of the commands on a snapshot, with their confirmation dialogs.
 
-import {
-  Dialog,
-  InputDialog,
-  Notification,
-  showDialog
-} from '@jupyterlab/apputils';
+import { Notification } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONObject } from '@lumino/coreutils';
 
-import { GpuCkptError } from '../shared/api';
+import { asOurs } from '../shared/api';
 import { copiesOfDeleted } from '../remote/remote-texts';
 import { nameOfPath } from '../shared/format';
 import type { KernelActions } from '../kernel/kernel-actions';
+import { agrees, askText } from '../shared/dialogs';
 import {
   conclude,
+  during,
+  orTell,
   SHOW_UNDO,
-  tellFailure,
   tellWithDetails
 } from '../shared/notices';
+import {
+  editNote,
+  mayGoBack,
+  showComparison,
+  showSnapshot
+} from './snapshot-dialogs';
 import type { Operations } from '../shared/operations';
-import type { ISnapshot, IStoredNotebook } from '../shared/records';
+import type { SnapshotView, IStoredNotebook } from '../shared/records';
 import type { SnapshotAction } from './snapshot-commands';
 import { snapshotTitle, verifiedText } from './snapshot-texts';
 import type { IOpenCells } from './stored-cells';
@@ -32,6 +34,7 @@ import type {
   IUserSettings
 } from '../shared/tokens';
 import type { Undo } from './undo';
+import { trans } from '../shared/translation';
 
 export class SnapshotActions {
   constructor(
@@ -42,30 +45,13 @@ export class SnapshotActions {
     private readonly _undo: Undo,
     private readonly _settings: IUserSettings,
     /** Returns the cells of an open notebook; null if there are none that a snapshot can replace. */
-    private readonly _cellsAt: (path: string) => IOpenCells | null,
-    private readonly _trans: TranslationBundle
+    private readonly _cellsAt: (path: string) => IOpenCells | null
   ) {}
 
-  /** The actions that the server does not support, because it is older than this page. */
-  readonly missing: ReadonlySet<SnapshotAction> = new Set();
-
   /** Carry out an action on a snapshot, and notify the user of the result. */
-  async run(action: SnapshotAction, snapshot: ISnapshot): Promise<void> {
-    try {
-      await this._do(action, snapshot);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      if (error.code === GpuCkptError.NO_EXTENSION) {
-        (this.missing as Set<SnapshotAction>).add(action);
-      }
-      const headline = this._failed(
-        action,
-        snapshotTitle(snapshot, this._trans)
-      );
-      tellFailure('', headline, error, this._trans);
-    }
+  async run(action: SnapshotAction, snapshot: SnapshotView): Promise<void> {
+    const headline = this._failed(action, snapshotTitle(snapshot));
+    await orTell(headline, () => this._do(action, snapshot));
   }
 
   /** Let the user choose an exported snapshot, and import it into the store. */
@@ -74,28 +60,17 @@ export class SnapshotActions {
     if (file === null) {
       return;
     }
-    const trans = this._trans;
-    const id = Notification.emit(
-      trans.__('Importing %1…', file.name),
-      'in-progress',
-      { autoClose: false }
+    await orTell(trans.__('Importing %1 failed', file.name), () =>
+      during(trans.__('Importing %1…', file.name), async id => {
+        await this._snapshots.import(file);
+        conclude(id, trans.__('Imported %1', file.name), 'success');
+      })
     );
-    try {
-      await this._snapshots.import(file);
-      conclude(id, trans.__('Imported %1', file.name), 'success');
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        Notification.dismiss(id);
-        throw error;
-      }
-      const headline = trans.__('Importing %1 failed', file.name);
-      tellFailure(id, headline, error, trans);
-    }
   }
 
   private async _do(
     action: SnapshotAction,
-    snapshot: ISnapshot
+    snapshot: SnapshotView
   ): Promise<void> {
     const { snapshot_id: id, kernel_id: kernelId } = snapshot;
     switch (action) {
@@ -110,13 +85,10 @@ export class SnapshotActions {
         return;
       case 'compare': {
         const comparison = await this._snapshots.api.compare(id, kernelId);
-        const { showComparison } = await import('./comparison');
-        return showComparison(snapshot, comparison, this._trans);
+        return showComparison(snapshot, comparison);
       }
-      case 'details': {
-        const { showSnapshot } = await import('./snapshot-details');
-        return showSnapshot(snapshot, this._trans);
-      }
+      case 'details':
+        return showSnapshot(snapshot);
       case 'rename':
         return this._rename(snapshot);
       case 'note':
@@ -132,7 +104,7 @@ export class SnapshotActions {
     }
   }
 
-  private async _goBack(snapshot: ISnapshot): Promise<void> {
+  private async _goBack(snapshot: SnapshotView): Promise<void> {
     const { snapshot_id, kernel_id } = snapshot;
     const kernel = this._states.get(kernel_id);
     const path = kernel?.path || snapshot.name;
@@ -146,20 +118,11 @@ export class SnapshotActions {
     const stored = cells ? await this._stored(snapshot_id) : null;
     const then = stored?.notebook?.cells ?? null;
     const differences =
-      cells && then
-        ? cellChangesText(cellChanges(then, cells.read()), this._trans)
-        : '';
+      cells && then ? cellChangesText(cellChanges(then, cells.read())) : '';
     let wanted = differences ? then : null;
     let body: JSONObject = { snapshot_id };
     if (!isPlain || this._settings.choices.confirmRollBack) {
-      const { mayGoBack } = await import('./roll-back');
-      const may = await mayGoBack(
-        snapshot,
-        changes,
-        stored,
-        differences,
-        this._trans
-      );
+      const may = await mayGoBack(snapshot, changes, stored, differences);
       if (!may.goBack) {
         return;
       }
@@ -174,10 +137,10 @@ export class SnapshotActions {
     if (cells?.isShared) {
       return this._restoreInCopy(snapshot);
     }
-    const name = this._trans.__(
+    const name = trans.__(
       '%1 to %2',
       this._notebook(snapshot),
-      snapshotTitle(snapshot, this._trans)
+      snapshotTitle(snapshot)
     );
     const before = cells?.read() ?? [];
     // The state of a kernel without a process is in a snapshot already.
@@ -203,19 +166,15 @@ export class SnapshotActions {
   }
 
   /** Restore a snapshot of a notebook that others have open: they keep its cells and its kernel as they are. */
-  private async _restoreInCopy(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const { button } = await showDialog({
-      title: trans.__('Restore %1 in a copy?', snapshotTitle(snapshot, trans)),
-      body: trans.__(
+  private async _restoreInCopy(snapshot: SnapshotView): Promise<void> {
+    const accepts = await agrees(
+      trans.__('Restore %1 in a copy?', snapshotTitle(snapshot)),
+      trans.__(
         'Others have this notebook open. It and its kernel stay as they are. The copy gets the snapshot’s cells and a kernel of its own.'
       ),
-      buttons: [
-        Dialog.cancelButton(),
-        Dialog.okButton({ label: trans.__('Restore') })
-      ]
-    });
-    if (button.accept) {
+      trans.__('Restore')
+    );
+    if (accepts) {
       await this._kernelActions.branchFrom(
         snapshot.snapshot_id,
         this._notebook(snapshot),
@@ -229,91 +188,74 @@ export class SnapshotActions {
     try {
       return await this._snapshots.api.storedNotebook(snapshotId);
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+      asOurs(error);
       return null;
     }
   }
 
-  private async _rename(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const { button, value } = await InputDialog.getText({
-      title: trans.__('Rename the Snapshot'),
-      label: trans.__('Name'),
-      text: snapshot.title,
-      okLabel: trans.__('Rename')
-    });
-    if (button.accept) {
-      const title = value?.trim() ?? '';
+  private async _rename(snapshot: SnapshotView): Promise<void> {
+    const title = await askText(
+      trans.__('Rename the Snapshot'),
+      trans.__('Name'),
+      trans.__('Rename'),
+      snapshot.title
+    );
+    if (title !== null) {
       await this._snapshots.change(snapshot.snapshot_id, { title });
     }
   }
 
-  private async _annotate(snapshot: ISnapshot): Promise<void> {
-    const { editNote } = await import('./note');
-    const note = await editNote(snapshot, this._trans);
+  private async _annotate(snapshot: SnapshotView): Promise<void> {
+    const note = await editNote(snapshot);
     if (note !== null) {
       await this._snapshots.change(snapshot.snapshot_id, { note });
     }
   }
 
-  private async _verify(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const name = snapshotTitle(snapshot, trans);
-    const id = Notification.emit(
-      trans.__('Verifying %1…', name),
-      'in-progress',
-      { autoClose: false }
-    );
-    try {
+  private async _verify(snapshot: SnapshotView): Promise<void> {
+    const name = snapshotTitle(snapshot);
+    await during(trans.__('Verifying %1…', name), async id => {
       const found = await this._snapshots.api.verify(snapshot.snapshot_id);
-      const text = verifiedText(name, found, trans);
+      const text = verifiedText(name, found);
       if (found.ok) {
         conclude(id, text, 'success');
       } else {
-        tellWithDetails(id, text, found.problems, trans);
+        tellWithDetails(id, text, found.problems);
       }
-    } catch (error) {
-      Notification.dismiss(id);
-      throw error;
-    }
+    });
   }
 
   /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
-  private async _export(snapshot: ISnapshot): Promise<void> {
+  private async _export(snapshot: SnapshotView): Promise<void> {
     const link = document.createElement('a');
-    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot, this._trans)}`;
+    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;
     link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
     link.download = '';
     document.body.appendChild(link);
     link.click();
     link.remove();
     Notification.info(
-      this._trans.__(
+      trans.__(
         'Exporting %1: your browser downloads it. The file contains everything that is in the kernel’s memory.',
-        snapshotTitle(snapshot, this._trans)
+        snapshotTitle(snapshot)
       ),
       { autoClose: SHOW_UNDO }
     );
   }
 
-  private async _delete(snapshot: ISnapshot): Promise<void> {
-    const trans = this._trans;
-    const name = snapshotTitle(snapshot, trans);
-    const copies = copiesOfDeleted(snapshot, trans);
-    if (this._settings.choices.confirmDelete) {
-      const { button } = await showDialog({
-        title: trans.__('Delete the snapshot %1?', name),
-        body: [this._undoText(), copies].join(' ').trim(),
-        buttons: [
-          Dialog.cancelButton(),
-          Dialog.warnButton({ label: trans.__('Delete') })
-        ]
-      });
-      if (!button.accept) {
-        return;
-      }
+  private async _delete(snapshot: SnapshotView): Promise<void> {
+    const name = snapshotTitle(snapshot);
+    const copies = copiesOfDeleted(snapshot);
+    const accepts =
+      !this._settings.choices.confirmDelete ||
+      (await agrees(
+        trans.__('Delete the snapshot %1?', name),
+        [this._undoText(), copies].join(' ').trim(),
+        trans.__('Delete'),
+        { warns: true }
+      ));
+    if (!accepts) {
+      return;
     }
     await this._snapshots.delete(snapshot.snapshot_id);
     const done = trans.__('Deleted the snapshot %1', name);
@@ -326,7 +268,10 @@ export class SnapshotActions {
           : [
               {
                 label: trans.__('Undo'),
-                callback: () => void this._undelete(snapshot)
+                callback: () =>
+                  void orTell(trans.__('Could not restore the snapshot'), () =>
+                    this._snapshots.undelete(snapshot.snapshot_id)
+                  )
               }
             ]
     });
@@ -336,11 +281,11 @@ export class SnapshotActions {
     const seconds = this._snapshots.store?.undo_delete_seconds;
     switch (seconds) {
       case undefined:
-        return this._trans.__('You can undo this for a while.');
+        return trans.__('You can undo this for a while.');
       case 0:
-        return this._trans.__('This cannot be undone.');
+        return trans.__('This cannot be undone.');
       default:
-        return this._trans._n(
+        return trans._n(
           'You can undo this for %1 second.',
           'You can undo this for %1 seconds.',
           seconds
@@ -348,24 +293,11 @@ export class SnapshotActions {
     }
   }
 
-  private async _undelete(snapshot: ISnapshot): Promise<void> {
-    try {
-      await this._snapshots.undelete(snapshot.snapshot_id);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      const headline = this._trans.__('Could not restore the snapshot');
-      tellFailure('', headline, error, this._trans);
-    }
-  }
-
-  private _notebook(snapshot: ISnapshot): string {
-    return nameOfPath(snapshot.name, this._trans);
+  private _notebook(snapshot: SnapshotView): string {
+    return nameOfPath(snapshot.name);
   }
 
   private _failed(action: SnapshotAction, name: string): string {
-    const trans = this._trans;
     const texts: Record<SnapshotAction, string> = {
       goBack: trans.__('Restoring %1 failed', name),
       branch: trans.__('Branching %1 failed', name),

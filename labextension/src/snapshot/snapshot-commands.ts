@@ -1,13 +1,13 @@
 // The commands on a snapshot: restore, branch, compare, edit, verify, export, delete.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import type { ISnapshot } from '../shared/records';
+import type { SnapshotView } from '../shared/records';
 import type { SnapshotActions } from './snapshot-actions';
 import { refusal } from '../shared/texts';
 import type { IKernelStates, ISnapshots } from '../shared/tokens';
+import { trans } from '../shared/translation';
 
 /** The actions of the commands, in the order of the menu. */
 export const snapshotActions = [
@@ -59,8 +59,7 @@ export function addSnapshotCommands(
   states: IKernelStates,
   /** Returns whether a notebook has a kernel. */
   isBusy: (path: string) => boolean,
-  actions: SnapshotActions,
-  trans: TranslationBundle
+  actions: SnapshotActions
 ): void {
   const labels: Record<SnapshotAction, string> = {
     goBack: trans.__('Restore This Snapshot'),
@@ -81,14 +80,13 @@ export function addSnapshotCommands(
     const refusalOf = (args: ReadonlyPartialJSONObject) => {
       const snapshot = find(args);
       return snapshot
-        ? snapshotRefusal(action, snapshot, states, isBusy, trans)
+        ? snapshotRefusal(action, snapshot, states, isBusy)
         : trans.__('This snapshot was deleted.');
     };
     commands.addCommand(snapshotCommandIds[action], {
       label: labels[action],
       caption: args => refusalOf(args) ?? '',
       isEnabled: args => refusalOf(args) === null,
-      isVisible: () => !actions.missing.has(action),
       isToggleable: action === 'pin',
       isToggled: args => action === 'pin' && (find(args)?.pinned ?? false),
       describedBy: { args: ARGUMENTS },
@@ -109,16 +107,15 @@ export function addSnapshotCommands(
 /** Return the reason why an action on a snapshot is not possible now; null if it is. */
 export function snapshotRefusal(
   action: SnapshotAction,
-  snapshot: ISnapshot,
+  snapshot: SnapshotView,
   states: IKernelStates,
-  isBusy: (path: string) => boolean,
-  trans: TranslationBundle
+  isBusy: (path: string) => boolean
 ): string | null {
   const kernel = states.get(snapshot.kernel_id);
   switch (action) {
     case 'goBack':
       if (kernel) {
-        return refusal('roll_back', snapshot.kernel_id, states, trans);
+        return refusal('roll_back', snapshot.kernel_id, states);
       }
       return isBusy(snapshot.name)
         ? trans.__(
@@ -139,7 +136,10 @@ export function snapshotRefusal(
 }
 
 /** Return whether a suspended kernel would be lost without this snapshot. */
-export function isNeeded(snapshot: ISnapshot, states: IKernelStates): boolean {
+export function isNeeded(
+  snapshot: SnapshotView,
+  states: IKernelStates
+): boolean {
   const kernel = states.get(snapshot.kernel_id);
   return kernel
     ? kernel.state === 'suspended' &&

@@ -1,7 +1,5 @@
 // All texts for users about snapshots and their store. Pure functions.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-
 import {
   formatBytes,
   formatInstant,
@@ -10,21 +8,27 @@ import {
 } from '../shared/format';
 import type {
   Cause,
-  IChangedFile,
-  IExpiry,
-  ISnapshot,
-  IStore,
-  IVariable,
-  IVerification
+  FileChange,
+  RetentionPolicy,
+  SnapshotView,
+  StoreView,
+  Variable,
+  Verification
 } from '../shared/records';
+import { trans } from '../shared/translation';
 
-type SnapshotNames = Pick<ISnapshot, 'title' | 'created' | 'cell' | 'in_cell'>;
+type SnapshotNames = Pick<
+  SnapshotView,
+  'title' | 'created' | 'cell' | 'in_cell'
+>;
 
 /** Return the name of a snapshot: its title, else the last cell that had begun and the time: "After [5], 9:56:12 AM". */
-export function snapshotTitle(
-  { title, created, cell, in_cell }: SnapshotNames,
-  trans: TranslationBundle
-): string {
+export function snapshotTitle({
+  title,
+  created,
+  cell,
+  in_cell
+}: SnapshotNames): string {
   const time = formatInstant(created);
   if (title || !cell) {
     return title || time;
@@ -35,10 +39,10 @@ export function snapshotTitle(
 }
 
 /** Return the reason for taking a snapshot, in a word. */
-export function causeLabel(
-  { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
-  trans: TranslationBundle
-): string {
+export function causeLabel({
+  cause,
+  reason
+}: Pick<SnapshotView, 'cause' | 'reason'>): string {
   const labels: Record<Cause, string> = {
     manual: reason === 'suspend' ? trans.__('suspended') : trans.__('saved'),
     idle: trans.__('idle'),
@@ -49,14 +53,14 @@ export function causeLabel(
     rollback: trans.__('before a restore'),
     restart: trans.__('before a restart')
   };
-  return labels[cause] ?? cause;
+  return labels[cause];
 }
 
 /** Return the reason for taking a snapshot, in a sentence. */
-export function causeCaption(
-  { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
-  trans: TranslationBundle
-): string {
+export function causeCaption({
+  cause,
+  reason
+}: Pick<SnapshotView, 'cause' | 'reason'>): string {
   const captions: Record<Cause, string> = {
     manual:
       reason === 'suspend'
@@ -72,11 +76,11 @@ export function causeCaption(
     rollback: trans.__('Saved before another snapshot was restored'),
     restart: trans.__('Saved before the kernel was restarted')
   };
-  return captions[cause] ?? '';
+  return captions[cause];
 }
 
 /** Return a text about a snapshot's disk use: "120 MB on disk (8 MB new)". */
-export function sizeText(snapshot: ISnapshot, trans: TranslationBundle) {
+export function sizeText(snapshot: SnapshotView) {
   return trans.__(
     '%1 on disk (%2 new)',
     formatBytes(snapshot.stored_bytes),
@@ -85,16 +89,13 @@ export function sizeText(snapshot: ISnapshot, trans: TranslationBundle) {
 }
 
 /** Return the line about a variable: "df: DataFrame (100, 3), 12 MB". */
-export function variableText(variable: IVariable): string {
+export function variableText(variable: Variable): string {
   const value = [variable.kind, variable.summary].filter(Boolean).join(' ');
   return `${variable.name}: ${value}, ${formatBytes(variable.bytes)}`;
 }
 
 /** Return the line about a file that changed since a snapshot. */
-export function changedFileText(
-  file: IChangedFile,
-  trans: TranslationBundle
-): string {
+export function changedFileText(file: FileChange): string {
   switch (file.change) {
     case 'removed':
       return trans.__('%1 was deleted', file.path);
@@ -127,11 +128,7 @@ export function changedFileText(
 }
 
 /** Return a text about the result of a verification. */
-export function verifiedText(
-  name: string,
-  found: IVerification,
-  trans: TranslationBundle
-): string {
+export function verifiedText(name: string, found: Verification): string {
   return found.ok
     ? trans.__(
         '%1 is intact: %2 checked in %3',
@@ -143,7 +140,7 @@ export function verifiedText(
 }
 
 /** Return a line about deduplication and a line about compression. */
-export function savingTexts(store: IStore, trans: TranslationBundle) {
+export function savingTexts(store: StoreView) {
   const { raw_bytes, unique_bytes, stored_bytes } = store;
   return raw_bytes === 0
     ? []
@@ -162,10 +159,12 @@ export function savingTexts(store: IStore, trans: TranslationBundle) {
 }
 
 /** Return the sentences that say when snapshots are deleted without a request. */
-export function expiryTexts(
-  { keep_last, keep_within_seconds, keep_suspends, max_bytes }: IExpiry,
-  trans: TranslationBundle
-): string[] {
+export function expiryTexts({
+  keep_last,
+  keep_within_seconds,
+  keep_suspends,
+  max_bytes
+}: RetentionPolicy): string[] {
   const within = formatSeconds(keep_within_seconds);
   const texts = [
     keep_last > 0 && keep_within_seconds > 0

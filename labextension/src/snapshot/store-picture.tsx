@@ -1,28 +1,27 @@
 // A picture of the store: bytes by notebook, the effect of deduplication and compression, free disk space.
 
-import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { CommandRegistry } from '@lumino/commands';
 
 import { cleanUpCommandId } from './clean-up';
-import { CommandButton } from '../shared/command-button';
+import { CommandButton } from '../shared/elements';
 import { formatBytes, formatShare, nameOfPath } from '../shared/format';
-import type { IStore, IStoreShare } from '../shared/records';
+import type { StoreView, NameUsage } from '../shared/records';
 import { savingTexts } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
 const COLORS = 5;
 
 interface IProps {
-  store: IStore;
-  trans: TranslationBundle;
+  store: StoreView;
 }
 
 export function StorePicture(
   props: IProps & { commands: CommandRegistry }
 ): JSX.Element {
-  const { store, commands, trans } = props;
+  const { store, commands } = props;
   return (
     <section
       className="jp-GpuCkptStore"
@@ -36,16 +35,16 @@ export function StorePicture(
           formatBytes(store.free_bytes)
         )}
       </p>
-      <Quota store={store} trans={trans} />
-      <Damage store={store} trans={trans} />
+      <Quota store={store} />
+      <Damage store={store} />
       <CommandButton
         commands={commands}
         id={cleanUpCommandId}
         args={{}}
         label={trans.__('Clean Up…')}
       />
-      <Shares store={store} trans={trans} />
-      {savingTexts(store, trans).map(text => (
+      <Shares store={store} />
+      {savingTexts(store).map(text => (
         <p key={text} className="jp-GpuCkptSessions-none">
           {text}
         </p>
@@ -55,7 +54,7 @@ export function StorePicture(
 }
 
 /** Draw how much of the limit for snapshots is used, or of the disk if there is no limit. */
-function Quota({ store, trans }: IProps) {
+function Quota({ store }: IProps) {
   const limit = store.retention.max_bytes;
   const text = limit
     ? trans.__(
@@ -83,7 +82,7 @@ function Quota({ store, trans }: IProps) {
 }
 
 /** Warn of snapshots that cannot be resumed. */
-function Damage({ store, trans }: IProps) {
+function Damage({ store }: IProps) {
   const count = store.damaged.length;
   return count ? (
     <p role="alert">
@@ -96,7 +95,7 @@ function Damage({ store, trans }: IProps) {
   ) : null;
 }
 
-function Shares({ store, trans }: IProps) {
+function Shares({ store }: IProps) {
   const sorted = [...store.by_name].sort(
     (one, other) => other.stored_bytes - one.stored_bytes
   );
@@ -122,9 +121,9 @@ function Shares({ store, trans }: IProps) {
       </div>
       <ul className="jp-GpuCkptStore-legend">
         {shown.map((share, index) => (
-          <li key={share.name} title={caption(share, trans)}>
+          <li key={share.name} title={caption(share)}>
             <span data-color={index} aria-hidden />
-            <span>{nameOfPath(share.name, trans)}</span>
+            <span>{nameOfPath(share.name)}</span>
             <span>
               {formatBytes(share.stored_bytes)} (
               {formatShare(share.stored_bytes, total)})
@@ -136,8 +135,8 @@ function Shares({ store, trans }: IProps) {
   );
 }
 
-function together(shares: IStoreShare[], name: string): IStoreShare {
-  const sum = (field: Exclude<keyof IStoreShare, 'name'>) =>
+function together(shares: NameUsage[], name: string): NameUsage {
+  const sum = (field: Exclude<keyof NameUsage, 'name'>) =>
     shares.reduce((total, share) => total + share[field], 0);
   return {
     name,
@@ -148,7 +147,7 @@ function together(shares: IStoreShare[], name: string): IStoreShare {
   };
 }
 
-function caption(share: IStoreShare, trans: TranslationBundle): string {
+function caption(share: NameUsage): string {
   return trans._n(
     '%2: %1 snapshot; deleting it frees %3',
     '%2: %1 snapshots; deleting them frees %3',

@@ -1,11 +1,11 @@
 // The cells of an open notebook and those in a snapshot: their differences, and the way back as one undo step.
 
 import type { INotebookModel, NotebookPanel } from '@jupyterlab/notebook';
-import type { TranslationBundle } from '@jupyterlab/translation';
 import type { JSONValue } from '@lumino/coreutils';
 import { JSONExt } from '@lumino/coreutils';
 
 import type { NotebookContent } from '../shared/records';
+import { trans } from '../shared/translation';
 
 /** The JSON of a cell. */
 export type ICell = NotebookContent['cells'][number];
@@ -68,10 +68,12 @@ export function cellChanges(then: ICell[], now: ICell[]): ICellChanges {
 }
 
 /** Return these differences as sentences; an empty text if there are none. */
-export function cellChangesText(
-  { added, removed, changed, reordered }: ICellChanges,
-  trans: TranslationBundle
-): string {
+export function cellChangesText({
+  added,
+  removed,
+  changed,
+  reordered
+}: ICellChanges): string {
   return [
     added ? trans._n('1 cell comes back.', '%1 cells come back.', added) : '',
     removed

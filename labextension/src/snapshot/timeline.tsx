@@ -2,10 +2,10 @@
 
 import * as React from 'react';
 
-import { CommandButton, MenuButton } from '../shared/command-button';
-import { formatAge, formatBytes, formatMoment } from '../shared/format';
+import { Age, CommandButton, MenuButton, useFirst } from '../shared/elements';
+import { formatBytes } from '../shared/format';
 import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
-import type { ISnapshot, IVariable } from '../shared/records';
+import type { SnapshotView, Variable } from '../shared/records';
 import { openMenu } from '../shared/reason-menu';
 import type { IPanelContext } from '../shared/tokens';
 import {
@@ -20,7 +20,12 @@ import {
   snapshotTitle,
   variableText
 } from './snapshot-texts';
-import { UploadBadge } from '../remote/upload-badge';
+import {
+  uploadLabel,
+  uploadsCaption,
+  weightiest
+} from '../remote/remote-texts';
+import { trans } from '../shared/translation';
 
 /** The numbers of snapshots, and of a snapshot's variables, that are shown at first. */
 const FIRST_SNAPSHOTS = 5;
@@ -29,17 +34,15 @@ const FIRST_VARIABLES = 4;
 export function Timeline(props: {
   context: IPanelContext;
   label: string;
-  snapshots: ISnapshot[];
+  snapshots: SnapshotView[];
 }): JSX.Element {
   const { context, label, snapshots } = props;
-  const { trans } = context;
-  const [showsAll, showAll] = React.useState(false);
+  const [shown, more] = useFirst(snapshots, FIRST_SNAPSHOTS);
   if (snapshots.length === 0) {
     return (
       <p className="jp-GpuCkptSessions-none">{trans.__('No snapshots yet.')}</p>
     );
   }
-  const shown = showsAll ? snapshots : snapshots.slice(0, FIRST_SNAPSHOTS);
   return (
     <>
       <ol className="jp-GpuCkptTimeline" aria-label={label}>
@@ -51,30 +54,18 @@ export function Timeline(props: {
           />
         ))}
       </ol>
-      {shown.length < snapshots.length ? (
-        <button
-          type="button"
-          className="jp-GpuCkptLink"
-          onClick={() => showAll(true)}
-        >
-          {trans._n(
-            'Show %1 more',
-            'Show %1 more',
-            snapshots.length - shown.length
-          )}
-        </button>
-      ) : null}
+      {more}
     </>
   );
 }
 
 function SnapshotCard(props: {
   context: IPanelContext;
-  snapshot: ISnapshot;
+  snapshot: SnapshotView;
 }): JSX.Element {
   const { context, snapshot } = props;
-  const { states, commands, trans } = context;
-  const title = snapshotTitle(snapshot, trans);
+  const { states, commands } = context;
+  const title = snapshotTitle(snapshot);
   const args = { snapshotId: snapshot.snapshot_id };
   const kernel = states.get(snapshot.kernel_id);
   const isHere = kernel?.snapshot_id === snapshot.snapshot_id;
@@ -105,20 +96,15 @@ function SnapshotCard(props: {
         <MenuButton label={trans.__('More for %1', title)} open={showMenu} />
       </div>
       <div className="jp-GpuCkptSnapshot-facts">
-        <time
-          dateTime={new Date(snapshot.created * 1000).toISOString()}
-          title={formatMoment(snapshot.created)}
-        >
-          {formatAge(snapshot.created)}
-        </time>
+        <Age time={snapshot.created} />
         <span>{formatBytes(snapshot.raw_bytes)}</span>
         {snapshot.gpu_bytes > 0 ? (
           <span>{trans.__('%1 GPU', formatBytes(snapshot.gpu_bytes))}</span>
         ) : null}
-        <span className="jp-GpuCkptCause" title={causeCaption(snapshot, trans)}>
-          {causeLabel(snapshot, trans)}
+        <span className="jp-GpuCkptCause" title={causeCaption(snapshot)}>
+          {causeLabel(snapshot)}
         </span>
-        <UploadBadge snapshot={snapshot} trans={trans} />
+        <UploadBadge snapshot={snapshot} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
             {trans.__('current')}
@@ -132,7 +118,7 @@ function SnapshotCard(props: {
           </span>
         ) : null}
       </div>
-      <SharedBar snapshot={snapshot} text={sizeText(snapshot, trans)} />
+      <SharedBar snapshot={snapshot} text={sizeText(snapshot)} />
       {snapshot.note ? (
         <p className="jp-GpuCkptSnapshot-note">{snapshot.note}</p>
       ) : null}
@@ -160,7 +146,7 @@ function SnapshotCard(props: {
 }
 
 /** Draw the share of new bytes in a snapshot; it has the others in common with older snapshots. */
-function SharedBar(props: { snapshot: ISnapshot; text: string }) {
+function SharedBar(props: { snapshot: SnapshotView; text: string }) {
   const { stored_bytes, new_bytes } = props.snapshot;
   if (stored_bytes === 0) {
     return null;
@@ -178,7 +164,7 @@ function SharedBar(props: { snapshot: ISnapshot; text: string }) {
   );
 }
 
-function Variables(props: { variables: IVariable[] }) {
+function Variables(props: { variables: Variable[] }) {
   if (props.variables.length === 0) {
     return null;
   }
@@ -191,5 +177,26 @@ function Variables(props: { variables: IVariable[] }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+/** Draw whether a snapshot is in a remote, only in a remote, or being uploaded. */
+function UploadBadge(props: { snapshot: SnapshotView }): JSX.Element | null {
+  const { snapshot } = props;
+  const shown = weightiest(snapshot.uploads);
+  const isRemote = snapshot.remote_only !== null;
+  if (shown === null && !isRemote) {
+    return null;
+  }
+  return (
+    <span
+      className="jp-GpuCkptCause"
+      data-upload={isRemote ? 'remote' : shown?.state}
+      title={uploadsCaption(snapshot)}
+    >
+      {isRemote || shown === null
+        ? trans.__('not on this disk')
+        : uploadLabel(shown)}
+    </span>
   );
 }

@@ -2,24 +2,23 @@
 
 import { Notification } from '@jupyterlab/apputils';
 import type { Event } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import { asOurs } from '../shared/api';
 import { nameOfPath } from '../shared/format';
-import { SHOW_UNDO, tellFailure } from '../shared/notices';
+import { orTell, SHOW_UNDO } from '../shared/notices';
 import type { Operations } from '../shared/operations';
-import type { IKernel, ISnapshot } from '../shared/records';
+import type { KernelView, SnapshotView } from '../shared/records';
 import { isKernelAction } from '../shared/server-events';
 import { snapshotTitle } from './snapshot-texts';
+import { trans } from '../shared/translation';
 
 export class Undo {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
     /** Connects the notebook at a path to a kernel again; opens it if it is not open. */
-    private readonly _reconnect: (path: string, kernelId: string) => void,
-    private readonly _trans: TranslationBundle
+    private readonly _reconnect: (path: string, kernelId: string) => void
   ) {}
 
   /** Offer to undo the shutdowns and restarts that the user of this page requests. */
@@ -37,7 +36,7 @@ export class Undo {
   }
 
   /** Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that. */
-  ofRestore(snapshot: ISnapshot, saved: string | null): () => Promise<void> {
+  ofRestore(snapshot: SnapshotView, saved: string | null): () => Promise<void> {
     return async () => {
       const { kernel_id: kernelId } = snapshot;
       const before = await this._newest(kernelId, one =>
@@ -57,22 +56,18 @@ export class Undo {
         await this._offerRestart(kernelId);
       }
     } catch (error) {
-      // An older server has no such routes, so nothing is offered.
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+      asOurs(error); // nothing is offered then
     }
   }
 
   private async _offerShutdown(kernelId: string): Promise<void> {
-    const trans = this._trans;
     const kept = (await this._api.shutDowns()).find(
       ({ kernel_id }) => kernel_id === kernelId
     );
     if (kept === undefined) {
       return;
     }
-    const name = nameOfPath(kept.path || kept.kernel_name, trans);
+    const name = nameOfPath(kept.path || kept.kernel_name);
     const left = kept.ends_at * 1000 - Date.now();
     this._offer(
       trans.__('Shut down the kernel of %1', name),
@@ -86,13 +81,9 @@ export class Undo {
   }
 
   private async _offerRestart(kernelId: string): Promise<void> {
-    const trans = this._trans;
     const kernel = await this._api.kernel(kernelId);
     const saved = await this._before(kernel);
-    const name = nameOfPath(
-      saved?.name || kernel.path || kernel.kernel_name,
-      trans
-    );
+    const name = nameOfPath(saved?.name || kernel.path || kernel.kernel_name);
     if (kernel.former_kept || saved) {
       this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
         this._undoRestart(kernelId)
@@ -128,16 +119,16 @@ export class Undo {
       await this._restore(saved, kernelId);
     } else {
       Notification.success(
-        this._trans.__(
+        trans.__(
           'Restored %1 to its state before the restart',
-          nameOfPath(kernel.path || kernel.kernel_name, this._trans)
+          nameOfPath(kernel.path || kernel.kernel_name)
         ),
         { autoClose: SHOW_UNDO }
       );
     }
   }
 
-  private async _before(kernel: IKernel): Promise<ISnapshot | undefined> {
+  private async _before(kernel: KernelView): Promise<SnapshotView | undefined> {
     const { before_restart, kernel_id } = kernel;
     return before_restart === null
       ? undefined
@@ -149,22 +140,18 @@ export class Undo {
 
   private async _newest(
     kernelId: string,
-    isIt: (snapshot: ISnapshot) => boolean
-  ): Promise<ISnapshot | undefined> {
+    isIt: (snapshot: SnapshotView) => boolean
+  ): Promise<SnapshotView | undefined> {
     const list = await this._api.snapshots();
     return list.find(one => one.kernel_id === kernelId && isIt(one));
   }
 
-  private async _restore(to: ISnapshot, kernelId: string): Promise<void> {
+  private async _restore(to: SnapshotView, kernelId: string): Promise<void> {
     const { snapshot_id, name } = to;
     await this._operations.run(
       'roll_back',
       kernelId,
-      this._trans.__(
-        '%1 to %2',
-        nameOfPath(name, this._trans),
-        snapshotTitle(to, this._trans)
-      ),
+      trans.__('%1 to %2', nameOfPath(name), snapshotTitle(to)),
       { body: { snapshot_id } }
     );
   }
@@ -174,17 +161,7 @@ export class Undo {
     autoClose: number,
     undo: () => Promise<void>
   ): void {
-    const trans = this._trans;
-    const callback = async () => {
-      try {
-        await undo();
-      } catch (error) {
-        if (!(error instanceof GpuCkptError)) {
-          throw error;
-        }
-        tellFailure('', trans.__('Undo failed'), error, trans);
-      }
-    };
+    const callback = () => orTell(trans.__('Undo failed'), undo);
     Notification.info(message, {
       autoClose,
       actions: [{ label: trans.__('Undo'), callback: () => void callback() }]

@@ -1,32 +1,68 @@
-// The dialog before a clean-up: which snapshots stay, which ones go, and what that frees.
+// The command that deletes snapshots which the user does not need any more, and its dialog: which ones stay, which ones go, and what that frees.
 
-import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
-import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
+import { ask, Body, Lines } from '../shared/dialogs';
 import { formatBytes, nameOfPath } from '../shared/format';
-import { conclude } from '../shared/notices';
-import type { IExpiry, IPruneReport, IRetention } from '../shared/records';
-import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
+import { conclude, orTell } from '../shared/notices';
+import type {
+  IRetention,
+  PruneReport,
+  RetentionPolicy
+} from '../shared/records';
 import { explain } from '../shared/texts';
+import type { ISnapshots } from '../shared/tokens';
+import { trans } from '../shared/translation';
+import { causeLabel, expiryTexts, snapshotTitle } from './snapshot-texts';
+
+export const cleanUpCommandId = 'gpuckpt:clean-up';
+
+/** Add the command. It asks which snapshots stay, and shows which ones go and what that frees. */
+export function addCleanUpCommand(
+  commands: CommandRegistry,
+  snapshots: ISnapshots
+): void {
+  const { api } = snapshots;
+  commands.addCommand(cleanUpCommandId, {
+    label: trans.__('Clean Up Snapshots…'),
+    caption: trans.__('Delete snapshots that you no longer need'),
+    describedBy: { args: { type: 'object', properties: {} } },
+    execute: async () => {
+      const policy = await chooseSnapshotsToKeep(api);
+      if (policy === null) {
+        return;
+      }
+      await orTell(trans.__('Cleaning up failed'), async () => {
+        const { verdicts, freed_bytes } = await api.prune(policy, false);
+        const text = trans._n(
+          'Deleted %1 snapshot: freed %2',
+          'Deleted %1 snapshots: freed %2',
+          verdicts.filter(({ removed }) => removed).length,
+          formatBytes(Math.max(0, freed_bytes))
+        );
+        conclude('', text, 'success');
+        await snapshots.refresh();
+      });
+    }
+  });
+}
 
 /** Ask which snapshots stay; null: the user does not want a clean-up after all, or nothing would go. */
-export async function chooseSnapshotsToKeep(
-  api: GpuCkptApi,
-  trans: TranslationBundle
+async function chooseSnapshotsToKeep(
+  api: GpuCkptApi
 ): Promise<IRetention | null> {
-  const { button, value } = await showDialog({
-    title: trans.__('Clean up snapshots'),
-    body: new CleanUpBody(api, trans),
-    buttons: [
-      Dialog.cancelButton(),
-      Dialog.warnButton({ label: trans.__('Delete') })
-    ],
+  const { button, value } = await ask(
+    trans.__('Clean up snapshots'),
+    new Body<IRetention | null>(null, choose => (
+      <CleanUp api={api} choose={choose} />
+    )),
+    trans.__('Delete'),
     // Enter in the field for the number deletes nothing.
-    defaultButton: 0
-  });
+    { warns: true, defaultButton: 0 }
+  );
   if (button.accept && value === null) {
     // It was not known yet, or it was none.
     const text = trans.__('No snapshot was deleted: the dialog listed none.');
@@ -35,50 +71,19 @@ export async function chooseSnapshotsToKeep(
   return button.accept ? value : null;
 }
 
-class CleanUpBody
-  extends ReactWidget
-  implements Dialog.IBodyWidget<IRetention | null>
-{
-  constructor(
-    private readonly _api: GpuCkptApi,
-    private readonly _trans: TranslationBundle
-  ) {
-    super();
-  }
-
-  getValue(): IRetention | null {
-    return this._chosen;
-  }
-
-  protected render(): JSX.Element {
-    return (
-      <CleanUp
-        api={this._api}
-        choose={policy => {
-          this._chosen = policy;
-        }}
-        trans={this._trans}
-      />
-    );
-  }
-
-  private _chosen: IRetention | null = null;
-}
-
 /** `choose` is called with the policy whose effect is shown, or with null. */
 function CleanUp(props: {
   api: GpuCkptApi;
   choose: (policy: IRetention | null) => void;
-  trans: TranslationBundle;
 }): JSX.Element {
-  const { api, choose, trans } = props;
+  const { api, choose } = props;
   const [policy, setPolicy] = React.useState<IRetention>({
     keep_last: 1,
     manual_too: false
   });
-  const [report, setReport] = React.useState<IPruneReport | null>(null);
+  const [report, setReport] = React.useState<PruneReport | null>(null);
   const [problem, setProblem] = React.useState('');
-  const [expiry, setExpiry] = React.useState<IExpiry>();
+  const [expiry, setExpiry] = React.useState<RetentionPolicy>();
   React.useEffect(() => {
     api.store().then(
       ({ retention }) => setExpiry(retention),
@@ -100,7 +105,7 @@ function CleanUp(props: {
       },
       error => {
         if (isCurrent && error instanceof GpuCkptError) {
-          setProblem(explain(error, trans).join(' '));
+          setProblem(explain(error).join(' '));
         }
       }
     );
@@ -110,7 +115,7 @@ function CleanUp(props: {
   }, [policy]);
   return (
     <div className="jp-GpuCkptDialog">
-      {expiry ? <p>{expiryTexts(expiry, trans).join(' ')}</p> : null}
+      {expiry ? <p>{expiryTexts(expiry).join(' ')}</p> : null}
       <p>
         <label>
           {trans.__('Automatic snapshots to keep of each kernel:')}{' '}
@@ -143,20 +148,12 @@ function CleanUp(props: {
           'Pinned snapshots and those that a kernel needs are never deleted.'
         )}
       </p>
-      {problem ? (
-        <p role="alert">{problem}</p>
-      ) : (
-        <Effect report={report} trans={trans} />
-      )}
+      {problem ? <p role="alert">{problem}</p> : <Effect report={report} />}
     </div>
   );
 }
 
-function Effect(props: {
-  report: IPruneReport | null;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { report, trans } = props;
+function Effect({ report }: { report: PruneReport | null }): JSX.Element {
   const gone = (report?.verdicts ?? []).filter(({ removed }) => removed);
   const text =
     report === null
@@ -172,14 +169,12 @@ function Effect(props: {
   return (
     <>
       <p role="status">{text}</p>
-      <ul className="jp-GpuCkptDialog-files">
-        {gone.map(({ snapshot }) => (
-          <li key={snapshot.snapshot_id}>
-            {nameOfPath(snapshot.name, trans)}: {snapshotTitle(snapshot, trans)}{' '}
-            · {causeLabel(snapshot, trans)}
-          </li>
-        ))}
-      </ul>
+      <Lines
+        texts={gone.map(
+          ({ snapshot }) =>
+            `${nameOfPath(snapshot.name)}: ${snapshotTitle(snapshot)} · ${causeLabel(snapshot)}`
+        )}
+      />
     </>
   );
 }

@@ -3,46 +3,39 @@
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { DisposableDelegate } from '@lumino/disposable';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
-import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
-import type { ISnapshot, IStore, SnapshotChanges } from '../shared/records';
-import { isEndEvent, isSnapshotEvent } from '../shared/server-events';
-import type { ISnapshots } from '../shared/tokens';
+import type { GpuCkptApi, GpuCkptError } from './api';
+import { asOurs } from './api';
+import type { SnapshotView, StoreView, SnapshotChanges } from './records';
+import { isEndEvent, isSnapshotEvent } from './server-events';
 
 /** The interval, in seconds, at which the list is requested while a snapshot is being uploaded and the list is shown. */
 const UPLOAD_SECONDS = 3;
 
-export class Snapshots implements ISnapshots, IDisposable {
+/** The user's snapshots and their store, kept up to date while they are watched. */
+export class Snapshots {
   constructor(
+    /** The interface for requests whose results are not kept here. */
     readonly api: GpuCkptApi,
-    private readonly _stream: Event.Stream
+    stream: Event.Stream
   ) {
-    this._stream.connect(this._onEvent, this);
+    stream.connect(this._onEvent, this);
   }
 
-  get changed(): ISignal<this, void> {
-    return this._changed;
-  }
+  /** A signal for changes of the list or the store. */
+  readonly changed = new Signal<this, void>(this);
 
-  get list(): readonly ISnapshot[] | null {
-    return this._list;
-  }
+  /** The snapshots, newest first; null before the first answer of the server. */
+  list: readonly SnapshotView[] | null = null;
 
-  get store(): IStore | null {
-    return this._store;
-  }
+  /** The disk use of the store; null while it is not known. */
+  store: StoreView | null = null;
 
-  get problem(): GpuCkptError | null {
-    return this._problem;
-  }
+  /** The error of the last request; null if it succeeded. */
+  problem: GpuCkptError | null = null;
 
-  get isDisposed(): boolean {
-    return this._isDisposed;
-  }
-
+  /** Request the snapshots and follow the server's events, until the result is disposed. */
   watch(): IDisposable {
     this._watchers += 1;
     void this.refresh();
@@ -51,7 +44,8 @@ export class Snapshots implements ISnapshots, IDisposable {
     });
   }
 
-  async find(snapshotId: string): Promise<ISnapshot | undefined> {
+  /** Return the snapshot of this id; request the list if it is not known. */
+  async find(snapshotId: string): Promise<SnapshotView | undefined> {
     const known = this._get(snapshotId);
     if (known === undefined) {
       await this.refresh();
@@ -59,6 +53,7 @@ export class Snapshots implements ISnapshots, IDisposable {
     return known ?? this._get(snapshotId);
   }
 
+  /** Request the snapshots again, because events may have been lost. */
   refresh(): Promise<void> {
     // One request at a time: the next one covers all changes made meanwhile.
     this._next ??= this._current.then(() => {
@@ -88,41 +83,28 @@ export class Snapshots implements ISnapshots, IDisposable {
     await this.refresh();
   }
 
-  dispose(): void {
-    if (!this._isDisposed) {
-      this._isDisposed = true;
-      this._stream.disconnect(this._onEvent, this);
-      clearTimeout(this._timer ?? undefined);
-      Signal.clearData(this);
-    }
-  }
-
   private async _ask(): Promise<void> {
     try {
-      this._list = await this.api.snapshots();
-      this._problem = null;
-      this._changed.emit();
-      // An older server has snapshots, but no route for the size of its store.
-      this._store = await this.api.store().catch(() => null);
+      this.list = await this.api.snapshots();
+      this.problem = null;
+      this.changed.emit();
+      this.store = await this.api.store().catch(() => null);
     } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
-      this._problem = error;
+      this.problem = asOurs(error);
     }
-    this._changed.emit();
+    this.changed.emit();
     this._followUploads();
   }
 
   /** Request the list periodically during an upload, because no event reports its progress. */
   private _followUploads(): void {
-    const isUploading = this._list?.some(({ uploads }) =>
+    const isUploading = this.list?.some(({ uploads }) =>
       uploads.some(({ state }) => state === 'uploading')
     );
     if (isUploading && this._timer === null) {
       this._timer = setTimeout(() => {
         this._timer = null;
-        if (this._watchers > 0 && !this._isDisposed) {
+        if (this._watchers > 0) {
           void this.refresh();
         }
       }, UPLOAD_SECONDS * 1000);
@@ -139,26 +121,21 @@ export class Snapshots implements ISnapshots, IDisposable {
     }
   }
 
-  private _get(snapshotId: string): ISnapshot | undefined {
-    return this._list?.find(({ snapshot_id }) => snapshot_id === snapshotId);
+  private _get(snapshotId: string): SnapshotView | undefined {
+    return this.list?.find(({ snapshot_id }) => snapshot_id === snapshotId);
   }
 
-  private _replace(snapshotId: string, by: ISnapshot | null): void {
-    this._list =
-      this._list?.flatMap(known =>
+  private _replace(snapshotId: string, by: SnapshotView | null): void {
+    this.list =
+      this.list?.flatMap(known =>
         known.snapshot_id !== snapshotId ? [known] : by ? [by] : []
       ) ?? null;
-    this._changed.emit();
+    this.changed.emit();
   }
 
-  private _list: ISnapshot[] | null = null;
-  private _store: IStore | null = null;
-  private _problem: GpuCkptError | null = null;
   private _watchers = 0;
   private _timer: ReturnType<typeof setTimeout> | null = null;
   /** The request in flight, and the next one, which waits for its end. */
   private _current: Promise<void> = Promise.resolve();
   private _next: Promise<void> | null = null;
-  private readonly _changed = new Signal<this, void>(this);
-  private _isDisposed = false;
 }

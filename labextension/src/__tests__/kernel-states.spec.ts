@@ -1,5 +1,5 @@
 import { GpuCkptApi, GpuCkptError } from '../shared/api';
-import { KernelStates } from '../kernel/model';
+import { KernelStates } from '../shared/kernel-states';
 import {
   KERNEL_ACTION_SCHEMA,
   OPERATION_EVENT_SCHEMA
@@ -20,7 +20,7 @@ let states: KernelStates;
 async function start(): Promise<void> {
   const api = new GpuCkptApi(server.settings, 0);
   states = new KernelStates(api, events.stream);
-  await states.ready;
+  await states.refreshAll();
 }
 
 beforeEach(() => {
@@ -29,8 +29,6 @@ beforeEach(() => {
     .on('GET kernels', { kernels: [aKernel()] })
     .on('GET kernels/k', aKernel());
 });
-
-afterEach(() => states.dispose());
 
 describe('KernelStates', () => {
   it('knows all kernels from the start', async () => {
@@ -129,13 +127,6 @@ describe('KernelStates', () => {
     await refreshed;
     expect(states.get('old')).toBeUndefined();
     expect(states.get('new')).toBeDefined();
-  });
-
-  it('hears nothing after its end', async () => {
-    await start();
-    states.dispose();
-    events.tell(aKernel({ state: 'lost' }));
-    expect(states.get('k')?.state).toBe('running');
   });
 });
 

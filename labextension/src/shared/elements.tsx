@@ -1,12 +1,15 @@
-// A button that runs a command; if the command is disabled, its tooltip gives the reason.
+// The elements of which panels are made.
 
 import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 
+import { formatAge, formatMoment } from './format';
 import { press } from './press';
+import { trans } from './translation';
 
+/** Draw a button that runs a command; if the command is disabled, its tooltip gives the reason. */
 export function CommandButton(props: {
   commands: CommandRegistry;
   id: string;
@@ -54,4 +57,38 @@ export function MenuButton(props: {
       ⋯
     </button>
   );
+}
+
+/** Draw how long ago a time was (seconds since the epoch). */
+export function Age({ time }: { time: number }): JSX.Element {
+  return (
+    <time
+      dateTime={new Date(time * 1000).toISOString()}
+      title={formatMoment(time)}
+    >
+      {formatAge(time)}
+    </time>
+  );
+}
+
+/** Return the first items of a list, and a button that adds the others; null if these are all. */
+export function useFirst<T>(
+  list: T[],
+  count: number
+): [T[], JSX.Element | null] {
+  const [showsAll, showAll] = React.useState(false);
+  const others = list.length - count;
+  return showsAll || others <= 0
+    ? [list, null]
+    : [
+        list.slice(0, count),
+        <button
+          key="more"
+          type="button"
+          className="jp-GpuCkptLink"
+          onClick={() => showAll(true)}
+        >
+          {trans._n('Show %1 more', 'Show %1 more', others)}
+        </button>
+      ];
 }

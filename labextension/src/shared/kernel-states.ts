@@ -2,26 +2,19 @@
 
 import type { Event } from '@jupyterlab/services';
 import type { JSONObject } from '@lumino/coreutils';
-import type { IDisposable } from '@lumino/disposable';
-import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
-import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
+import type { GpuCkptApi } from './api';
+import { asOurs, GpuCkptError } from './api';
 import type {
   IEnd,
-  IKernel,
+  KernelView,
   IOperation,
-  IProgress,
+  ProgressRecord,
   KernelState,
   OperationKind
-} from '../shared/records';
-import {
-  isEndEvent,
-  isKernelAction,
-  isKernelEvent
-} from '../shared/server-events';
-import type { IKernelStates } from '../shared/tokens';
+} from './records';
+import { isEndEvent, isKernelAction, isKernelEvent } from './server-events';
 
 /** Stands for all kernels in the place of a kernel's id. */
 const ALL = '';
@@ -34,42 +27,37 @@ const REACHED: Partial<Record<OperationKind, KernelState>> = {
   unpark: 'running'
 };
 
-export class KernelStates implements IKernelStates, IDisposable {
+/** The state of every kernel, and the operations on them. */
+export class KernelStates {
   constructor(
     private readonly _api: GpuCkptApi,
-    private readonly _stream: Event.Stream
+    stream: Event.Stream
   ) {
-    this._stream.connect(this._onEvent, this);
-    this.ready = this.refreshAll();
+    stream.connect(this._onEvent, this);
   }
 
-  /** Resolves after the first request to the server, even if that failed. */
-  readonly ready: Promise<void>;
+  /** A signal with the id of a kernel that changed; '' if any kernel may have changed. */
+  readonly changed = new Signal<this, string>(this);
 
-  get changed(): ISignal<this, string> {
-    return this._changed;
-  }
+  /** A signal for the end of an operation that this page has not requested. */
+  readonly endedElsewhere = new Signal<this, IEnd>(this);
 
-  get endedElsewhere(): ISignal<this, IEnd> {
-    return this._endedElsewhere;
-  }
-
-  get isDisposed(): boolean {
-    return this._isDisposed;
-  }
-
-  get(kernelId: string): IKernel | undefined {
+  /** Return a kernel; undefined while it is not known. */
+  get(kernelId: string): KernelView | undefined {
     return this._kernels.get(kernelId);
   }
 
-  all(): IKernel[] {
+  /** Return all known kernels. */
+  all(): KernelView[] {
     return [...this._kernels.values()];
   }
 
+  /** Return the error of the last request about a kernel or about all kernels; null if it succeeded. */
   problem(kernelId: string): GpuCkptError | null {
     return this._problems.get(kernelId) ?? this._problems.get(ALL) ?? null;
   }
 
+  /** Return the kind of the operation that was requested or runs on a kernel, by any client; else null. */
   inFlight(kernelId: string): OperationKind | null {
     const kernel = this._kernels.get(kernelId);
     const kind =
@@ -78,6 +66,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     return kind !== null && REACHED[kind] === kernel?.state ? null : kind;
   }
 
+  /** Request one kernel again. */
   async refresh(kernelId: string): Promise<void> {
     const ticket = this._nextTicket();
     await this._ask(kernelId, async () =>
@@ -85,6 +74,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     );
   }
 
+  /** Request all kernels again, because events may have been lost. */
   async refreshAll(): Promise<void> {
     const ticket = this._nextTicket();
     await this._ask(ALL, async () => {
@@ -99,6 +89,12 @@ export class KernelStates implements IKernelStates, IDisposable {
     });
   }
 
+  /**
+   * Save, suspend, resume ... a kernel.
+   *
+   * @returns the operation when it has succeeded.
+   * @throws GpuCkptError when it was refused, failed or was cancelled.
+   */
   async run(
     kind: OperationKind,
     kernelId: string,
@@ -106,7 +102,7 @@ export class KernelStates implements IKernelStates, IDisposable {
   ): Promise<IOperation> {
     const asked = { kind };
     this._asked.set(kernelId, asked);
-    this._changed.emit(kernelId);
+    this.changed.emit(kernelId);
     try {
       return await this.finish(this._api.start(kind, kernelId, body));
     } finally {
@@ -115,10 +111,15 @@ export class KernelStates implements IKernelStates, IDisposable {
       }
       // The event of the operation's end may not have arrived yet, or may be lost with a connection.
       await this.refresh(kernelId);
-      this._changed.emit(kernelId);
+      this.changed.emit(kernelId);
     }
   }
 
+  /**
+   * Start a second kernel from a snapshot; return and throw as `run` does. `onStarted` is called with the operation as soon as it
+   * has an id. `notebook`: the path of its notebook, by default that of a new copy of the snapshot's notebook. `answers`: further
+   * fields of the request, after a refusal.
+   */
   async branch(
     snapshotId: string,
     onStarted: (operation: IOperation) => void = () => undefined,
@@ -138,6 +139,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     }
   }
 
+  /** Ask the operation in flight on a kernel to stop and to undo its work. */
   async cancel(kernelId: string): Promise<void> {
     const operation = this._kernels.get(kernelId)?.operation;
     if (operation) {
@@ -145,22 +147,14 @@ export class KernelStates implements IKernelStates, IDisposable {
     }
   }
 
+  /** Wait for the end of an operation that this page has requested; return and throw as `run` does. */
   async finish(
     started: Promise<IOperation>,
-    onProgress?: (progress: IProgress) => void
+    onProgress?: (progress: ProgressRecord) => void
   ): Promise<IOperation> {
     const operation = await started;
     this._own.add(operation.operation_id);
     return succeeded(await this._api.finish(operation, onProgress));
-  }
-
-  dispose(): void {
-    if (this._isDisposed) {
-      return;
-    }
-    this._isDisposed = true;
-    this._stream.disconnect(this._onEvent, this);
-    Signal.clearData(this);
   }
 
   /** Request `subject`, a kernel or `ALL`, from the server; store the error if that fails. */
@@ -168,15 +162,13 @@ export class KernelStates implements IKernelStates, IDisposable {
     try {
       await question();
       this._problems.delete(subject);
-    } catch (error) {
-      if (!(error instanceof GpuCkptError)) {
-        throw error;
-      }
+    } catch (reason) {
+      const error = asOurs(reason);
       if (error.code !== GpuCkptError.UNREACHABLE) {
         this._kernels.delete(subject);
       }
       this._problems.set(subject, error);
-      this._changed.emit(subject);
+      this.changed.emit(subject);
     }
   }
 
@@ -185,14 +177,14 @@ export class KernelStates implements IKernelStates, IDisposable {
       this._learn(event, this._nextTicket());
     } else if (isEndEvent(event)) {
       if (!this._isOwn(event)) {
-        this._endedElsewhere.emit(event);
+        this.endedElsewhere.emit(event);
       } else if (
         this._own.has(event.operation_id) &&
         this._asked.get(event.kernel_id)?.kind === event.kind
       ) {
         // The reply to the request for this end may come much later.
         this._asked.delete(event.kernel_id);
-        this._changed.emit(event.kernel_id);
+        this.changed.emit(event.kernel_id);
       }
     } else if (isKernelAction(event) && event.status === 'success') {
       this._onAction(event.action, event.kernel_id ?? '');
@@ -218,23 +210,23 @@ export class KernelStates implements IKernelStates, IDisposable {
   }
 
   /** Store the kernel from the request with this `ticket`, unless a newer record is known. */
-  private _learn(kernel: IKernel, ticket: number): void {
+  private _learn(kernel: KernelView, ticket: number): void {
     const id = kernel.kernel_id;
-    if (this._isDisposed || ticket < (this._tickets.get(id) ?? 0)) {
+    if (ticket < (this._tickets.get(id) ?? 0)) {
       return;
     }
     this._tickets.set(id, ticket);
     this._kernels.set(id, kernel);
     this._problems.delete(id);
     this._problems.delete(ALL);
-    this._changed.emit(id);
+    this.changed.emit(id);
   }
 
   private _forget(kernelId: string, ticket: number): void {
     if (ticket >= (this._tickets.get(kernelId) ?? 0)) {
       this._tickets.set(kernelId, ticket);
       this._kernels.delete(kernelId);
-      this._changed.emit(kernelId);
+      this.changed.emit(kernelId);
     }
   }
 
@@ -243,19 +235,16 @@ export class KernelStates implements IKernelStates, IDisposable {
     return this._lastTicket;
   }
 
-  private readonly _kernels = new Map<string, IKernel>();
+  private readonly _kernels = new Map<string, KernelView>();
   private readonly _problems = new Map<string, GpuCkptError>();
   /** The last operation that this page has requested on each kernel, until its end is known. */
   private readonly _asked = new Map<string, { kind: OperationKind }>();
   /** The operations that this page has requested. */
   private readonly _own = new Set<string>();
   private _branching = 0;
-  private readonly _changed = new Signal<this, string>(this);
-  private readonly _endedElsewhere = new Signal<this, IEnd>(this);
   /** The order of requests and events, by kernel: a reply never replaces a record that came after its request. */
   private readonly _tickets = new Map<string, number>();
   private _lastTicket = 0;
-  private _isDisposed = false;
 }
 
 function succeeded(operation: IOperation): IOperation {
@@ -264,8 +253,7 @@ function succeeded(operation: IOperation): IOperation {
   }
   const record = operation.error ?? {
     message: `The operation ended as ${operation.state}.`,
-    code: operation.state,
-    hint: null
+    code: operation.state
   };
   throw new GpuCkptError(
     operation.state === 'cancelled'

@@ -199,7 +199,7 @@
   color: var(--jp-ui-font-color1);
 }
 
-.jp-GpuCkptDialog-files {
+.jp-GpuCkptDialog-lines {
   max-height: 30vh;
   margin: 0;
   padding-left: 20px;

@@ -1,0 +1,89 @@
+// The dialogs before a snapshot is fetched from a remote, and before a kernel is moved to one.
+
+import * as React from 'react';
+
+import { agrees, ask, Body, Lines } from '../shared/dialogs';
+import type { FetchEstimate } from '../shared/records';
+import { trans } from '../shared/translation';
+import { movedText, originText, remoteTitle } from './remote-texts';
+
+/** Show the size of the fetch and the obstacles to a resume, and ask. With obstacles the snapshot can be fetched, but not resumed. */
+export function mayFetch(
+  remote: string,
+  estimate: FetchEstimate,
+  isBusy: boolean
+): Promise<boolean> {
+  const { session, snapshot, obstacles, warnings, hint } = estimate;
+  const title = remoteTitle({ remote, session, snapshot });
+  const isRefused = obstacles.length > 0;
+  return agrees(
+    trans.__('Fetch %1 from %2?', title, remote),
+    <div className="jp-GpuCkptDialog">
+      {isRefused ? (
+        <>
+          <p role="alert">
+            {trans.__('Its kernel cannot be resumed on this machine:')}
+          </p>
+          <Lines texts={obstacles} />
+          {hint ? <p>{hint}</p> : null}
+        </>
+      ) : null}
+      {warnings.length > 0 ? <Lines texts={warnings} /> : null}
+      <p>{movedText(estimate)}</p>
+      <p>{originText(estimate)}</p>
+      {isRefused ? null : (
+        <p>
+          {isBusy
+            ? trans.__(
+                'The notebook %1 has a kernel here, which keeps running: the session is resumed into a copy of it.',
+                session.path
+              )
+            : trans.__(
+                'It is resumed into the notebook %1, whose cells and outputs are those that it has here.',
+                session.path
+              )}
+        </p>
+      )}
+    </div>,
+    isRefused
+      ? trans.__('Fetch Without Resuming')
+      : trans.__('Fetch and Resume'),
+    { warns: isRefused }
+  );
+}
+
+/** Ask whether to move a kernel, and to which remote, of at least one; null: the user does not want it after all. */
+export async function whereToMove(
+  name: string,
+  remotes: readonly string[]
+): Promise<string | null> {
+  const body = new Body(remotes[0], choose => (
+    <div className="jp-GpuCkptDialog">
+      <p>
+        {trans.__(
+          'The kernel is suspended, also in the middle of a cell, and uploaded. When that is done, you can close this machine.'
+        )}
+      </p>
+      <p>
+        {trans.__(
+          'Another machine with the same remote then offers this session first. Files, such as the notebook, are not moved.'
+        )}
+      </p>
+      {remotes.length > 1 ? (
+        <label>
+          {trans.__('Remote')}{' '}
+          <select onChange={event => choose(event.target.value)}>
+            {remotes.map(remote => (
+              <option key={remote}>{remote}</option>
+            ))}
+          </select>
+        </label>
+      ) : (
+        <p>{trans.__('Remote: %1', remotes[0])}</p>
+      )}
+    </div>
+  ));
+  const title = trans.__('Move %1 to another machine?', name);
+  const { button, value } = await ask(title, body, trans.__('Move'));
+  return button.accept ? value : null;
+}
