@@ -113,11 +113,16 @@ class Records:
         #: Those of them that `lost` has not returned yet.
         self._lost: dict[str, SessionLost] = {}
 
+    @property
+    def exits(self) -> Path:
+        """The folder of wait statuses."""
+        return self.state_dir / "exits"
+
     def hold(self) -> None:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
         self._locks.hold()
         kept = {record.exit_path for record in self.all()}
-        state_leftovers.remove(self.state_dir / "kernels", self.state_dir / "exits", kept)
+        state_leftovers.remove(self.state_dir / "kernels", self.exits, kept)
         with self._mutex:
             self._leases.sweep()
 
@@ -146,7 +151,7 @@ class Records:
 
     def new_exit_path(self, kernel_id: str) -> Path:
         """Return a new path for each start of a process, so that an old status is never mistaken for a new one."""
-        return self.state_dir / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
+        return self.exits / f"{kernel_id}-{secrets.token_hex(4)}"
 
     def write(
         self, kernel_id: str, encoded: bytes, state: KernelState = KernelState.RUNNING
@@ -206,6 +211,22 @@ class Records:
                     else:
                         found.append(record)
         return found
+
+    def claim(self, record: KernelRecord) -> bool:
+        """Get the lease of a kernel that runs here and whose record on the disk is missing, damaged or outdated.
+
+        Returns False for a record of another place. Raises SessionHeld.
+        """
+        if record.place != self._place:
+            return False
+        kernel_id = record.kernel_id
+        with self._mutex:
+            on_disk = self._of(kernel_id)
+            if on_disk is not None and on_disk.place != self._place:
+                self._branches.add(kernel_id)
+            elif not self._leases.knows(kernel_id):
+                self._leases.inherit(kernel_id)
+        return True
 
     def of_others(self) -> list[KernelRecord]:
         """Return the records of other places."""
