@@ -22,6 +22,7 @@ _NAMES = {
     "coredump_filter": "the filter of core dumps",
     "oom_score_adj": "the OOM score adjustment",
     "VmLck": "the locked memory",
+    "locked when used": "the memory that is locked when it is used",
     "Umask": "the umask",
     "Threads": "the number of threads",
     "timers": "the POSIX timers",
