@@ -385,3 +385,25 @@ def test_descriptors_of_one_thread_are_told(run):
     assert resumed.warnings == [
         f"After the resume, descriptors that one thread had for itself of {name} are missing."
     ]
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_epoll_may_watch_a_file_whose_descriptor_was_closed_but_has_a_duplicate(run, is_reused):
+    program = run(f"""
+        import os, select, socket, time
+        end, other = socket.socketpair()
+        number = end.fileno()
+        epoll = select.epoll()
+        epoll.register(end, select.EPOLLIN)
+        duplicate = os.dup(number)
+        end.close()
+        assert not {is_reused} or os.open("/dev/null", os.O_RDONLY) == number
+        other.send(b"x")
+        while True:
+            print(epoll.poll(1) == [(number, select.EPOLLIN)], flush=True)
+            time.sleep(0.05)
+    """)
+    assert program.fresh_line() == "True"
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line() == "True"
+    assert resumed.warnings == []
