@@ -31,6 +31,8 @@ _NAMES = {
     "SigCgt": "the handled signals",
     "SigPnd": "the pending signals",
     "ShdPnd": "the pending signals",
+    "eventfd-count": "the count",
+    "eventfd-semaphore": "the way of counting (EFD_SEMAPHORE)",
     "entries": "the watched files or descriptors",
     "flags": "the flags",
     "link": "the file",
