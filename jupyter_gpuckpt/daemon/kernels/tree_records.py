@@ -69,14 +69,12 @@ def adopt(
     """
     left = []
     for tree in _unnamed(records, found, others):
+        copy = _copy(tree)
+        if copy is not None and copy.place != records.place:
+            continue  # its own daemon knows it
         now = next((one for one in found if one.kernel_id == tree.kernel_id), None)
-        copy = None if now and now.tree and trees.alive(now.tree) else _copy(tree)
-        try:
-            is_adopted = copy is not None and records.claim(copy)
-        except GpuCkptError as error:
-            _log.error("%s %s", error, error.hint)
-            is_adopted = False
-        if copy is not None and is_adopted:
+        is_free = now is None or now.tree is None or not trees.alive(now.tree)
+        if copy is not None and is_free and _is_claimed(records, copy):
             _log.warning(
                 "kernel %s runs as process %d, but its record was missing or outdated",
                 tree.kernel_id,
@@ -92,6 +90,15 @@ def adopt(
             )
             left.append(tree)
     return found, left
+
+
+def _is_claimed(records: Records, record: KernelRecord) -> bool:
+    try:
+        records.claim(record.kernel_id)
+    except GpuCkptError as error:
+        _log.error("%s %s", error, error.hint)
+        return False
+    return True
 
 
 def _unnamed(
