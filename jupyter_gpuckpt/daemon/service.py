@@ -253,7 +253,8 @@ class Daemon:
         found = await asyncio.to_thread(self.records.mine)
         if found:
             await asyncio.to_thread(late_imports.load)
-        await self.kernels.recover(await self.former.recover(found))
+        found = await self.former.recover(found)
+        await self.kernels.recover(found, self.former.trees)
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()

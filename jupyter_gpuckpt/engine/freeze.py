@@ -27,7 +27,7 @@ from .audit.fact_records import Facts
 from .capture import Capture, capture, drop_copies, empty, unlink_strays
 from .criu import command_lines as criu_options
 from .criu import dump as criu_dump
-from .criu import hidden_pages
+from .criu import hidden_pages, memory_images
 from .criu import images as criu_images
 from .criu.deleted_files import DeletedFiles
 from .criu.hidden_pages import Area
@@ -283,7 +283,18 @@ def _dump(
             unlink_strays(tree)
             raise
     listeners.correct_images(tree, images)
+    _correct_locks(standstill.pids, images)
     return images, unforked, gone.names
+
+
+def _correct_locks(pids: list[int], images: Path) -> None:
+    """Prevent a restore from filling memory that is locked only when it is used; the audit locks it again."""
+    for pid in pids:
+        if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
+            areas = processes.flagged_areas(pid, "lf")
+            nspid = processes.nspid(pid) or 0
+            if areas and (images / f"mm-{nspid}.img").exists():
+                memory_images.unlock(images, nspid, areas)
 
 
 def _dump_skeleton(

@@ -93,13 +93,18 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
-        self._resumes = Resumes(renew_secrets, self._subscribers.expect_again)
+        self._resumes = Resumes(
+            renew_secrets, self._subscribers.expect_again, self._forget_processor_times
+        )
         #: Whether `_release` is scheduled.
         self._releasing = False
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
         kernel.control_handlers["gpuckpt_request"] = self._handle
+        self._tell_usage = kernel.control_handlers.get("usage_request")
+        if self._tell_usage is not None:
+            kernel.control_handlers["usage_request"] = self._usage
         self._should_handle, kernel.should_handle = kernel.should_handle, self._is_to_be_handled
         for event in _EVENTS:
             kernel.shell.events.callbacks.setdefault(event, [])
@@ -157,6 +162,15 @@ class Agent:
         self._resumes.last()
         self._subscribers.note_request(str(header.get("session")))
         return self._should_handle(stream, message, identity)
+
+    # Called in the thread of the control channel.
+    def _usage(self, *arguments: Any) -> Any:
+        self._resumes.last()
+        return self._tell_usage(*arguments)
+
+    def _forget_processor_times(self) -> None:
+        """Let ipykernel's view of resource usage count anew: Linux counts CPU time from zero after a resume."""
+        self._kernel.processes = {}
 
     # Called in the thread that runs the cell: only stdin's socket is used directly.
     def _ask(self, stream: Any, *arguments: Any, **options: Any) -> Any:

@@ -3,6 +3,9 @@
 A resume cuts all connections. libzmq connects a client again by itself, but it sends the client's subscription only when the client uses
 its socket. A client that does nothing between its requests (jupyter_client's blocking client) does that after it has sent the next
 request, so what the kernel publishes in the meantime would reach nobody.
+
+Over TCP subscribers are counted. Over unix sockets (Jupyter's transport `ipc`) Linux does not show what a peer has sent, so the first
+output for each client that was there before the resume is kept for a moment in any case.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Subscribers:
     """The subscribers of the output socket of `app`, ipykernel's application, whose ports may change in a resume."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
+        self._app, self._are_counted = app, app.transport == "tcp"
         #: The time of the last resume.
         self._resumed = -float("inf")
         #: The last count, and when it is made again at the earliest.
@@ -48,10 +51,12 @@ class Subscribers:
         """Note that the kernel handles a request of a client."""
         now = time.monotonic()
         settled = self._resumed + _SETTLED_SECONDS < now or self._complete
-        if settled and now > self._next_count:
+        if self._are_counted and settled and now > self._next_count:
             self._count, after = self._counted_now(), time.monotonic()
             self._next_count = after + (after - now) / _COUNTING_PART
-        if len(self._clients) < _MAX_CLIENTS:
+        if client not in self._clients and len(self._clients) < _MAX_CLIENTS:
+            if not self._are_counted:
+                self._deadlines[client] = now  # it has connected after the resume
             self._clients.add(client)
 
     def expect_again(self) -> None:
@@ -66,7 +71,7 @@ class Subscribers:
         client, now = _client_of(message), time.monotonic()
         if client not in self._clients or now > self._deadlines.setdefault(client, now + _PATIENCE):
             return False
-        self._complete = self._counted_now() >= self._expected
+        self._complete = self._are_counted and self._counted_now() >= self._expected
         return not self._complete
 
     def _counted_now(self) -> int:

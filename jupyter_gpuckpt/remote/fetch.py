@@ -52,16 +52,30 @@ def fetch(
         _fetch_missing(bucket, seal, snapshot, remote, digests, store, writer, progress, checkers)
         writer.finish()
         if is_stub:
-            store.locate(digests)
-            info = store.stubs.end(remote.snapshot_id)
-            store.on_change(
-                SnapshotChange(info.snapshot_id, info.kernel_id, SnapshotChangeKind.CHANGED)
-            )
+            _end_stub(store, remote.snapshot_id, digests)
         else:
             store.publish(manifest)
     with suppress(StoreError):  # without a time of use it would be the first to become a stub again
         store.stubs.note_use(remote.snapshot_id)
     return manifest.info
+
+
+def is_made_whole(store: LocalStore, snapshot_id: str) -> bool:
+    """Turn a stub whose chunks are all here into a whole snapshot; return whether it was one."""
+    digests = manifests.references(store.manifest(snapshot_id))
+    store.pack_checks.look()
+    with store.writer() as writer:
+        if not writer.known(digests).keys() >= digests:
+            return False
+        writer.finish()
+        _end_stub(store, snapshot_id, digests)
+    return True
+
+
+def _end_stub(store: LocalStore, snapshot_id: str, digests: set[bytes]) -> None:
+    store.locate(digests)
+    info = store.stubs.end(snapshot_id)
+    store.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, SnapshotChangeKind.CHANGED))
 
 
 def repair(bucket: Bucket, seal: Seal, snapshot: RemoteSnapshot, store: LocalStore) -> None:

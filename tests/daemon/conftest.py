@@ -185,6 +185,7 @@ def left_in_scratch():
         "ferry",
         "outside-signals.so",
         "secrets",
+        "record",
         "images",
         "gpu",
         "hidden",

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.errors import KernelStateConflict
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.wire import calls, place
-from jupyter_gpuckpt.wire.protocol import OwnerKind
+from jupyter_gpuckpt.wire.manifest_records import SCRATCH
+from jupyter_gpuckpt.wire.protocol import BranchRequest, OwnerKind
 from jupyter_gpuckpt.wire.states import KernelState
 
 
@@ -58,6 +60,80 @@ def test_a_record_that_makes_no_sense_costs_its_kernel_only(client, settings, cr
     kernel = crashed(after=spoil)
     assert [one.kernel_id for one in client.send(calls.kernels())] == [kernel.kernel_id]
     assert "kernel other cannot be recovered" in settings.log_file.read_text()
+
+
+def remove(path):
+    """Remove the record of a kernel."""
+    path.unlink()
+
+
+def truncate(path):
+    """Leave half of the record of a kernel."""
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def exchange(path):
+    """Put the record of another kernel in the place of a kernel's."""
+    path.write_bytes(path.read_bytes().replace(path.parent.name.encode(), b"other"))
+
+
+@pytest.mark.parametrize("spoil", [remove, truncate, exchange])
+def test_a_kernel_whose_record_is_lost_is_adopted(
+    client, settings, crashed, counts, eventually, spoil
+):
+    def lose(kernel):
+        spoil(settings.state / "kernels" / kernel.kernel_id / "record.json")
+
+    kernel = crashed(after=lose)
+    found = client.send(calls.kernel(kernel.kernel_id))
+    assert (found.state, found.pid) == (KernelState.RUNNING, kernel.pid)
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+
+
+def test_an_older_record_does_not_hide_a_kernel(client, settings, crashed):
+    """A backup of the data directory was put back: there, the kernel is suspended."""
+    older = []
+
+    def before(kernel):
+        path = settings.state / "kernels" / kernel.kernel_id / "record.json"
+        client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+        older.extend([path, path.read_bytes()])
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
+        older.append(client.send(calls.kernel(kernel.kernel_id)).pid)
+
+    kernel = crashed(before, lambda kernel: older[0].write_bytes(older[1]))
+    found = client.send(calls.kernel(kernel.kernel_id))
+    assert (found.state, found.pid) == (KernelState.RUNNING, older[2])
+
+
+def test_a_kernel_that_no_record_names_is_not_started_twice(
+    client, settings, owner_of, spec, crashed, eventually
+):
+    def lose(kernel):
+        remove(settings.state / "kernels" / kernel.kernel_id / "record.json")
+        remove(Path(f"/proc/{kernel.init_pid}/root{SCRATCH}/record"))
+
+    saved = []
+    kernel = crashed(
+        lambda k: saved.append(client.wait(client.send(calls.save(k.kernel_id)).operation_id)), lose
+    )
+    assert client.send(calls.kernels()) == []
+    assert f"process {kernel.init_pid} belongs to kernel" in settings.log_file.read_text()
+    with owner_of(client) as owner:
+        request = BranchRequest(owner.owner_id, saved[0].snapshot_id, kernel.kernel_id, [])
+        client.send(calls.branch(request))
+        with pytest.raises(KernelStateConflict, match=f"still runs as process {kernel.init_pid}"):
+            client.send(calls.resume(kernel.kernel_id))
+        client.send(calls.kill(kernel.kernel_id))
+        with pytest.raises(KernelStateConflict, match=f"still runs as process {kernel.init_pid}"):
+            client.send(calls.launch(owner.owner_id, spec(kernel_id=kernel.kernel_id)))
+        os.kill(kernel.init_pid, signal.SIGKILL)
+        eventually(lambda: place.start_time(kernel.init_pid) is None)
+        client.send(calls.branch(request))
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
 
 
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):

@@ -13,7 +13,7 @@ import pytest
 from jupyter_gpuckpt.cli import app
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon.remotes.change_sender import telling_lock
-from jupyter_gpuckpt.errors import SnapshotInRemoteOnly, StoreError
+from jupyter_gpuckpt.errors import RemoteNotFound, SnapshotInRemoteOnly, StoreError
 from jupyter_gpuckpt.linux.file_locks import eviction
 from jupyter_gpuckpt.wire import calls, place
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
@@ -146,6 +146,39 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
         client.wait(client.send(calls.resume(kernel_id)).operation_id)
         eventually(lambda: counts(kernel_id) > count, LONG)
         assert app.main(["remote", "rm", "offsite", "--force"]) == 0
+
+
+def damage_stub(settings, snapshot_id):
+    (settings.data / f"store/manifests/{snapshot_id}.stub").write_bytes(b"damaged")
+
+
+def test_a_kernel_whose_stub_is_damaged_comes_back_from_what_is_here(
+    settings, owner_of, suspended, counts, eventually
+):
+    with Client.connect(settings) as client, owner_of(client) as owner:
+        kernel_id, snapshot_id = suspended(client, owner)
+        damage_stub(settings, snapshot_id)
+        assert the_one(client, snapshot_id).remote_only == ""
+        count = counts(kernel_id)
+        client.wait(client.send(calls.resume(kernel_id)).operation_id)
+        eventually(lambda: counts(kernel_id) > count, LONG)
+        assert the_one(client, snapshot_id).remote_only is None
+
+
+def test_a_stub_that_is_damaged_and_in_no_remote_says_so(
+    near, share, owner_of, suspended, eventually
+):
+    with Client.connect(near) as client, owner_of(client) as owner:
+        kernel_id, snapshot_id = suspended(client, owner)
+        eventually(lambda: the_one(client, snapshot_id).remote_only == "offsite", LONG)
+        eventually(
+            lambda: stored_bytes(near) < the_one(client, snapshot_id).sizes.stored_bytes / 5, LONG
+        )
+        damage_stub(near, snapshot_id)
+        assert app.main(["remote", "rm", "offsite", "--force"]) == 0
+        with pytest.raises(RemoteNotFound, match=r"stub` is damaged"):
+            client.wait(client.send(calls.resume(kernel_id)).operation_id)
+        assert client.send(calls.kernel(kernel_id)).state is KernelState.SUSPENDED
 
 
 def test_an_eviction_that_meets_another_task_follows_soon(

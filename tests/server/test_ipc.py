@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from jupyter_client.blocking import BlockingKernelClient
+
+from tests.blocking_clients import printed
 from tests.server.test_time_travel import NOTEBOOK, branch
 
 
@@ -35,6 +38,23 @@ def test_kernels_are_saved_branched_and_woken_as_over_tcp(server_with):
     for each in (page, other):
         server.request("DELETE", f"api/kernels/{each.kernel_id}")
     assert not any(folder.exists() for folder in folders)
+
+
+def test_a_blocking_client_gets_the_output_of_its_first_cell_after_a_resume(server_with):
+    server = server_with("--KernelManager.transport=ipc")
+    page = server.open()
+    page.run("pass")
+    client = BlockingKernelClient(connection_file=str(next(files_of(server))))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        assert printed(client, "x = 41; print(x)") == "41\n"
+        server.do("suspend", page.kernel_id)
+        assert page.run("x += 1; print(x)") == "42\n"
+        assert printed(client, "x += 1; print(x)") == "43\n"
+    finally:
+        client.stop_channels()
 
 
 def files_of(server):

@@ -1,5 +1,8 @@
 """Clients that are connected to a kernel of the server directly, past the server: jupyter console, a blocking client."""
 
+from contextlib import suppress
+from queue import Empty
+
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 
@@ -38,3 +41,23 @@ def test_a_client_that_cannot_resume_a_kernel_is_told_how(clean_server, page, cl
     eventually(lambda: clean_server.kernel(page.kernel_id)["state"] == "suspended")
     clean_server.do("resume", page.kernel_id)
     assert printed(client, "print('back')") == "back\n"
+
+
+def test_the_use_of_processors_is_not_negative_after_a_resume(clean_server, page, client):
+    def usage():
+        # A message on the control channel may be lost where a resume has just cut the connection.
+        while True:
+            client.control_channel.send(client.session.msg("usage_request", {}))
+            with suppress(Empty):
+                while (reply := client.get_control_msg(timeout=5))["msg_type"] != "usage_reply":
+                    pass
+                return reply["content"]["kernel_cpu"]
+
+    used = "import time\nwhile time.process_time() < 3: pass"
+    usage()
+    page.run(used)
+    usage()
+    clean_server.do("suspend", page.kernel_id)
+    clean_server.do("resume", page.kernel_id)
+    page.run("pass")
+    assert usage() >= 0

@@ -385,3 +385,45 @@ def test_descriptors_of_one_thread_are_told(run):
     assert resumed.warnings == [
         f"After the resume, descriptors that one thread had for itself of {name} are missing."
     ]
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_epoll_may_watch_a_file_whose_descriptor_was_closed_but_has_a_duplicate(run, is_reused):
+    program = run(f"""
+        import os, select, socket, time
+        end, other = socket.socketpair()
+        number = end.fileno()
+        epoll = select.epoll()
+        epoll.register(end, select.EPOLLIN)
+        duplicate = os.dup(number)
+        end.close()
+        assert not {is_reused} or os.open("/dev/null", os.O_RDONLY) == number
+        other.send(b"x")
+        while True:
+            print(epoll.poll(1) == [(number, select.EPOLLIN)], flush=True)
+            time.sleep(0.05)
+    """)
+    assert program.fresh_line() == "True"
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line() == "True"
+    assert resumed.warnings == []
+
+
+def test_the_count_of_an_eventfd_may_be_large_and_its_lost_mode_is_told(run):
+    program = run("""
+        import os, time
+        large, mode = os.eventfd(0), os.eventfd(2, os.EFD_SEMAPHORE)
+        os.eventfd_write(large, (1 << 33) + 5)
+        def shown(number):
+            text = open(f"/proc/self/fdinfo/{number}").read()
+            return int(text.split("eventfd-count:")[1].split()[0], 16)
+        while True:
+            print(shown(large), shown(mode), flush=True)
+            time.sleep(0.05)
+    """)
+    before = program.fresh_line()
+    assert before == f"{(1 << 33) + 5} 2"
+    resumed = program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line() == before
+    [warning] = resumed.warnings
+    assert "the way of counting (EFD_SEMAPHORE) of descriptor" in warning

@@ -93,6 +93,10 @@ MORE = """
     packets, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for message in (b"one", b"", b"two", b"", b"three"):
         sender.send(message)
+    datagrams, other_sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for message in (b"", b"four", b"", b"five"):
+        other_sender.send(message)
+    nothing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     reset, other = socket.socketpair()
     reset.send(b"never read")
     other.send(b"before")
@@ -101,11 +105,13 @@ MORE = """
     while not os.path.exists("read"):
         time.sleep(0.01)
     found = []
-    try:
-        while True:
-            found.append(packets.recv(10, socket.MSG_DONTWAIT).decode())
-    except BlockingIOError:
-        print(" ".join(filter(None, found)), reset.recv(10).decode(), flush=True)
+    for end in (packets, datagrams, *nothing):
+        try:
+            while True:
+                found.append(end.recv(10, socket.MSG_DONTWAIT).decode())
+        except BlockingIOError:
+            continue
+    print(" ".join(filter(None, found)), reset.recv(10).decode(), flush=True)
     time.sleep(1000)
 """
 
@@ -116,4 +122,4 @@ def test_messages_after_an_empty_one_and_before_a_reset_are_kept(run) -> None:
     program.save()
     program.resume(program.save(stop=True).manifest.info.snapshot_id)
     (program.log.parent / "read").touch()
-    assert program.lines(more_than=1)[1] == "one two three before"
+    assert program.lines(more_than=1)[1] == "one two three four five before"

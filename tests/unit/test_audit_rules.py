@@ -49,6 +49,13 @@ BOUNDS = {
     "THP_enabled": ({}, {}, "1", "", "0"),
     "untag_mask": ({}, {}, "0xffffffffffffffff", "", "0x0"),
     "secure bits": ({"CapPrm": "0"}, {}, "", "3", "7"),
+    "entries": (
+        {"link": "socket:"},
+        {},
+        "tfd: 9 events: 19 data: 9",
+        "tfd: 3 events: 19 data: 9",
+        "tfd: 3 events: 1d data: 9",
+    ),
     "link": ({}, {}, "/data/a", "/copies/a", "pipe:"),
     "pos": ({"link": "/gone"}, {}, "10", "0", "9"),
 }

@@ -19,6 +19,7 @@
 - `stopped_trees`: process trees that stand still for longer than an operation.
 - `streams`: ordered streams of events.
 - `taken_over`: what users are told when another machine has taken a kernel's session over.
+- `tree_records`: a copy of each kernel's record on the scratch of its own tree.
 - `tree_watch`: the watch on the inits of kernels' trees.
 - `usage`: a process tree's use of RAM and GPUs.
 - `verbs`: the verbs that clients request: launch, save, suspend, resume ....

@@ -89,6 +89,11 @@ class FormerProcesses:
         """Return whether a process would be lost with this daemon."""
         return bool(self._kept)
 
+    @property
+    def trees(self) -> list[Tree]:
+        """The trees of the processes that are kept."""
+        return [former.tree for former in self._kept.values()]
+
     async def set_aside(self, kernel_id: str, request: SaveRequest, keep_seconds: float) -> None:
         """Set a kernel's process aside and forget the kernel, so that a new one of the same id can be launched on its ports.
 

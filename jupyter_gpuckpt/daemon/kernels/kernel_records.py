@@ -102,7 +102,7 @@ class Records:
     """The directory of records, as seen by the daemon of `place`. Thread-safe."""
 
     def __init__(self, state_dir: Path, place: Place) -> None:
-        self.state_dir, self._place = state_dir, place
+        self.state_dir, self.place = state_dir, place
         for name in ("kernels", "exits", "places", "shared"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = PlaceLocks(state_dir / "places", place)
@@ -113,11 +113,16 @@ class Records:
         #: Those of them that `lost` has not returned yet.
         self._lost: dict[str, SessionLost] = {}
 
+    @property
+    def exits(self) -> Path:
+        """The folder of wait statuses."""
+        return self.state_dir / "exits"
+
     def hold(self) -> None:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
         self._locks.hold()
         kept = {record.exit_path for record in self.all()}
-        state_leftovers.remove(self.state_dir / "kernels", self.state_dir / "exits", kept)
+        state_leftovers.remove(self.state_dir / "kernels", self.exits, kept)
         with self._mutex:
             self._leases.sweep()
 
@@ -146,7 +151,7 @@ class Records:
 
     def new_exit_path(self, kernel_id: str) -> Path:
         """Return a new path for each start of a process, so that an old status is never mistaken for a new one."""
-        return self.state_dir / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
+        return self.exits / f"{kernel_id}-{secrets.token_hex(4)}"
 
     def write(
         self, kernel_id: str, encoded: bytes, state: KernelState = KernelState.RUNNING
@@ -194,11 +199,11 @@ class Records:
 
     def mine(self) -> list[KernelRecord]:
         """Return the records of this place, whose previous daemon has ended, and get their leases."""
-        found = list(self._read(name=f"branch-{self._place.key}.json"))
+        found = list(self._read(name=f"branch-{self.place.key}.json"))
         with self._mutex:
             self._branches.update(record.kernel_id for record in found)
             for record in self.all():
-                if record.place == self._place and record.kernel_id not in self._branches:
+                if record.place == self.place and record.kernel_id not in self._branches:
                     try:
                         self._leases.inherit(record.kernel_id)
                     except SessionHeld as error:
@@ -207,9 +212,18 @@ class Records:
                         found.append(record)
         return found
 
+    def claim(self, kernel_id: str) -> None:
+        """Get the lease of a kernel of this place whose record on the disk is missing, damaged or outdated. Raises SessionHeld."""
+        with self._mutex:
+            on_disk = self._of(kernel_id)
+            if on_disk is not None and on_disk.place != self.place:
+                self._branches.add(kernel_id)
+            elif not self._leases.knows(kernel_id):
+                self._leases.inherit(kernel_id)
+
     def of_others(self) -> list[KernelRecord]:
         """Return the records of other places."""
-        return [one for one in self.all() if one.place != self._place]
+        return [one for one in self.all() if one.place != self.place]
 
     def moved(self) -> list[str]:
         """Return the suspended kernels of this daemon that another one has taken over, and drop them."""
@@ -245,7 +259,7 @@ class Records:
         deadline = time.monotonic() + _RELEASE_SECONDS
         while True:
             found = self._of(kernel_id)
-            if not found or found.place == self._place or found.owner.kind is not OwnerKind.SERVER:
+            if not found or found.place == self.place or found.owner.kind is not OwnerKind.SERVER:
                 return None
             try:
                 return self._taken(found, lambda record: True, bring, is_asked=True)
@@ -274,7 +288,7 @@ class Records:
             if now is None or now.place != place or not wanted(now):
                 raise held(kernel_id, "was changed on another machine just now", "Try again.")
             bring(now)  # without `_mutex`, because it may take long
-            now.place = self._place
+            now.place = self.place
             if is_asked:
                 now.owner = msgspec.structs.replace(now.owner, pid=0, start_time=0.0)
             with self._mutex:
@@ -299,7 +313,7 @@ class Records:
                 raise held(kernel_id, f"is {record.state} on another machine")
             return set()
         if is_locked is False:
-            if self._place.sees_processes_of(place):
+            if self.place.sees_processes_of(place):
                 return {place.key}
             if not locks_reach_all(self.state_dir) and self._leases.is_heard_of(place.key):
                 raise held(
@@ -312,7 +326,7 @@ class Records:
     def _write_leased(self, kernel_id: str, encoded: bytes, state: KernelState) -> None:
         if not self._leases.knows(kernel_id):
             other = self._of(kernel_id)
-            if other is not None and other.place != self._place:
+            if other is not None and other.place != self.place:
                 raise held(kernel_id, f"is {other.state} on another machine")
         if self._leases.has_moved(kernel_id):
             self._caught_up(kernel_id)
@@ -333,7 +347,7 @@ class Records:
 
     def _is_mine(self, kernel_id: str) -> bool:
         record = self._of(kernel_id)
-        return record is not None and record.place == self._place
+        return record is not None and record.place == self.place
 
     def _become_branch(self, kernel_id: str, reason: SessionLost) -> None:
         """Keep a kernel, as a branch, whose record belongs to another daemon now."""
@@ -375,4 +389,4 @@ class Records:
         return self.state_dir / "kernels" / kernel_id / "record.json"
 
     def _branch_path(self, kernel_id: str) -> Path:
-        return self._path(kernel_id).with_name(f"branch-{self._place.key}.json")
+        return self._path(kernel_id).with_name(f"branch-{self.place.key}.json")

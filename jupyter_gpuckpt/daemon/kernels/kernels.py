@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,21 @@ from typing import Any
 import msgspec
 
 from ...engine.tree.tree import Tree
-from ...errors import ErrorRecord, FreezeFailed, GpuCkptError, KernelNotFound, StoreError, record_of
+from ...errors import (
+    ErrorRecord,
+    FreezeFailed,
+    GpuCkptError,
+    KernelNotFound,
+    KernelStateConflict,
+    StoreError,
+    record_of,
+)
 from ...linux.ports import HeldPorts
 from ...wire.deadlines import since_boot
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import Event, Kernel
 from ...wire.states import ABSENT, ALIVE, GPU_AWAY, KernelState, may_follow
-from . import stopped_trees
+from . import stopped_trees, tree_records
 from .kernel_records import KernelRecord, Records
 from .lost_notebooks import LostNotebooks
 from .machine import Machine
@@ -31,6 +39,7 @@ from .operations import RunningOperation
 from .recovered import lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
+from .tree_records import UnnamedTree
 from .tree_watch import TreeWatch
 from .usage import Usage
 
@@ -137,6 +146,8 @@ class Kernels:
         self._records, self._machine, self._streams = records, machine, streams
         self._kernels: dict[str, ManagedKernel] = {}
         self._watch = TreeWatch[ManagedKernel](machine, self._ended)
+        #: Living trees of this place that are not managed, because no record names them.
+        self._unnamed: list[UnnamedTree] = []
         self.lost_notebooks = LostNotebooks(records.state_dir)
         # With one thread, records are written in the order of their changes.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
@@ -260,8 +271,23 @@ class Kernels:
             if kernel.state is KernelState.RUNNING and (tree := kernel.record.tree) is not None:
                 await asyncio.to_thread(self._machine.learn_programs, tree)
 
-    async def recover(self, found: list[KernelRecord]) -> None:
-        """Manage kernels that another daemon left, each in the state that `recovered.recovered` returns."""
+    def require_no_other_tree(self, kernel_id: str) -> None:
+        """Raise KernelStateConflict if a tree of this kernel runs that no record names: a second one would write the same files."""
+        for tree in self._unnamed:
+            if tree.kernel_id == kernel_id and tree.alive:
+                raise KernelStateConflict(
+                    f"Kernel {kernel_id} still runs as process {tree.init_pid}, but its record is lost.",
+                    hint=f"End that process (`kill -9 {tree.init_pid}`); what the kernel did since its last snapshot is lost then.",
+                )
+
+    async def recover(self, found: list[KernelRecord], others: Collection[Tree] = ()) -> None:
+        """Manage kernels that another daemon left, each in the state that `recovered.recovered` returns.
+
+        `others`: the living trees that belong to no record, such as those of former processes.
+        """
+        found, self._unnamed = await asyncio.to_thread(
+            tree_records.adopt, self._records, found, others
+        )
         for record in found:
             try:
                 await self._recover(record)
@@ -351,7 +377,15 @@ class Kernels:
 
     def _written(self, kernel: ManagedKernel) -> Awaitable[None]:
         encoded = msgspec.json.encode(record := kernel.record)
-        written = self._writer.submit(self._records.write, record.kernel_id, encoded, record.state)
+        tree = record.tree
+
+        def write() -> None:
+            if tree is not None:
+                tree_records.write(tree, encoded)
+            self._records.write(record.kernel_id, encoded, state)
+
+        state = record.state
+        written = self._writer.submit(write)
         future = asyncio.wrap_future(written)
         # Not every caller awaits the write, so its error is logged here; the change is in memory in any case.
         future.add_done_callback(_log_failure)

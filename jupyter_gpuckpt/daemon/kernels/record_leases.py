@@ -85,9 +85,13 @@ class RecordLeases:
             return None
 
     def begin(self, kernel_id: str) -> None:
-        """Register a kernel of this daemon that has no process, without getting its lease."""
+        """Register a kernel of this daemon that has no process; get its lease only from a killed daemon of this place."""
         if kernel_id not in self._known:
-            self._known[kernel_id] = _Known(self._begun(kernel_id).term, False)
+            begun = self._begun(kernel_id)
+            if begun.lease and _place_of(begun.lease.daemon_id) == self._place.key:
+                self.take(kernel_id, {self._place.key})
+            else:
+                self._known[kernel_id] = _Known(begun.term, False)
 
     def have(self, kernel_id: str) -> None:
         """Ensure that this daemon has the lease of one of its kernels. Raises SessionHeld, SessionLost."""

@@ -86,6 +86,7 @@ class Verbs:
         await asyncio.to_thread(launch_checks.check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         await asyncio.to_thread(late_imports.load)
+        self._kernels.require_no_other_tree(spec.kernel_id)
         former = self._kernels.find(spec.kernel_id)
         if former and (former.doomed or former.state is not KernelState.LOST):
             raise KernelStateConflict(
@@ -176,6 +177,7 @@ class Verbs:
         kernel = self._kernels.get(kernel_id)
         if kernel.state in GPU_AWAY:
             return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
+        self._kernels.require_no_other_tree(kernel_id)
         exit_path = self._records.new_exit_path(kernel_id)
         job = jobs.thaw(self._machine, kernel.record, request, exit_path, self._leases)
         return self._begin(kernel, job)

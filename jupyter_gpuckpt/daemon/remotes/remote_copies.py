@@ -127,6 +127,8 @@ def _bring_back(
 ) -> None:
     from .. import late_modules  # noqa: PLC0415 - late: see there
 
+    if late_modules.fetch.is_made_whole(store, info.snapshot_id):
+        return
     retries = Retries.while_somebody_waits(progress.cancelled)
     try:
         opened, snapshot = _look(data_dir, info, stub, retries)
@@ -167,6 +169,12 @@ def _look(
             with suppress(StoreError):
                 opened = remote_keys.opened(data_dir, remote, retries)
                 return opened, find(data_dir, opened, info)
+        if not stub.remote:
+            raise RemoteNotFound(
+                f"It is not known which remote has snapshot {info.snapshot_id}, because its file `{info.snapshot_id}.stub` is damaged;"
+                " none of this machine's remotes lists it.",
+                hint="Add the remote again that has it.",
+            ) from error
         if isinstance(error, RemoteNotFound):
             error.hint = f"{error.hint} Add again the one that had it."
         raise

@@ -8,7 +8,7 @@ from functools import cache
 
 from ..injection.call_tables import Call, Result, Table
 from .fact_records import Values
-from .proc_facts import OWN_CWD, OWN_UMASK
+from .proc_facts import LOCKED_WHEN_USED, OWN_CWD, OWN_UMASK
 
 _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
     13,
@@ -19,6 +19,7 @@ _NR_SIGACTION, _NR_PERSONALITY, _NR_PRCTL, _NR_ARCH_PRCTL, _NR_SET_MEMPOLICY = (
 )
 _NR_GET_MEMPOLICY, _NR_KEYCTL, _NR_MEMBARRIER = 239, 250, 324
 _NR_CHDIR, _NR_UMASK, _NR_UNSHARE, _CLONE_FS = 80, 95, 272, 0x200
+_NR_MLOCK2, _MLOCK_ONFAULT = 325, 1
 _KEYCTL_READ, _THREAD_KEYRING, _PROCESS_KEYRING, _SESSION_KEYRING = 11, -1, -2, -3
 _MEMBARRIER_GET_REGISTRATIONS = 1 << 9
 _GET_PERSONALITY = 0xFFFFFFFF
@@ -108,8 +109,8 @@ def _values(table: dict[str, Call], results: Sequence[Result]) -> Values:
 
 def setting(fact: str, values: Values) -> list[Call]:
     """Return the calls by which a thread sets a fact to that of `values` again; none if it cannot. Raises ValueError."""
-    if fact in (OWN_CWD, OWN_UMASK) and fact in values:
-        return [Call(_NR_UNSHARE, (_CLONE_FS,)), _setting_of_own(fact, values[fact])]
+    if fact in (OWN_CWD, OWN_UMASK, LOCKED_WHEN_USED) and fact in values:
+        return _setting_of_shown(fact, values[fact])
     if fact not in _SETTABLE or (fact in ALWAYS_THERE and fact not in values):
         return []
     number = int(values.get(fact, "0"), 0)
@@ -127,10 +128,15 @@ def setting(fact: str, values: Values) -> list[Call]:
     return [Call(call, (*arguments, number))]
 
 
-def _setting_of_own(fact: str, value: str) -> Call:
+def _setting_of_shown(fact: str, value: str) -> list[Call]:
+    """Return the calls that set a fact which /proc shows."""
+    if fact == LOCKED_WHEN_USED:
+        areas = [tuple(int(end, 16) for end in area.split("-")) for area in value.split()]
+        return [Call(_NR_MLOCK2, (start, end - start, _MLOCK_ONFAULT)) for start, end in areas]
+    own = Call(_NR_CHDIR, (0,), 0, os.fsencode(value) + b"\0")
     if fact == OWN_UMASK:
-        return Call(_NR_UMASK, (int(value, 8),))
-    return Call(_NR_CHDIR, (0,), 0, os.fsencode(value) + b"\0")
+        own = Call(_NR_UMASK, (int(value, 8),))
+    return [Call(_NR_UNSHARE, (_CLONE_FS,)), own]
 
 
 _TRAP = "action of SIGTRAP"

@@ -260,6 +260,26 @@ def _was_made_empty(before: str, after: str, context: Context) -> bool:
     return after in ("", "0") and context.before.get("link") in context.changes.made
 
 
+def _watches_the_same(before: str, after: str, context: Context) -> bool:
+    """Accept another number of a watched file if the former one was closed or given to another file: CRIU uses a duplicate's."""
+    then, now = sorted(map(_watch, before.split("; "))), sorted(map(_watch, after.split("; ")))
+    files = context.process.descriptors
+    return [what for what, _ in then] == [what for what, _ in now] and all(
+        old == new or _link(files, old) != _link(files, new)
+        for (_, old), (_, new) in zip(then, now, strict=True)
+    )
+
+
+def _watch(entry: str) -> tuple[str, int]:
+    """Return what an entry of epoll says beside the number of the descriptor, and that number."""
+    _, number, what = entry.split(maxsplit=2)
+    return what, int(number)
+
+
+def _link(files: Mapping[int, Values], number: int) -> str:
+    return files.get(number, {}).get("link", "")
+
+
 def _bits(values: Values, fact: str) -> int:
     return int(values.get(fact, "0"), 16)
 
@@ -297,6 +317,7 @@ RULES: dict[str, Rule] = {
     "THP_enabled": _is_new_in_linux,
     "untag_mask": _is_new_in_linux,
     "secure bits": _can_gain_nothing,
+    "entries": _watches_the_same,
     "link": _both_have_names,
     "pos": _was_made_empty,
 }

@@ -25,7 +25,7 @@ from .fact_records import Values
 
 _F_GETSIG, _F_SETSIG, _F_GETOWN_EX, _F_SETOWN_EX, _F_GET_SEALS = 11, 10, 16, 15, 1034
 _F_ADD_SEALS, _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1033, 1031, 1032
-_OWNER = struct.Struct("=ii")
+_OWNER, _COUNT = struct.Struct("=ii"), struct.Struct("=Q")
 _TCGETS2, _TIOCGEXCL, _TIOCGPTLCK, _TIOCGPKT = 0x802C542A, 0x80045440, 0x80045439, 0x80045438
 _TCSETS2, _TCSETS2_BYTES = 0x402C542B, 44
 _REALTIME_CLOCKS = ("0", "8")
@@ -215,6 +215,12 @@ def _set_flags(copy: int, values: Values, pids: Mapping[int, int]) -> None:
     fcntl.fcntl(copy, fcntl.F_SETFL, int(values["flags"], 8) & ~os.O_CLOEXEC)
 
 
+def _set_count(copy: int, values: Values, pids: Mapping[int, int]) -> None:
+    if select.select([copy], [], [], 0)[0]:
+        os.read(copy, _COUNT.size)  # it is 0 then
+    os.write(copy, _COUNT.pack(int(values.get("eventfd-count", "0"), 16)))
+
+
 def _by_fcntl(fact: str, command: int) -> _Setter:
     def set_it(copy: int, values: Values, pids: Mapping[int, int]) -> None:
         fcntl.fcntl(copy, command, int(values.get(fact, "0")))
@@ -223,6 +229,7 @@ def _by_fcntl(fact: str, command: int) -> _Setter:
 
 
 _SETTERS: dict[str, _Setter] = {
+    "eventfd-count": _set_count,
     "fires at": _set_timer,
     "it_value": _set_timer,
     "signal owner": _set_owner,

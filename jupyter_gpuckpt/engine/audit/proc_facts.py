@@ -54,6 +54,9 @@ _NAMESPACED = frozenset({"NSpgid", "NSsid"})
 #: Facts of threads that do not share them with their process.
 OWN_CWD, OWN_UMASK = "own working directory", "own umask"
 OWN_DESCRIPTORS = "own descriptors"
+#: A fact of processes: the areas that are locked page by page when they are used (mlock2, mlockall), as `start-end ...`.
+LOCKED_WHEN_USED = "locked when used"
+_NOTHING_LOCKED = "0 kB"
 _FILES = ("coredump_filter", "oom_score_adj")
 _TARGET = re.compile(r"\b(pid|tid)\.(\d+)")
 _NICE = re.compile(r"nice (-?\d+)")
@@ -143,6 +146,9 @@ def of_process(pid: int, fields: Values) -> Values:
         timers = " ".join(_text(pid, "timers").split())
         # A timer names the process or thread that its signal goes to.
         found["timers"] = _TARGET.sub(lambda m: f"{m[1]}.{processes.nspid(int(m[2]))}", timers)
+    if found.get("VmLck") != _NOTHING_LOCKED:
+        areas = processes.flagged_areas(pid, "lf")
+        found[LOCKED_WHEN_USED] = " ".join(f"{start:x}-{end:x}" for start, end in areas)
     for name in ("cwd", "root"):
         with suppress(OSError):
             found[name] = os.readlink(f"/proc/{pid}/{name}")

@@ -50,6 +50,6 @@ def _take(pid: int, locks: Sequence[Lock]) -> None:
     except OSError as error:
         raise ThawFailed(
             "A lock that the kernel held on a file could not be taken again.",
-            hint="The snapshot is untouched. Close the file in other programs, then try again.",
+            hint="Close the file in other programs, then try again; a resume by force cannot take it either. The snapshot is untouched.",
             details=f"process {pid}, {', '.join(sorted({lock.path for lock in locks}))}: {error}",
         ) from error

@@ -67,7 +67,7 @@ def _taken(lock: Lock, holder: int) -> ThawFailed:
     by = f"process {holder} ({processes.name(holder) or '?'})" if holder > 0 else "a process"
     return ThawFailed(
         f"The file {lock.path} is locked by {by}, and the kernel held a lock on it.",
-        hint="Close the file there, then try again. The snapshot is untouched.",
+        hint="Close the file there, then try again; a resume by force cannot take the lock either. The snapshot is untouched.",
         details=f"{lock}",
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,7 +39,7 @@ _START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS = range(1, 8)
 _ADVICE = 9
 #: MADV_WIPEONFORK, as a bit of the advice.
 _WIPE_ON_FORK = 1 << 18
-_MAP_NORESERVE = 0x4000
+_MAP_NORESERVE, _MAP_LOCKED = 0x4000, 0x2000
 _IS_GUARD = 1 << 16
 #: VMA_FILE_PRIVATE and VMA_FILE_SHARED.
 _IS_OF_FILE = 1 << 6 | 1 << 7
@@ -156,14 +156,30 @@ def _part(area: bytes, start: int, end: int) -> bytes:
 @strict
 def reserve_nothing(images: Path, nspid: int, is_meant: Callable[[Area], bool]) -> None:
     """Let CRIU map those memory areas of a process for which `is_meant` says so without a reservation of memory (MAP_NORESERVE)."""
+    _map_otherwise(images, nspid, is_meant, lambda flags: flags | _MAP_NORESERVE)
 
+
+@strict
+def unlock(images: Path, nspid: int, areas: Collection[tuple[int, int]]) -> None:
+    """Prevent CRIU from locking these memory areas of a process, which would fill them."""
+    _map_otherwise(
+        images,
+        nspid,
+        lambda area: (area.start, area.end) in areas,
+        lambda flags: flags & ~_MAP_LOCKED,
+    )
+
+
+def _map_otherwise(
+    images: Path, nspid: int, is_meant: Callable[[Area], bool], changed: Callable[[int], int]
+) -> None:
     def change(value: bytes) -> bytes:
         values = numbers(value)
         if values[_STATUS] & _IS_GUARD or not is_meant(_area(values)):
             return value
-        changed = {_MAPPED_AS: values[_MAPPED_AS] | _MAP_NORESERVE}
+        flags = {_MAPPED_AS: changed(values[_MAPPED_AS])}
         return encode(
-            [(number, wire, changed.get(number, found)) for number, wire, found in fields(value)]
+            [(number, wire, flags.get(number, found)) for number, wire, found in fields(value)]
         )
 
     edit_first(images / f"mm-{nspid}.img", lambda head: with_inner(head, _AREAS, change))

@@ -6,9 +6,16 @@
  *
  * It takes an empty message for the end, and would leave out all that comes after it. So it gets the next one: Linux leaves out empty
  * messages that were peeked at. An error of the socket, which Linux tells once, is no error of CRIU's reading: it reads again.
+ *
+ * It looks for messages only where Linux reports unread bytes, but for datagrams that is the length of the first message (man 7
+ * sock_diag, UNIX_DIAG_RQLEN; unix_inq_len in net/unix/af_unix.c). So a socket of datagrams never has none here.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <asm/errno.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -46,8 +53,30 @@ static int is_empty_message(int fd) {
     return kind != SOCK_STREAM && call(SYS_poll, (long)&end, 1, 0, 0) == 0;
 }
 
+static int is_number(int fd, int option, int wanted) {
+    int found = -1;
+    socklen_t length = sizeof found;
+    return getsockopt(fd, SOL_SOCKET, option, &found, &length) == 0 && found == wanted;
+}
+
+static void report_datagrams(char *data, long length) {
+    for (struct nlmsghdr *one = (struct nlmsghdr *)data; NLMSG_OK(one, length); one = NLMSG_NEXT(one, length)) {
+        struct unix_diag_msg *found = NLMSG_DATA(one);
+        int left = one->nlmsg_len - NLMSG_LENGTH(sizeof *found);
+        if (one->nlmsg_type != SOCK_DIAG_BY_FAMILY || left < 0 || found->udiag_family != AF_UNIX || found->udiag_type != SOCK_DGRAM)
+            continue;
+        struct rtattr *part = (struct rtattr *)((char *)found + NLMSG_ALIGN(sizeof *found));
+        for (; RTA_OK(part, left); part = RTA_NEXT(part, left)) {
+            struct unix_diag_rqlen *queue = RTA_DATA(part);
+            if (part->rta_type == UNIX_DIAG_RQLEN && RTA_PAYLOAD(part) >= sizeof *queue && !queue->udiag_rqueue) queue->udiag_rqueue = 1;
+        }
+    }
+}
+
 long recvmsg(int fd, struct msghdr *message, int flags) {
     long result = call(SYS_recvmsg, fd, (long)message, flags, 0);
+    if (result > 0 && !flags && is_dump() && is_number(fd, SO_DOMAIN, AF_NETLINK) && is_number(fd, SO_PROTOCOL, NETLINK_SOCK_DIAG))
+        report_datagrams(message->msg_iov->iov_base, result);
     if (!(flags & MSG_PEEK) || !is_dump()) return returned(result);
     if (result == -ECONNRESET || (result == 0 && is_empty_message(fd))) return recvmsg(fd, message, flags);
     if (result >= 0 && message->msg_control) keep_descriptors(message);

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import FreezeFailed
+from ...host import processes
 from ...linux.fresh_memory import fresh_memory
 from ...wire import decoding
 from ..criu.images import Extent
@@ -24,19 +25,7 @@ _COPY_PIECE = 4 << 20
 
 def unforked_areas(pid: int) -> list[tuple[int, int]]:
     """Return (start, end) of areas that a fork does not copy: VmFlags dc (DONTFORK) and wf (WIPEONFORK), see man madvise."""
-    areas, current = [], (0, 0)
-    content = Path(f"/proc/{pid}/smaps").read_bytes()
-    if b" dc" not in content and b" wf" not in content:
-        return []  # true of most processes; the text has 250 KB
-    for line in content.decode(errors="replace").splitlines():
-        head = line.split(" ", 1)[0]
-        if head == "VmFlags:":
-            if {"dc", "wf"} & set(line.split()[1:]):
-                areas.append(current)
-        elif not head.endswith(":"):
-            start, _, end = head.partition("-")
-            current = (int(start, 16), int(end, 16))
-    return areas
+    return processes.flagged_areas(pid, "dc", "wf")
 
 
 class _Part(msgspec.Struct, frozen=True):

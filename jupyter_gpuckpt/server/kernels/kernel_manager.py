@@ -41,6 +41,8 @@ else:
 _SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
 #: jupyter_client's error for a message that it received before: a snapshot with buffered output is resumed for the second time.
 _RECEIVED_BEFORE = "Duplicate Signature"
+#: How long a shutdown waits for a restart of the same kernel, and a restart for a shutdown.
+_OTHER_SECONDS = 10.0
 #: The kernel that the culler is examining: for an idle one it calls `shutdown_kernel`, as a user's click does.
 _culled: ContextVar[str] = ContextVar("gpuckpt_culled", default="")
 
@@ -59,7 +61,8 @@ def install_kernel_manager(
     ours = cast("GpuCkptKernels", kernels)
     ours.gpuckpt_owner, ours.gpuckpt_listener = owner, listener
     ours.gpuckpt_suspends_idle = suspends_idle
-    ours.gpuckpt_kernelspecs, ours.gpuckpt_restarts, ours.gpuckpt_stop = {}, {}, None
+    ours.gpuckpt_kernelspecs, ours.gpuckpt_stop = {}, None
+    ours.gpuckpt_restarts, ours.gpuckpt_shutdowns = {}, {}
     # The agent's requests and replies are no activity of a user.
     if jupyter_internals.has_untracked_types(kernels):
         ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
@@ -78,6 +81,8 @@ class GpuCkptKernels(_Base):
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
     #: Restarts that run, by kernel id.
     gpuckpt_restarts: dict[str, asyncio.Task[None]]
+    #: Shutdowns that run, by kernel id.
+    gpuckpt_shutdowns: dict[str, asyncio.Future[None]]
     gpuckpt_stop: asyncio.Task[None] | None
 
     def __len__(self) -> int:
@@ -198,6 +203,10 @@ class GpuCkptKernels(_Base):
 
         Two at once would end each other's processes: the page's sockets would reach neither, and the undo would be lost.
         """
+        if shutdown := self.gpuckpt_shutdowns.get(kernel_id):
+            await asyncio.wait({shutdown}, timeout=_OTHER_SECONDS)
+        if kernel_id not in self:
+            return  # Jupyter says then that there is no such kernel; an exception would become an unclear one
         restart = self.gpuckpt_restarts.get(kernel_id)
         if restart is None:
             restart = asyncio.ensure_future(self._restart(kernel_id, now=now))
@@ -241,8 +250,17 @@ class GpuCkptKernels(_Base):
         dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
         if idle and not dead:
             await self.gpuckpt_listener.kernel_idle(kernel_id)
-        elif now or restart or dead or not await self.gpuckpt_listener.keep_shut_down(kernel_id):
-            await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
+            return
+        if not restart and (running := self.gpuckpt_restarts.get(kernel_id)):
+            await asyncio.wait({running}, timeout=_OTHER_SECONDS)
+        ended = self.gpuckpt_shutdowns[kernel_id] = asyncio.get_running_loop().create_future()
+        try:
+            if now or restart or dead or not await self.gpuckpt_listener.keep_shut_down(kernel_id):
+                await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
+        finally:
+            ended.set_result(None)
+            if self.gpuckpt_shutdowns.get(kernel_id) is ended:
+                del self.gpuckpt_shutdowns[kernel_id]
 
     async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override] # as the async base
         """Stop serving kernels: suspend those that the next server can bring back, shut down the others. Never raise.

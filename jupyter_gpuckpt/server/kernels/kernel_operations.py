@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ...errors import (
     GpuCkptError,
@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from ...wire.snapshot_records import RetentionPolicy, Snapshot
     from .daemon_link import DaemonLink
     from .descriptions import KernelDescriptions
+    from .kernel_manager import GpuCkptKernels
 
 _DRAIN_SECONDS = 10.0
+#: How long a save or suspend waits for a restart of the kernel.
+_RESTART_SECONDS = 10.0
 _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
 #: no user requested the save.
@@ -266,6 +269,27 @@ class ServerOperations(KernelListener):
         name: str,
         cause: Cause,
         check: Callable[[], None] = lambda: None,
+    ) -> Operation:
+        """Start a save or suspend; if the kernel is being restarted, of the new process."""
+        restarts = cast("GpuCkptKernels", self._kernels).gpuckpt_restarts
+        while True:
+            if restart := restarts.get(kernel_id):
+                _, running = await asyncio.wait({restart}, timeout=_RESTART_SECONDS)
+                if running:
+                    raise KernelStateConflict("Please wait: this kernel is being restarted.")
+            try:
+                return await self._freeze_now(kind, kernel_id, name, cause, check)
+            except (KernelNotFound, KernelStateConflict):
+                if kernel_id not in restarts:  # else a restart has begun meanwhile
+                    raise
+
+    async def _freeze_now(
+        self,
+        kind: OperationKind,
+        kernel_id: str,
+        name: str,
+        cause: Cause,
+        check: Callable[[], None],
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)

@@ -472,10 +472,10 @@ libc.syscall(462, ctypes.c_long(start.value + 8192), 4096, 0)
 """,
         """
 assert area[:] == b"x" * len(area)
+assert any("lf" in line.split() for line in open("/proc/self/smaps") if line.startswith("VmFlags"))
 """,
         exception=(
-            "locked memory is locked as a whole, sealed memory is no longer sealed,"
-            " and the policy of an area is that of its thread again"
+            "sealed memory is no longer sealed, and the policy of an area is that of its thread again"
         ),
     ),
     Row(
