@@ -19,9 +19,9 @@ MAX_ROOMS = 17
 MAX_BYTES = {"ARCHITECTURE.md": 20_000}
 MAX_LINES = {"CONTRIBUTING.md": 120}
 #: Words that were given up, and what is said instead: ARCHITECTURE.md has one word for each thing.
-FORMER_WORDS = {"offsite": "remote", "lane": "ferry", "lanes": "ferries"}
+FORMER_WORDS = {"far": "remote", "lane": "ferry", "lanes": "ferries"}
 #: Those that are still a word of sentences.
-ORDINARY_WORDS = {"offsite"}
+ORDINARY_WORDS = {"far"}
 EMPTY_NAMES = {"base", "common", "core", "helpers", "misc", "util", "utils"}
 
 #: Folders of somebody's machine: home directories, work directories, temporary ones with a random name.
