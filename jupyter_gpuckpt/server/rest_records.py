@@ -376,6 +376,16 @@ def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     return SnapshotView(**fields)
 
 
+def snapshots_view(found: list[Snapshot]) -> SnapshotsView:
+    """Return the records of snapshots, in their order."""
+    return SnapshotsView(snapshots=list(map(snapshot_view, found)))
+
+
+def remotes_view(found: list[RemoteState]) -> RemotesView:
+    """Return the records of remotes, in their order."""
+    return RemotesView(remotes=found)
+
+
 def _upload_view(upload: Upload) -> UploadView:
     error = error_view(upload.error) if upload.error else None
     return UploadView(**{**msgspec.structs.asdict(upload), "error": error})
