@@ -50,21 +50,24 @@ class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class OutcomeView(View, frozen=True):
-    """The outcome of one kernel in a suspend of all."""
+    """The outcome of one kernel in a suspend of all.
+
+    - `snapshot_id`: Empty where it was not saved.
+    - `size_bytes`: Memory and GPU memory that it used together.
+    - `since`: Seconds since the epoch: when it was suspended; 0: it was not.
+    - `seconds`: How long its suspend took; 0 if it was suspended before.
+    - `error`: Why it was not saved.
+    """
 
     kernel_id: str
     name: str
     saved: bool
-    snapshot_id: Annotated[str, Meta(description="Empty where it was not saved.")]
-    size_bytes: Annotated[int, Meta(description="Memory and GPU memory that it used together.")]
+    snapshot_id: str
+    size_bytes: int
     gpu_bytes: int
-    since: Annotated[
-        float, Meta(description="Seconds since the epoch: when it was suspended; 0: it was not.")
-    ]
-    seconds: Annotated[
-        float, Meta(description="How long its suspend took; 0 if it was suspended before.")
-    ]
-    error: Annotated[ErrorView | None, Meta(description="Why it was not saved.")]
+    since: float
+    seconds: float
+    error: ErrorView | None
 
 
 class ReportView(View, frozen=True):

@@ -1,7 +1,7 @@
 """The OpenAPI description of the REST interface, generated from the records of its requests and responses.
 
-Each method has its `Route`. `python -m jupyter_gpuckpt.server.rest` prints the description, which a server
-has at /api/gpuckpt/openapi.json.
+Each method has its `Route`; lists in the docstrings of the records describe their fields. `python -m jupyter_gpuckpt.server.rest`
+prints the description, which a server has at /api/gpuckpt/openapi.json.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ def description(routes: Mapping[str, type]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         records, ref_template="#/components/schemas/{name}"
     )
+    for schema in components.values():
+        told = re.findall(r"^ *- `(\w+)`: (.*)$", schema.get("description", ""), re.MULTILINE)
+        for name, text in told:
+            schema["properties"][name] = {"description": text} | schema["properties"][name]
+        if told:
+            schema["description"] = re.split(r"\n\n *- `", schema["description"])[0]
     known = {str(kind): schema for kind, schema in zip(records, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for (path, method), route in methods.items():
