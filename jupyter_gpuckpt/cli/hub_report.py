@@ -17,6 +17,7 @@ from ..errors import ConfigurationError, HostError
 from ..wire import decoding
 from ..wire.hub_records import SpawnerState
 from . import printing
+from .parser import Parser
 
 SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
 DESCRIPTION = (
@@ -76,7 +77,7 @@ class Holding(NamedTuple):
     limit_bytes: int = 0
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments of the command."""
     to.add_argument(
         "--hub-url",

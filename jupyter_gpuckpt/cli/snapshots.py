@@ -16,9 +16,10 @@ from ..wire.progress import ProgressRecord
 from ..wire.statuses import exit_code
 from . import printing, summary
 from .id_arguments import one_snapshot
+from .parser import Parser
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from ..client import Client
 
@@ -27,7 +28,7 @@ _SNAPSHOT_HELP = "its id, or the beginning of it"
 STANDARD = "-"
 
 
-def add_note_arguments(to: ArgumentParser) -> None:
+def add_note_arguments(to: Parser) -> None:
     """Add the arguments of `note`."""
     to.add_argument("snapshot", metavar="SNAPSHOT", help=_SNAPSHOT_HELP)
     to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
