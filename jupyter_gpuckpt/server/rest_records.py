@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,8 +14,10 @@ from ..wire.progress import ProgressRecord
 from ..wire.protocol import Kernel, Operation, OperationKind, OperationState
 from ..wire.reclaim_records import Notice, NoticeKind
 from ..wire.remote_listings import RemoteState
-from ..wire.snapshot_records import Snapshot, Upload, UploadState
+from ..wire.snapshot_records import Snapshot, UploadState
 from ..wire.states import KernelState
+
+_View = TypeVar("_View", bound="View")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -286,68 +288,48 @@ def elsewhere_view(kernel: Kernel) -> KernelElsewhere:
     )
 
 
+def view_of(kind: type[_View], record: msgspec.Struct, **others: object) -> _View:
+    """Return a record with the fields of another one; `others`: those that differ or that it lacks."""
+    fields = {name: getattr(record, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**fields, **others)
+
+
 def operation_view(operation: Operation) -> OperationView:
     """Return the record of an operation."""
-    result, error = operation.result, operation.error
-    return OperationView(
-        operation_id=operation.operation_id,
-        kind=operation.kind,
-        kernel_id=operation.kernel_id,
-        state=operation.state,
-        progress=operation.progress,
-        result=None
-        if result is None
-        else ResultView(
-            snapshot_id=result.snapshot_id,
-            seconds=result.seconds,
-            frozen_seconds=result.frozen_seconds,
-            **msgspec.structs.asdict(result.sizes),
-            warnings=result.warnings,
-            moved_ports=result.moved_ports,
-        ),
-        error=error_view(error) if error else None,
+    result = operation.result and view_of(
+        ResultView, operation.result, **msgspec.structs.asdict(operation.result.sizes)
     )
+    error = operation.error and error_view(operation.error)
+    return view_of(OperationView, operation, result=result, error=error)
 
 
 def branch_view(operation: Operation, path: str) -> BranchView:
     """Return the record of the operation that makes a branch."""
-    return BranchView(**msgspec.structs.asdict(operation_view(operation)), path=path)
+    return view_of(BranchView, operation_view(operation), path=path)
 
 
 def error_view(error: ErrorRecord) -> ErrorView:
     """Return the record of an error."""
-    return ErrorView(
-        message=error.message,
-        code=error.code,
-        hint=error.hint or None,
-        details=error.details or None,
-    )
+    return view_of(ErrorView, error, hint=error.hint or None, details=error.details or None)
 
 
 def notice_view(notice: Notice) -> NoticeView:
     """Return a notice as pages see it."""
     left = notice.seconds_left
-    return NoticeView(
-        id=notice.id,
-        kind=notice.kind,
-        deadline=None if left is None else time.time() + left,
-        seconds_left=left,
-        disk_survives=notice.disk_survives,
-        is_saving=notice.is_saving,
-        is_due=notice.is_due,
-        withdrawn=notice.withdrawn,
-    )
+    deadline = None if left is None else time.time() + left
+    return view_of(NoticeView, notice, deadline=deadline, seconds_left=left)
 
 
 def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     """Return the record of a snapshot; one that is not deleted has no fields about a deletion."""
-    fields: dict[str, Any] = msgspec.structs.asdict(snapshot)
-    fields |= msgspec.structs.asdict(fields.pop("sizes"))
-    fields["uploads"] = list(map(_upload_view, snapshot.uploads))
-    del fields["number"]  # lists are in its order
+    others: dict[str, Any] = msgspec.structs.asdict(snapshot.sizes)
+    others["uploads"] = [
+        view_of(UploadView, upload, error=upload.error and error_view(upload.error))
+        for upload in snapshot.uploads
+    ]
     if snapshot.deleted_at is None:
-        del fields["deleted_at"], fields["kept_until"]
-    return SnapshotView(**fields)
+        others |= {"deleted_at": UNSET, "kept_until": UNSET}
+    return view_of(SnapshotView, snapshot, **others)
 
 
 def snapshots_view(found: list[Snapshot]) -> SnapshotsView:
@@ -358,11 +340,6 @@ def snapshots_view(found: list[Snapshot]) -> SnapshotsView:
 def remotes_view(found: list[RemoteState]) -> RemotesView:
     """Return the records of remotes, in their order."""
     return RemotesView(remotes=found)
-
-
-def _upload_view(upload: Upload) -> UploadView:
-    error = error_view(upload.error) if upload.error else None
-    return UploadView(**{**msgspec.structs.asdict(upload), "error": error})
 
 
 def as_event(view: View) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Route(Generic[_Reply]):
     request: Any = None
     status: HTTPStatus = HTTPStatus.OK
     seconds: float | None = ANSWER_SECONDS
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __call__(self, *given: object, **named: object) -> Call[_Reply]:
         """Return a request with these ids, then the fields of its body, or the body itself, or query arguments."""

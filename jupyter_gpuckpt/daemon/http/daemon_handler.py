@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,8 @@ from tornado.web import HTTPError
 
 from ...errors import GpuCkptError
 from ...wire import ids
-from ...wire.answering import RecordHandler
+from ...wire.answering import RecordHandler, Routes
+from ...wire.calls import Route
 from ..kernels.kernels import ManagedKernel
 from ..kernels.operations import RunningOperation
 from ..kernels.streams import Stream
@@ -98,6 +99,24 @@ class BaseHandler(RecordHandler):
             _log.info("%s %s: %s: %s", self.request.method, self.request.path, value.code, value)
         elif not isinstance(value, HTTPError | StreamClosedError):
             _log.error("%s %s", self.request.method, self.request.path, exc_info=value)
+
+
+class DaemonRoutes(Routes):
+    """The routes of the daemon."""
+
+    def passed_on(
+        self, methods: Mapping[Route[Any], Callable[[Daemon], Callable[..., Any]]]
+    ) -> None:
+        """Answer routes by methods of the daemon's parts, which get ids, query arguments and the request in this order."""
+        for route, of in methods.items():
+            self.answers(route)(_passed_on(of))
+
+
+def _passed_on(of: Callable[[Daemon], Callable[..., Any]]) -> Callable[..., Any]:
+    def answer(handler: BaseHandler, request: Any = None, **named: str) -> Any:
+        return of(handler.daemon)(*named.values(), *(() if request is None else (request,)))
+
+    return answer
 
 
 class UnknownRoute(BaseHandler):

@@ -8,28 +8,37 @@ from typing import TYPE_CHECKING
 
 from ...host.memory_use import memory_uses
 from ...wire import calls, protocol
-from ...wire.answering import Routes
 from ...wire.protocol import Event, Kernel, ResumeRequest, SaveRequest, State
 from ...wire.reclaim_records import NoticeRequest, NoticesReport
-from ...wire.remote_listings import MoveRequest
 from ...wire.restart_records import SetAsideRequest
 from ..kernels import taken_over
 from ..kernels.kernels import ManagedKernel
 from ..kernels.operations import RunningOperation
 from . import snapshot_routes
-from .daemon_handler import BaseHandler
+from .daemon_handler import BaseHandler, DaemonRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-_routes = Routes()
+_routes = DaemonRoutes()
 _answers = _routes.answers
-
-
-@_answers(calls.handshake)
-def _handshake(handler: BaseHandler) -> Awaitable[protocol.Handshake]:
-    # Only the first request waits for the check of the machine.
-    return handler.daemon.handshake()
+_routes.passed_on(
+    {
+        # Only the first handshake waits for the check of the machine.
+        calls.handshake: lambda daemon: daemon.handshake,
+        calls.kill: lambda daemon: daemon.verbs.kill,
+        calls.save: lambda daemon: daemon.verbs.save,
+        calls.suspend: lambda daemon: daemon.verbs.suspend,
+        calls.park: lambda daemon: daemon.verbs.park,
+        calls.move: lambda daemon: daemon.moves.move,
+        calls.undo_end: lambda daemon: daemon.endings.undo,
+        calls.undo_restart: lambda daemon: daemon.former.undo,
+        calls.operation: lambda daemon: daemon.operations.get,
+        calls.notices: lambda daemon: daemon.reaction.report,
+        calls.leave: lambda daemon: daemon.owners.leave,
+        calls.claimable: lambda daemon: daemon.owners.claimable,
+    }
+)
 
 
 @_answers(calls.alive)
@@ -72,35 +81,10 @@ async def _kernel(handler: BaseHandler, kernel_id: str) -> ManagedKernel:
     return kernel
 
 
-@_answers(calls.kill)
-async def _kill(handler: BaseHandler, kernel_id: str) -> None:
-    await handler.daemon.verbs.kill(kernel_id)
-
-
-@_answers(calls.save)
-def _save(handler: BaseHandler, kernel_id: str, request: SaveRequest) -> RunningOperation:
-    return handler.daemon.verbs.save(kernel_id, request)
-
-
-@_answers(calls.suspend)
-def _suspend(handler: BaseHandler, kernel_id: str, request: SaveRequest) -> RunningOperation:
-    return handler.daemon.verbs.suspend(kernel_id, request)
-
-
 @_answers(calls.resume)
 async def _resume(handler: BaseHandler, kernel_id: str, request: ResumeRequest) -> RunningOperation:
     await handler.daemon.owners.bring(kernel_id)
     return handler.daemon.verbs.resume(kernel_id, request)
-
-
-@_answers(calls.park)
-def _park(handler: BaseHandler, kernel_id: str, request: protocol.ParkRequest) -> RunningOperation:
-    return handler.daemon.verbs.park(kernel_id, request)
-
-
-@_answers(calls.move)
-async def _move(handler: BaseHandler, kernel_id: str, request: MoveRequest) -> RunningOperation:
-    return await handler.daemon.moves.move(kernel_id, request)
 
 
 @_answers(calls.gpu_room)
@@ -126,19 +110,9 @@ async def _end(handler: BaseHandler, kernel_id: str, request: protocol.EndReques
     return await handler.daemon.endings.set(kernel_id, request.after_seconds)
 
 
-@_answers(calls.undo_end)
-async def _undo_end(handler: BaseHandler, kernel_id: str) -> ManagedKernel:
-    return await handler.daemon.endings.undo(kernel_id)
-
-
 @_answers(calls.set_aside)
 async def _set_aside(handler: BaseHandler, kernel_id: str, request: SetAsideRequest) -> None:
     await handler.daemon.former.set_aside(kernel_id, request.save, request.keep_seconds)
-
-
-@_answers(calls.undo_restart)
-async def _undo_restart(handler: BaseHandler, kernel_id: str) -> ManagedKernel:
-    return await handler.daemon.former.undo(kernel_id)
 
 
 @_answers(calls.changed)
@@ -172,11 +146,6 @@ async def _branch(handler: BaseHandler, request: protocol.BranchRequest) -> Mana
     return await handler.daemon.verbs.branch(owner, request)
 
 
-@_answers(calls.operation)
-def _operation(handler: BaseHandler, operation_id: str) -> RunningOperation:
-    return handler.daemon.operations.get(operation_id)
-
-
 @_answers(calls.operation_events)
 async def _operation_events(handler: BaseHandler, operation_id: str) -> None:
     streams, operation = handler.daemon.streams, handler.daemon.operations.get(operation_id)
@@ -197,11 +166,6 @@ def _cancel(handler: BaseHandler, operation_id: str) -> RunningOperation:
     return operation
 
 
-@_answers(calls.notices)
-def _notices(handler: BaseHandler) -> NoticesReport:
-    return handler.daemon.reaction.report()
-
-
 @_answers(calls.give_notice)
 def _give_notice(handler: BaseHandler, request: NoticeRequest) -> NoticesReport:
     handler.daemon.reaction.request(request)
@@ -214,19 +178,9 @@ async def _owner_events(handler: BaseHandler, request: protocol.Owner) -> None:
         await handler.send_events(stream)
 
 
-@_answers(calls.leave)
-async def _leave(handler: BaseHandler, owner_id: str) -> None:
-    await handler.daemon.owners.leave(owner_id)
-
-
 @_answers(calls.claim)
 def _claim(handler: BaseHandler, owner_id: str) -> Awaitable[list[protocol.SuspendedKernel]]:
     return handler.daemon.owners.claim(owner_id)
-
-
-@_answers(calls.claimable)
-def _claimable(handler: BaseHandler, owner_id: str) -> Awaitable[list[Kernel]]:
-    return handler.daemon.owners.claimable(owner_id)
 
 
 ROUTES = _routes.handlers(BaseHandler) | snapshot_routes.ROUTES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -13,20 +14,36 @@ from tornado.iostream import StreamClosedError
 from tornado.web import stream_request_body
 
 from ...errors import GpuCkptError
-from ...wire import calls, remote_listings
+from ...wire import calls
 from ...wire import snapshot_records as records
-from ...wire.answering import Routes
-from ...wire.manifest_records import LaunchSpec, Manifest
-from ..kernels.operations import RunningOperation
+from ...wire.manifest_records import Manifest
 from ..snapshots.inflow import Inflow
-from .daemon_handler import BaseHandler
+from .daemon_handler import BaseHandler, DaemonRoutes
 
 #: The largest imported archive in bytes: larger than any disk, so in effect there is no limit.
 _MAX_ARCHIVE_BYTES = 1 << 50
 
 _log = logging.getLogger(__name__)
-_routes = Routes()
+
+
+def _in_thread(method: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]:
+    return lambda given: to_thread(method, given)
+
+
+_routes = DaemonRoutes()
 _answers = _routes.answers
+_routes.passed_on(
+    {
+        calls.snapshot_variables: lambda daemon: _in_thread(daemon.machine.variables),
+        calls.launch_spec: lambda daemon: _in_thread(daemon.machine.launch_spec),
+        calls.changes: lambda daemon: _in_thread(daemon.machine.changes),
+        calls.upload: lambda daemon: daemon.uploads.ask,
+        calls.remotes: lambda daemon: daemon.remote_sessions.remotes,
+        calls.remote_sessions: lambda daemon: daemon.remote_sessions.sessions,
+        calls.fetch_estimate: lambda daemon: daemon.remote_sessions.estimate,
+        calls.fetch: lambda daemon: daemon.remote_sessions.fetch,
+    }
+)
 
 
 @_answers(calls.snapshots)
@@ -37,11 +54,6 @@ def _snapshots(
     return (lists.snapshots if deleted in {"", "0"} else lists.deleted)(kernel_id, path)
 
 
-@_answers(calls.snapshot_variables)
-def _variables(handler: BaseHandler, snapshot_id: str) -> Awaitable[records.SnapshotVariables]:
-    return asyncio.to_thread(handler.daemon.machine.variables, snapshot_id)
-
-
 @_answers(calls.snapshot_notebook)
 def _notebook(handler: BaseHandler, snapshot_id: str) -> Awaitable[records.SnapshotNotebook]:
     def stored() -> records.SnapshotNotebook:
@@ -49,23 +61,13 @@ def _notebook(handler: BaseHandler, snapshot_id: str) -> Awaitable[records.Snaps
 
         return late_modules.notebooks.stored(snapshot_id, handler.daemon.machine.store)
 
-    return asyncio.to_thread(stored)
-
-
-@_answers(calls.launch_spec)
-def _launch_spec(handler: BaseHandler, snapshot_id: str) -> Awaitable[LaunchSpec]:
-    return asyncio.to_thread(handler.daemon.machine.launch_spec, snapshot_id)
-
-
-@_answers(calls.changes)
-def _changes(handler: BaseHandler, snapshot_id: str) -> Awaitable[records.Changes]:
-    return asyncio.to_thread(handler.daemon.machine.changes, snapshot_id)
+    return to_thread(stored)
 
 
 @_answers(calls.manifest_summary)
 def _manifest_summary(handler: BaseHandler, snapshot_id: str) -> Awaitable[dict[str, Any]]:
     machine = handler.daemon.machine
-    return asyncio.to_thread(lambda: _summary(machine.store.manifest(snapshot_id)))
+    return to_thread(lambda: _summary(machine.store.manifest(snapshot_id)))
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:
@@ -88,7 +90,7 @@ async def _annotate(
     stated = msgspec.structs.asdict(request)
     changes = {name: value for name, value in stated.items() if value is not None}
     machine = handler.daemon.machine
-    info = await asyncio.to_thread(lambda: machine.store.annotate(snapshot_id, changes))
+    info = await to_thread(lambda: machine.store.annotate(snapshot_id, changes))
     (changed,) = await handler.daemon.snapshot_lists.described([info])
     return changed
 
@@ -177,7 +179,7 @@ def _prune(handler: BaseHandler, request: records.PruneRequest) -> Awaitable[rec
 @_answers(calls.store)
 async def _store(handler: BaseHandler) -> records.StoreUsage:
     machine = handler.daemon.machine
-    usage = await asyncio.to_thread(lambda: machine.store.space())  # noqa: PLW0108 - opening the store blocks
+    usage = await to_thread(lambda: machine.store.space())  # noqa: PLW0108 - opening the store blocks
     undo_seconds = handler.daemon.settings.undo_delete_seconds
     return msgspec.structs.replace(usage, undo_delete_seconds=undo_seconds)
 
@@ -186,35 +188,6 @@ async def _store(handler: BaseHandler) -> records.StoreUsage:
 async def _uploads(handler: BaseHandler) -> list[records.RemoteUploads]:
     views = await handler.daemon.uploads.views()
     return handler.daemon.remote_collecting.added_to(views)
-
-
-@_answers(calls.upload)
-async def _upload(handler: BaseHandler, request: records.UploadRequest) -> None:
-    await handler.daemon.uploads.ask(request)
-
-
-@_answers(calls.remotes)
-def _remotes(handler: BaseHandler) -> Awaitable[list[remote_listings.RemoteState]]:
-    return handler.daemon.remote_sessions.remotes()
-
-
-@_answers(calls.remote_sessions)
-def _sessions(handler: BaseHandler, remote: str) -> Awaitable[remote_listings.RemoteListing]:
-    return handler.daemon.remote_sessions.sessions(remote)
-
-
-@_answers(calls.fetch_estimate)
-def _estimate(
-    handler: BaseHandler, remote: str, snapshot_id: str, session_id: str
-) -> Awaitable[remote_listings.FetchEstimate]:
-    return handler.daemon.remote_sessions.estimate(remote, snapshot_id, session_id)
-
-
-@_answers(calls.fetch)
-def _fetch(
-    handler: BaseHandler, remote: str, snapshot_id: str, request: remote_listings.FetchRequest
-) -> Awaitable[RunningOperation]:
-    return handler.daemon.remote_sessions.fetch(remote, snapshot_id, request)
 
 
 ROUTES = _routes.handlers(BaseHandler)

@@ -26,6 +26,7 @@ from ..rest_records import (
     elsewhere_view,
     error_view,
     operation_view,
+    view_of,
 )
 from .rest_handler import GpuCkptHandler, RestRoutes
 
@@ -224,5 +225,4 @@ def _report_view(report: SuspendReport) -> ReportView:
 
 
 def _outcome_view(outcome: SuspendOutcome) -> OutcomeView:
-    error = error_view(outcome.error) if outcome.error else None
-    return OutcomeView(**{**msgspec.structs.asdict(outcome), "error": error})
+    return view_of(OutcomeView, outcome, error=outcome.error and error_view(outcome.error))
