@@ -282,10 +282,8 @@ def show(args: Namespace) -> int:
         found: dict[str, Any] = client.send(
             calls.manifest_summary(one_snapshot(args.snapshot, known))
         )
-    if args.json:
-        printing.say_json({"snapshot": found})
-    else:
-        printing.say(summary.of_record(found, now=time.time()))
+    text = summary.of_record(found, now=time.time())
+    printing.result({"snapshot": found}, text, as_json=args.json)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, notice, prune, slurm_script, snapshots
+from . import executing, hub_report, notice, prune, slurm_script
 from .parser import Parser
 from .remote import move_command, remote_command
 
@@ -114,19 +114,15 @@ def parser() -> Parser:
         "For a minute, by default, `undelete` brings them back. The latest snapshot of a suspended kernel is the kernel itself:"
         " it is not deleted.",
     )
-    remove.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="+", help="their ids, or the beginnings of them"
-    )
+    _snapshots(remove, "+")
     remove.flag("-y", "--yes", "do not ask")
     undelete = command(
         "undelete",
         "bring deleted snapshots back, while that can be done",
         "By default that is possible for a minute. Without SNAPSHOT, all possible deletions are undone.",
     )
-    undelete.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings"
-    )
-    snapshots.add_note_arguments(command("note", "change the note or title of a snapshot"))
+    _snapshots(undelete, "*")
+    _note(command("note", "change the note or title of a snapshot"))
     _snapshot(command("pin", "pin a snapshot, so that retention never removes it"))
     _snapshot(command("unpin", "unpin a snapshot, so that retention may remove it"))
     verify = command(
@@ -134,7 +130,7 @@ def parser() -> Parser:
         "read all of the snapshots and compare them with their digests",
         "Without SNAPSHOT, all are verified. The exit status is 10 if one is damaged.",
     )
-    verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings")
+    _snapshots(verify, "*")
     export = command(
         "export",
         "write a snapshot to a file, to be imported elsewhere",
@@ -163,6 +159,16 @@ def parser() -> Parser:
 
 def _kernel(to: Parser) -> None:
     to.add_argument("kernel", metavar="KERNEL", help=_ID_HELP)
+
+
+def _note(to: Parser) -> None:
+    _snapshot(to)
+    to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
+    to.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
+
+
+def _snapshots(to: Parser, count: str) -> None:
+    to.add_argument("snapshot", metavar="SNAPSHOT", nargs=count, help="their ids, or beginnings")
 
 
 def _snapshot(to: Parser) -> None:

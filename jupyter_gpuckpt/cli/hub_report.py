@@ -100,12 +100,8 @@ def run(args: argparse.Namespace) -> int:
     if servers and all(server.state is None for server in servers):
         printing.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
     held = holdings(users)
-    if args.json:
-        printing.say_json({"servers": [one._asdict() for one in held]})
-    elif held:
-        printing.say(_table(held))
-    else:
-        printing.say("No server holds suspended sessions or snapshots.")
+    text = _table(held) if held else "No server holds suspended sessions or snapshots."
+    printing.result({"servers": [one._asdict() for one in held]}, text, as_json=args.json)
     return 0
 
 

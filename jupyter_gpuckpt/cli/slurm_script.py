@@ -35,10 +35,7 @@ def add_arguments(to: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
     text = script(for_server=args.server)
-    if args.json:
-        printing.say_json({"script": text})
-    else:
-        printing.say(text.rstrip())
+    printing.result({"script": text}, text.rstrip(), as_json=args.json)
     return 0
 
 

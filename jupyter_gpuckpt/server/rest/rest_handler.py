@@ -54,13 +54,9 @@ class RestRoutes(Routes):
     """The routes of the REST interface."""
 
     def passed_on(
-        self,
-        call: Route[Any],
-        summary: str,
-        view: Callable[[Any], Any] | None = None,
-        **attributes: object,
-    ) -> None:
-        """Pass a request on to the daemon, and its reply, or the `view` of it, back."""
+        self, call: Route[Any], view: Callable[[Any], Any] | None = None, **attributes: object
+    ) -> Callable[[Callable[[], None]], None]:
+        """Pass a request on to the daemon, and its reply, or the `view` of it, back. The decorated function only describes that."""
         reply = call.reply if view is None else get_type_hints(view)["return"]
 
         async def answer(handler: GpuCkptHandler, request: Any = None, **named: str) -> Any:
@@ -68,8 +64,11 @@ class RestRoutes(Routes):
             found = await handler.parts.link.daemon.send(call(*body, **named))
             return found if view is None else view(found)
 
-        answer.__doc__ = summary
-        self.answers(replace(call, reply=reply), **attributes)(answer)
+        def declared(description: Callable[[], None]) -> None:
+            answer.__doc__ = description.__doc__
+            self.answers(replace(call, reply=reply), **attributes)(answer)
+
+        return declared
 
 
 class GpuCkptHandler(RecordHandler, APIHandler):

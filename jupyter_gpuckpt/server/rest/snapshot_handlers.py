@@ -37,12 +37,10 @@ _NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.-]+", re.ASCII), 100
 ROUTES = RestRoutes()
 _answers, _passed_on = ROUTES.answers, ROUTES.passed_on
 
-_passed_on(
-    calls.snapshots,
-    "List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those whose deletion can be undone.",
-    snapshots_view,
-    _track_activity=False,
-)
+
+@_passed_on(calls.snapshots, snapshots_view, _track_activity=False)
+def _snapshots() -> None:
+    """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those whose deletion can be undone."""
 
 
 @web.stream_request_body
@@ -99,23 +97,30 @@ async def _import_archive(handler: _ImportHandler) -> SnapshotsView | None:
     return None if handler.sent is None else snapshots_view(await handler.sent)
 
 
-_passed_on(
-    calls.prune,
-    "Delete, for good, the snapshots that a policy does not keep, or with `dry_run` only list them.",
-)
-_passed_on(
-    calls.manifest_summary,
-    "Show the contents of a snapshot, never its environment or its connection key.",
-)
-_passed_on(
-    calls.annotate, "Change a snapshot's title or note, or whether it is pinned.", snapshot_view
-)
+@_passed_on(calls.prune)
+def _prune() -> None:
+    """Delete, for good, the snapshots that a policy does not keep, or with `dry_run` only list them."""
+
+
+@_passed_on(calls.manifest_summary)
+def _manifest_summary() -> None:
+    """Show the contents of a snapshot, never its environment or its connection key."""
+
+
+@_passed_on(calls.annotate, snapshot_view)
+def _annotate() -> None:
+    """Change a snapshot's title or note, or whether it is pinned."""
+
+
 # What a page deletes is always deleted in remotes as well.
-_passed_on(
-    replace(calls.delete_snapshot, query={}),
-    "Delete a snapshot, which can be undone for a while; refused while a suspended kernel needs it.",
-)
-_passed_on(calls.undelete, "List a deleted snapshot again.", snapshot_view)
+@_passed_on(replace(calls.delete_snapshot, query={}))
+def _delete_snapshot() -> None:
+    """Delete a snapshot, which can be undone for a while; refused while a suspended kernel needs it."""
+
+
+@_passed_on(calls.undelete, snapshot_view)
+def _undelete() -> None:
+    """List a deleted snapshot again."""
 
 
 @_answers(calls.verify)
@@ -162,21 +167,21 @@ async def _store(handler: GpuCkptHandler) -> StoreView:
     return StoreView(**msgspec.structs.asdict(usage), retention=retention)
 
 
-_passed_on(
-    calls.remotes,
-    "List the remotes in their last known state; no request goes to a remote.",
-    remotes_view,
-)
-_passed_on(
-    calls.remote_sessions,
-    "List the snapshots in a remote, by session of a notebook, the newest first.",
-)
-_passed_on(
-    calls.fetch_estimate,
-    "Show the size of a fetch, and the reasons why the kernel could not be resumed here.",
-)
-_passed_on(
-    calls.fetch,
-    "Start fetching a snapshot; refuse it if its kernel could not be resumed here, unless forced.",
-    operation_view,
-)
+@_passed_on(calls.remotes, remotes_view)
+def _remotes() -> None:
+    """List the remotes in their last known state; no request goes to a remote."""
+
+
+@_passed_on(calls.remote_sessions)
+def _remote_sessions() -> None:
+    """List the snapshots in a remote, by session of a notebook, the newest first."""
+
+
+@_passed_on(calls.fetch_estimate)
+def _fetch_estimate() -> None:
+    """Show the size of a fetch, and the reasons why the kernel could not be resumed here."""
+
+
+@_passed_on(calls.fetch, operation_view)
+def _fetch() -> None:
+    """Start fetching a snapshot; refuse it if its kernel could not be resumed here, unless forced."""

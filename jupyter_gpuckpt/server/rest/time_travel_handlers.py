@@ -55,7 +55,9 @@ async def _branch(handler: GpuCkptHandler, snapshot_id: str, request: PathReques
     return branch_view(*await branch(snapshot_id, request.path, force=request.force))
 
 
-ROUTES.passed_on(calls.changes, "Show the changes since the snapshot was taken.")
+@ROUTES.passed_on(calls.changes)
+def _changes() -> None:
+    """Show the changes since the snapshot was taken."""
 
 
 @_answers(Route(StoredNotebook, "GET", f"{_SNAPSHOT}/notebook"))
