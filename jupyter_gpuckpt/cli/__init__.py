@@ -4,13 +4,13 @@
 - `all_kernels`: the command `jupyter gpuckpt suspend --all`.
 - `app`: the entry point of `jupyter gpuckpt`.
 - `arguments`: the argument parser of `jupyter gpuckpt`.
-- `at_risk`: what would be lost of each kernel if this machine were lost with its disk.
 - `daemon_calls`: connections of one command to the daemon, and waiting for the ends of operations.
 - `doctor_command`: the command `jupyter gpuckpt doctor`.
 - `executing`: the command `jupyter gpuckpt execute`.
 - `hub_report`: the command `jupyter gpuckpt hub-report`.
 - `id_arguments`: resolution of abbreviated ids of kernels and snapshots.
 - `notice`: the command `jupyter gpuckpt notice`.
+- `parser`: the class of the argument parser.
 - `printing`: the output of commands.
 - `prune`: the command `jupyter gpuckpt prune`.
 - `resuming`: the target of `resume`, and kernels that are created again from a snapshot after they ended.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import (
     ConfigurationError,
@@ -19,6 +19,8 @@ from ..errors import (
 )
 from ..wire import calls
 from ..wire.protocol import Kernel, Operation
+from ..wire.snapshot_records import Snapshot, UploadState
+from ..wire.states import ALIVE
 from . import (
     all_kernels,
     doctor_command,
@@ -32,17 +34,54 @@ from . import (
 )
 from . import prune as pruning
 from . import snapshots as keeping
-from .at_risk import at_risk
 from .daemon_calls import daemon, finish
 from .id_arguments import one_kernel, one_of, one_snapshot
 from .remote import move_command, remote_command, upload_command
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..wire.snapshot_records import Snapshot
 
 #: Columns that are aligned to the right, so that values can be compared.
 NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
+
+#: A periodic save is late when twice its interval has passed, and this time for the save and its upload.
+_GRACE_SECONDS = 30.0
+
+
+class AtRisk(NamedTuple):
+    """What would be lost of a kernel: its work of the last `seconds`; None: all of it. `is_late`: periodic saves should have saved it."""
+
+    seconds: float | None
+    is_late: bool = False
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return "all"
+        return printing.duration(self.seconds) if self.seconds else "nothing"
+
+
+def at_risk(kernel: Kernel, snapshots: Iterable[Snapshot], now: float) -> AtRisk:
+    """Return what would be lost of a kernel. `snapshots`: of all kernels, newest first."""
+    own = [one for one in snapshots if one.kernel_id == kernel.kernel_id]
+    there = next(
+        (one for one in own if any(up.state is UploadState.UPLOADED for up in one.uploads)), None
+    )
+    interval = kernel.autosave_seconds
+    runs = kernel.state in ALIVE
+    # Without periodic saves nobody looks for changes, so a kernel that runs may have changed all the time.
+    has_changed = runs and (bool(kernel.changed_at) or not interval)
+    if there is None:
+        began = kernel.changed_at or now
+        return AtRisk(None, bool(interval) and has_changed and _is_late(now - began, interval))
+    if there is own[0]:
+        seconds = now - (kernel.changed_at or there.created) if has_changed else 0.0
+    else:
+        seconds = (now if has_changed else own[0].created) - there.created
+    return AtRisk(max(0.0, seconds), bool(interval) and runs and _is_late(seconds, interval))
+
+
+def _is_late(seconds: float, interval_seconds: float) -> bool:
+    return seconds > 2 * interval_seconds + _GRACE_SECONDS
 
 
 def ps(args: Namespace) -> int:
@@ -243,10 +282,8 @@ def show(args: Namespace) -> int:
         found: dict[str, Any] = client.send(
             calls.manifest_summary(one_snapshot(args.snapshot, known))
         )
-    if args.json:
-        printing.say_json({"snapshot": found})
-    else:
-        printing.say(summary.of_record(found, now=time.time()))
+    text = summary.of_record(found, now=time.time())
+    printing.result({"snapshot": found}, text, as_json=args.json)
     return 0
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
-from typing import NoReturn
 
-from ..errors import ConfigurationError
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, notice, prune, slurm_script, snapshots
+from . import executing, hub_report, notice, prune, slurm_script
+from .parser import Parser
 from .remote import move_command, remote_command
 
 PROGRAM = "jupyter gpuckpt"
@@ -30,15 +28,7 @@ kernels were not saved, 130 interrupted.
 _ID_HELP = "its id, or the beginning of it"
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `ConfigurationError`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `ConfigurationError` instead of ending the process."""
-        raise ConfigurationError(f"{self.prog}: {message}.", hint=f"See `{self.prog} --help`.")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser; parsed arguments have `command`, `json` and the command's own."""
     top = Parser(
         prog=PROGRAM,
@@ -51,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(command=None, json=False)
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, summary: str, description: str = "") -> argparse.ArgumentParser:
+    def command(name: str, summary: str, description: str = "") -> Parser:
         added = commands.add_parser(
             name,
             help=summary,
@@ -59,11 +49,7 @@ def parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         added.set_defaults(command=name)
-        added.add_argument(
-            "--json",
-            action="store_true",
-            help='print one JSON document; errors become {"error": {...}}',
-        )
+        added.flag("--json", 'print one JSON document; errors become {"error": {...}}')
         return added
 
     doctor = command(
@@ -91,13 +77,8 @@ def parser() -> argparse.ArgumentParser:
         f" status is then {SOME_NOT_SAVED} if some could not be saved.",
     )
     suspend.add_argument("kernel", metavar="KERNEL", nargs="?", default="", help=_ID_HELP)
-    suspend.add_argument("--all", action="store_true", help="all kernels that run")
-    suspend.add_argument(
-        "--within",
-        metavar="TIME",
-        type=_seconds,
-        help="with --all: kernels that are not saved by then (25s, 2m) run on",
-    )
+    suspend.flag("--all", "all kernels that run")
+    suspend.seconds("--within", "with --all: kernels that are not saved by then (25s, 2m) run on")
     _kernel(
         command(
             "park",
@@ -113,15 +94,13 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "kernel", metavar="KERNEL|SNAPSHOT", help="the id of either, or the beginning of it"
     )
-    resume.add_argument(
+    resume.flag(
         "--take-over",
-        action="store_true",
-        help="resume it even if another machine runs its session; later changes on that machine become a branch",
+        "resume it even if another machine runs its session; later changes on that machine become a branch",
     )
-    resume.add_argument(
+    resume.flag(
         "--force",
-        action="store_true",
-        help="resume it although files changed so that using them may end it or damage a database",
+        "resume it although files changed so that using them may end it or damage a database",
     )
     move_command.add_arguments(command("move", move_command.SUMMARY, move_command.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
@@ -135,19 +114,15 @@ def parser() -> argparse.ArgumentParser:
         "For a minute, by default, `undelete` brings them back. The latest snapshot of a suspended kernel is the kernel itself:"
         " it is not deleted.",
     )
-    remove.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="+", help="their ids, or the beginnings of them"
-    )
-    remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    _snapshots(remove, "+")
+    remove.flag("-y", "--yes", "do not ask")
     undelete = command(
         "undelete",
         "bring deleted snapshots back, while that can be done",
         "By default that is possible for a minute. Without SNAPSHOT, all possible deletions are undone.",
     )
-    undelete.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings"
-    )
-    snapshots.add_note_arguments(command("note", "change the note or title of a snapshot"))
+    _snapshots(undelete, "*")
+    _note(command("note", "change the note or title of a snapshot"))
     _snapshot(command("pin", "pin a snapshot, so that retention never removes it"))
     _snapshot(command("unpin", "unpin a snapshot, so that retention may remove it"))
     verify = command(
@@ -155,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         "read all of the snapshots and compare them with their digests",
         "Without SNAPSHOT, all are verified. The exit status is 10 if one is damaged.",
     )
-    verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings")
+    _snapshots(verify, "*")
     export = command(
         "export",
         "write a snapshot to a file, to be imported elsewhere",
@@ -169,9 +144,9 @@ def parser() -> argparse.ArgumentParser:
         "Everything is verified first. Import only archives that you trust: kernels resumed from them run with your rights.",
     )
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
-    executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION), _seconds)
+    executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION))
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
-    notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
+    notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION))
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remote_command.add_arguments(
         command("remote", remote_command.SUMMARY, remote_command.DESCRIPTION)
@@ -182,17 +157,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _kernel(to: argparse.ArgumentParser) -> None:
+def _kernel(to: Parser) -> None:
     to.add_argument("kernel", metavar="KERNEL", help=_ID_HELP)
 
 
-def _snapshot(to: argparse.ArgumentParser) -> None:
+def _note(to: Parser) -> None:
+    _snapshot(to)
+    to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
+    to.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
+
+
+def _snapshots(to: Parser, count: str) -> None:
+    to.add_argument("snapshot", metavar="SNAPSHOT", nargs=count, help="their ids, or beginnings")
+
+
+def _snapshot(to: Parser) -> None:
     to.add_argument("snapshot", metavar="SNAPSHOT", help=_ID_HELP)
-
-
-def _seconds(text: str) -> float:
-    """Convert texts like `25s`, `2m` or `1.5` to seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25s, 2m or 90")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -20,7 +20,7 @@ def run(args: Namespace) -> int:
     if args.seccomp or args.apparmor:
         printing.say(_profile("seccomp.json" if args.seccomp else "apparmor"))
         return 0
-    from ..client.report_without_daemon import host_report  # noqa: PLC0415 - too slow for --help
+    from ..client.programs import host_report  # noqa: PLC0415 - too slow for --help
 
     silence = _silence()
     if silence is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
 
 from ..wire import calls
 from . import printing
 from .daemon_calls import daemon
 from .id_arguments import one_snapshot
+from .parser import Parser
 
 SUMMARY = "execute a notebook, or continue an execution that was interrupted"
 DESCRIPTION = (
@@ -19,8 +19,8 @@ DESCRIPTION = (
 _FAILED, _STOPPED = 1, 130
 
 
-def add_arguments(to: ArgumentParser, seconds: Callable[[str], float]) -> None:
-    """Add the command's arguments; `seconds` parses times."""
+def add_arguments(to: Parser) -> None:
+    """Add the command's arguments."""
     to.add_argument("notebook", metavar="NOTEBOOK", help="the notebook")
     to.add_argument(
         "-o",
@@ -32,24 +32,16 @@ def add_arguments(to: ArgumentParser, seconds: Callable[[str], float]) -> None:
     to.add_argument(
         "--kernel", metavar="NAME", default="", help="the kernel's name; default: the notebook's"
     )
-    to.add_argument(
+    to.seconds(
         "--timeout",
-        metavar="TIME",
-        type=seconds,
-        help="the time limit of every cell (90, 10m, 2h), by the kernel's clock, which stops while it is suspended; default: none",
+        "the time limit of every cell (90, 10m, 2h), by the kernel's clock, which stops while it is suspended; default: none",
     )
-    to.add_argument("--allow-errors", action="store_true", help="go on after errors of cells")
-    to.add_argument(
+    to.flag("--allow-errors", "go on after errors of cells")
+    to.seconds(
         "--autosave",
-        metavar="TIME",
-        type=seconds,
-        help="the interval of saves, in case the machine or container ends without a warning; default: never",
+        "the interval of saves, in case the machine or container ends without a warning; default: never",
     )
-    to.add_argument(
-        "--restart",
-        action="store_true",
-        help="start a new execution; the kernel of the earlier one is suspended",
-    )
+    to.flag("--restart", "start a new execution; the kernel of the earlier one is suspended")
     to.add_argument(
         "--from",
         dest="from_snapshot",

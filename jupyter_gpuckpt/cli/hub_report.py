@@ -17,6 +17,7 @@ from ..errors import ConfigurationError, HostError
 from ..wire import decoding
 from ..wire.hub_records import SpawnerState
 from . import printing
+from .parser import Parser
 
 SUMMARY = "list what the users of a JupyterHub hold in suspended sessions"
 DESCRIPTION = (
@@ -76,7 +77,7 @@ class Holding(NamedTuple):
     limit_bytes: int = 0
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments of the command."""
     to.add_argument(
         "--hub-url",
@@ -99,12 +100,8 @@ def run(args: argparse.Namespace) -> int:
     if servers and all(server.state is None for server in servers):
         printing.warn("The token has no scope admin:server_state, so nothing is known of sessions.")
     held = holdings(users)
-    if args.json:
-        printing.say_json({"servers": [one._asdict() for one in held]})
-    elif held:
-        printing.say(_table(held))
-    else:
-        printing.say("No server holds suspended sessions or snapshots.")
+    text = _table(held) if held else "No server holds suspended sessions or snapshots."
+    printing.result({"servers": [one._asdict() for one in held]}, text, as_json=args.json)
     return 0
 
 

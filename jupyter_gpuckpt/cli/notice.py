@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 
 from ..errors import ConfigurationError, GpuCkptError
 from ..wire import calls
@@ -16,6 +16,7 @@ from ..wire.reclaim_records import NoticeRequest, NoticesReport
 from ..wire.statuses import SOME_NOT_SAVED
 from . import printing
 from .all_kernels import daemons
+from .parser import Parser
 
 SUMMARY = "suspend and upload all kernels, because this machine goes"
 DESCRIPTION = (
@@ -26,24 +27,15 @@ DESCRIPTION = (
 _LOOK_SECONDS = 0.3
 
 
-def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
-    """Add the arguments of the command. `seconds` converts a text to seconds."""
-    to.add_argument(
-        "--within",
-        metavar="TIME",
-        type=seconds,
-        help="the time until the machine goes: 25s, 2m",
-    )
-    to.add_argument(
-        "--disk-survives",
-        action="store_true",
-        help="the snapshots here can be read afterwards: do not wait for uploads",
-    )
+def add_arguments(to: Parser) -> None:
+    """Add the arguments of the command."""
+    to.seconds("--within", "the time until the machine goes: 25s, 2m")
+    to.flag("--disk-survives", "the snapshots here can be read afterwards: do not wait for uploads")
     to.add_argument(
         "--name", default="hook", help="the name of this notice among others (default: %(default)s)"
     )
-    to.add_argument("--no-wait", action="store_true", help="only tell the daemons")
-    to.add_argument("--withdraw", action="store_true", help="the machine stays after all")
+    to.flag("--no-wait", "only tell the daemons")
+    to.flag("--withdraw", "the machine stays after all")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -84,6 +84,11 @@ def say_json(document: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
+def result(document: object, text: str, *, as_json: bool) -> None:
+    """Print a result, as a document for programs or as a text."""
+    say_json(document) if as_json else say(text)
+
+
 def note(text: str) -> None:
     """Print a note to stderr, such as one before a question."""
     print(text, file=sys.stderr)

@@ -13,9 +13,10 @@ from ..wire import calls
 from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS
 from ..wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
 from . import printing
+from .parser import Parser
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from ..client import Client
 
@@ -34,12 +35,12 @@ _MAX_DIGITS, _SHOWN = 20, 40
 _Number = TypeVar("_Number", int, float)
 
 
-def add_arguments(to: ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments of `prune`."""
     add_rules(to, "kernel")
 
 
-def add_rules(to: ArgumentParser, of: str) -> None:
+def add_rules(to: Parser, of: str) -> None:
     """Add the rules of retention, which apply to each kernel or session (`of`), and what the command does with them."""
     to.add_argument(
         "--keep-last", metavar="N", type=count, default=0, help=f"keep the last N of every {of}"
@@ -58,13 +59,9 @@ def add_rules(to: ArgumentParser, of: str) -> None:
         default=0,
         help="then delete the oldest until all take no more than SIZE: 500M, 20G, 1.5T",
     )
-    to.add_argument(
-        "--manual-too", action="store_true", help="also remove snapshots that users took themselves"
-    )
-    to.add_argument(
-        "-n", "--dry-run", action="store_true", help="only list the snapshots that would be deleted"
-    )
-    to.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    to.flag("--manual-too", "also remove snapshots that users took themselves")
+    to.flag("-n", "--dry-run", "only list the snapshots that would be deleted")
+    to.flag("-y", "--yes", "do not ask")
 
 
 def policy_of(args: Namespace) -> RetentionPolicy:

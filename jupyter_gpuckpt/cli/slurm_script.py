@@ -6,6 +6,7 @@ import argparse
 from importlib import resources
 
 from . import printing
+from .parser import Parser
 
 SUMMARY = (
     "print a batch script of Slurm whose job continues after preemption and after its time limit"
@@ -23,22 +24,18 @@ _OF_EXECUTE = (
 _OF_SERVER = ("sbatch --time=4:00:00 slurm-job.sh jupyter lab --no-browser --ip=0.0.0.0", "0")
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the command's arguments."""
-    to.add_argument(
+    to.flag(
         "--server",
-        action="store_true",
-        help="for a Jupyter server, whose exit status after a stop is 0; default: for `execute` and papermill",
+        "for a Jupyter server, whose exit status after a stop is 0; default: for `execute` and papermill",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
     text = script(for_server=args.server)
-    if args.json:
-        printing.say_json({"script": text})
-    else:
-        printing.say(text.rstrip())
+    printing.result({"script": text}, text.rstrip(), as_json=args.json)
     return 0
 
 

@@ -18,20 +18,12 @@ from . import printing, summary
 from .id_arguments import one_snapshot
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from ..client import Client
 
 _PIECE_BYTES = 1 << 20
-_SNAPSHOT_HELP = "its id, or the beginning of it"
 STANDARD = "-"
-
-
-def add_note_arguments(to: ArgumentParser) -> None:
-    """Add the arguments of `note`."""
-    to.add_argument("snapshot", metavar="SNAPSHOT", help=_SNAPSHOT_HELP)
-    to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
-    to.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
 
 
 def undelete(args: Namespace, client: Client) -> int:
@@ -78,10 +70,8 @@ def _annotate(
 ) -> int:
     snapshot_id = one_snapshot(args.snapshot, _ids(client))
     changed = client.send(calls.annotate(snapshot_id, title=title, note=note, pinned=pinned))
-    if args.json:
-        printing.say_json({"snapshot": changed})
-    else:
-        printing.say(summary.of_snapshot(changed, now=time.time()))
+    text = summary.of_snapshot(changed, now=time.time())
+    printing.result({"snapshot": changed}, text, as_json=args.json)
     return 0
 
 

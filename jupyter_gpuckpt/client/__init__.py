@@ -6,15 +6,12 @@ setting or a record only.
 - `agent_code`: the code that installs the agent.
 - `async_client`: the client for callers on an event loop.
 - `daemon_traits`: the daemon's settings as traits.
-- `holding`: the connection of an owner.
+- `holding`: an owner, and its connection.
 - `magics`: magics for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.
-- `ownership`: the record by which a server or script registers with the daemon.
-- `programs`: programs of this package that the client runs in processes of their own.
+- `programs`: programs of this package that the client runs in processes of their own, without a daemon.
 - `quick_httpx`: an import of httpx without its command line.
-- `remote_commands`: commands about remotes for the command line, done by a separate process without a daemon.
-- `report_without_daemon`: the report of this machine without a daemon.
 - `reviving`: kernels that are created from a snapshot.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.
@@ -28,8 +25,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .async_client import AsyncClient
-    from .holding import Hold
-    from .ownership import this_owner
+    from .holding import Hold, this_owner
     from .sync_client import Client
 
 __all__ = ["AsyncClient", "Client", "Hold", "this_owner"]
@@ -38,7 +34,7 @@ _MODULES = {
     "AsyncClient": "async_client",
     "Client": "sync_client",
     "Hold": "holding",
-    "this_owner": "ownership",
+    "this_owner": "holding",
 }
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import os
-
-from traitlets import Bool, Float, Int, Unicode, default
+import msgspec
+from traitlets import Bool, DefaultHandler, Float, Int, Unicode, default
 from traitlets.config import Configurable
 
 from ..wire import daemon_settings
 from ..wire.daemon_settings import Settings
 from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
+
+
+def _of_environment(name: str) -> DefaultHandler:
+    """Return a default that the environment may set."""
+    return default(name)(lambda _: getattr(daemon_settings.from_environment(), name))
+
+
+def _of_hub(name: str) -> DefaultHandler:
+    """Return a default that the hub's retention rules may set."""
+    return default(name)(
+        lambda self: daemon_settings.default_retention().get(
+            name, self.traits()[name].default_value
+        )
+    )
 
 
 class GpuCkptDaemon(Configurable):
@@ -107,51 +120,22 @@ class GpuCkptDaemon(Configurable):
         counted, too, and may exceed the limit. Default: 0, which means no limit.""",
     ).tag(config=True)
 
-    @default("data_dir")
-    def _default_data_dir(self) -> str:
-        return daemon_settings.default_data_dir()
-
-    @default("store_dir")
-    def _default_store_dir(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_STORE_DIR", "")
-
-    @default("criu")
-    def _default_criu(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_CRIU", "")
-
-    @default("keep_last")
-    def _default_keep_last(self) -> int:
-        return int(daemon_settings.default_retention().get("keep_last", 3))
-
-    @default("keep_suspends")
-    def _default_keep_suspends(self) -> int:
-        return int(daemon_settings.default_retention().get("keep_suspends", 10))
-
-    @default("keep_within")
-    def _default_keep_within(self) -> float:
-        return daemon_settings.default_retention().get("keep_within", 0.0)
-
-    @default("max_bytes")
-    def _default_max_bytes(self) -> int:
-        return int(daemon_settings.default_retention().get("max_bytes", 0))
-
-    @default("reclaim_notices")
-    def _default_reclaim_notices(self) -> bool:
-        return daemon_settings.default_reclaim_notices()
+    _data_dir, _store_dir = _of_environment("data_dir"), _of_environment("store_dir")
+    _criu, _reclaim_notices = _of_environment("criu"), _of_environment("reclaim_notices")
+    _keep_last, _keep_suspends = _of_hub("keep_last"), _of_hub("keep_suspends")
+    _keep_within, _max_bytes = _of_hub("keep_within"), _of_hub("max_bytes")
 
     def settings(self) -> Settings:
         """Return the settings as a plain record."""
-        return Settings(
-            data_dir=self.data_dir,
-            store_dir=self.store_dir,
-            criu=self.criu,
-            threads=self.threads,
-            memory_bytes=self.memory_bytes,
-            idle_exit_seconds=daemon_settings.default_idle_exit(),
+        return msgspec.structs.replace(
+            daemon_settings.from_environment(),
             undo_delete_seconds=self.undo_delete_for,
-            near_bytes=self.near_bytes,
             collect_remote_every_seconds=self.collect_remote_every,
-            reclaim_notices=self.reclaim_notices,
+            **{
+                name: getattr(self, name)
+                for name in Settings.__struct_fields__
+                if self.has_trait(name)
+            },
         )
 
     def retention(self) -> RetentionPolicy:

@@ -1,4 +1,4 @@
-"""The connection of an owner, kept open by a thread, for callers without an event loop."""
+"""The record by which a server or script registers with the daemon, and a thread that keeps an owner's connection open."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,7 +14,8 @@ from typing import Self
 
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..wire import calls
-from ..wire.protocol import Event, Owner
+from ..wire.place import start_time
+from ..wire.protocol import Event, Owner, OwnerKind
 from . import starting, transport
 from .mirror import Mirror
 from .quick_httpx import httpx
@@ -23,6 +25,35 @@ _log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
 OnLoss = Callable[[GpuCkptError], None]
+
+
+def this_owner(
+    kind: OwnerKind,
+    *,
+    hub_server: str | None = None,
+    root_dir: str = "",
+    jupyter_runtime_dir: str = "",
+    autosave_seconds: float = 0.0,
+) -> Owner:
+    """Return this process as a new owner, whose notebooks are in `root_dir`.
+
+    `hub_server` names it at its hub, where one user may have several servers, each with its own kernels; by default the
+    environment does.
+    """
+    if hub_server is None:
+        hub_server = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "")
+    pid = os.getpid()
+    began = start_time(pid) or 0.0
+    return Owner(
+        uuid.uuid4().hex,
+        kind,
+        pid,
+        began,
+        hub_server,
+        root_dir,
+        jupyter_runtime_dir,
+        autosave_seconds,
+    )
 
 
 class Backoff:

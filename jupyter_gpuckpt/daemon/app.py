@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
@@ -21,6 +21,7 @@ from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
 from ..linux import disk_reserve
 from ..wire import daemon_settings
+from ..wire.answering import by_pattern
 from ..wire.daemon_settings import Settings
 from ..wire.place import runtime_dir, socket_path, this_place
 from . import lifetime
@@ -34,9 +35,7 @@ _log = logging.getLogger(__name__)
 
 def application(daemon: Daemon) -> Application:
     """Return the routes of `daemon`."""
-    table = [
-        (re.sub(r"{(\w+)}", r"(?P<\g<1>>[^/]+)", path), handler) for path, handler in ROUTES.items()
-    ]
+    table: Any = list(by_pattern(ROUTES))
     return Application(table, default_handler_class=UnknownRoute, daemon=daemon)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..wire.daemon_settings import default_data_dir
+from ..wire import daemon_settings
 
 #: The variables that say where snapshots are (daemon_settings.py).
 _STORE = "JUPYTER_GPUCKPT_STORE_DIR"
@@ -50,7 +50,9 @@ def keep_snapshots(
     if len(known) < len(chosen):
         return False  # from a secret or by a function: it may be anywhere
     home = known.get("HOME", home)
-    data = default_data_dir({"XDG_DATA_HOME": f"{home}/.local/share"} | known)
+    data = daemon_settings.from_environment(
+        {"XDG_DATA_HOME": f"{home}/.local/share"} | known
+    ).data_dir
     lasting = {volume["name"] for volume in volumes if _plain(volume) & _LASTING}
     by_path = {
         PurePosixPath(mount.get("mountPath") or mount["mount_path"]): mount["name"]

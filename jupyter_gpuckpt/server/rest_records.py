@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from ..errors import ErrorRecord
 from ..wire.manifest_records import Cause, Variable
@@ -14,8 +14,10 @@ from ..wire.progress import ProgressRecord
 from ..wire.protocol import Kernel, Operation, OperationKind, OperationState
 from ..wire.reclaim_records import Notice, NoticeKind
 from ..wire.remote_listings import RemoteState
-from ..wire.snapshot_records import Snapshot, Upload, UploadState
+from ..wire.snapshot_records import Snapshot, UploadState
 from ..wire.states import KernelState
+
+_View = TypeVar("_View", bound="View")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,22 +34,25 @@ class ErrorView(View, frozen=True):
 
 
 class ResultView(View, frozen=True):
-    """The result of an operation."""
+    """The result of an operation.
+
+    - `frozen_seconds`: How long the kernel was paused.
+    - `raw_bytes`: Memory and images before compression.
+    - `stored_bytes`: Compressed bytes that the snapshot refers to.
+    - `new_bytes`: Of these, bytes that were not in the store.
+    - `gpu_bytes`: GPU memory among raw_bytes.
+    - `moved_ports`: Of a resume or branch: the new port of each listener whose old one was taken, by old port; without Jupyter's own.
+    """
 
     snapshot_id: str
     seconds: float
-    frozen_seconds: Annotated[float, Meta(description="How long the kernel was paused.")]
-    raw_bytes: Annotated[int, Meta(description="Memory and images before compression.")]
-    stored_bytes: Annotated[int, Meta(description="Compressed bytes that the snapshot refers to.")]
-    new_bytes: Annotated[int, Meta(description="Of these, bytes that were not in the store.")]
-    gpu_bytes: Annotated[int, Meta(description="GPU memory among raw_bytes.")]
+    frozen_seconds: float
+    raw_bytes: int
+    stored_bytes: int
+    new_bytes: int
+    gpu_bytes: int
     warnings: list[str]
-    moved_ports: Annotated[
-        dict[int, int],
-        Meta(
-            description="Of a resume or branch: the new port of each listener whose old one was taken, by old port; without Jupyter's own."
-        ),
-    ]
+    moved_ports: dict[int, int]
 
 
 class OperationView(View, frozen=True):
@@ -69,93 +74,72 @@ class BranchView(OperationView, frozen=True):
 
 
 class KernelView(View, frozen=True, kw_only=True):
-    """A kernel of this server. `reason` and `hint`: why it is not managed, or its last error."""
+    """A kernel of this server. `reason` and `hint`: why it is not managed, or its last error.
+
+    - `managed`: Whether the kernel can be saved.
+    - `error_code`: The code of its last error.
+    - `snapshot_id`: The snapshot that a resume would use.
+    - `operation`: The running operation.
+    - `parent_snapshot_id`: The snapshot that it was branched from.
+    - `path`: The path of its notebook; the kernelspec's name if it has none.
+    - `kernel_name`: The kernelspec's name.
+    - `since`: When it entered its state, in seconds since the epoch.
+    - `memory_bytes`: RAM of its processes; 0 while it has none.
+    - `gpu_bytes`: GPU memory of its processes.
+    - `gpu_utilization`: Percent of the GPU; null: not known.
+    - `resume_seconds`: How long a resume may take; null: not known, or it runs.
+    - `suspended_bytes`: RAM and GPU memory in its snapshot, while it has no process.
+    - `suspend_cause`: Why it was suspended; null: it is not suspended.
+    - `taken_over`: That another machine has taken its session over, until a user has chosen where its notebook is saved.
+    - `changed_at`: When it was seen to change after its last snapshot, in seconds since the epoch; null if not, or nobody looks.
+    - `autosave_seconds`: How long after that it is saved; 0: only on request.
+    - `cells_resume`: Whether a cell that is sent to it resumes it.
+    - `restart_save_seconds`: How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone.
+    - `before_restart`: The snapshot with its state before its last restart; null: none.
+    - `former_kept`: Whether its process before its last restart is kept: `undo_restart`.
+    - `restart_lost`: Why its last restart cannot be undone; null if it can.
+    - `suspends_at`: When it will be suspended because it is idle; null: not soon.
+    - `cell_paused`: Whether it was suspended in the middle of a cell.
+    """
 
     kernel_id: str
     state: KernelState
-    managed: Annotated[bool, Meta(description="Whether the kernel can be saved.")]
+    managed: bool
     reason: str | None = None
     hint: str | None = None
-    error_code: Annotated[str | None, Meta(description="The code of its last error.")] = None
-    snapshot_id: Annotated[
-        str | None, Meta(description="The snapshot that a resume would use.")
-    ] = None
-    operation: Annotated[OperationView | None, Meta(description="The running operation.")] = None
-    parent_snapshot_id: Annotated[
-        str | None, Meta(description="The snapshot that it was branched from.")
-    ] = None
-    path: Annotated[
-        str, Meta(description="The path of its notebook; the kernelspec's name if it has none.")
-    ]
-    kernel_name: Annotated[str, Meta(description="The kernelspec's name.")]
-    since: Annotated[
-        float, Meta(description="When it entered its state, in seconds since the epoch.")
-    ] = 0.0
-    memory_bytes: Annotated[int, Meta(description="RAM of its processes; 0 while it has none.")] = 0
-    gpu_bytes: Annotated[int, Meta(description="GPU memory of its processes.")] = 0
-    gpu_utilization: Annotated[
-        int | None, Meta(description="Percent of the GPU; null: not known.")
-    ] = None
-    resume_seconds: Annotated[
-        float | None,
-        Meta(description="How long a resume may take; null: not known, or it runs."),
-    ] = None
-    suspended_bytes: Annotated[
-        int, Meta(description="RAM and GPU memory in its snapshot, while it has no process.")
-    ] = 0
-    suspend_cause: Annotated[
-        Cause | None, Meta(description="Why it was suspended; null: it is not suspended.")
-    ] = None
-    taken_over: Annotated[
-        str | None,
-        Meta(
-            description="That another machine has taken its session over, until a user has chosen where its notebook is saved."
-        ),
-    ] = None
-    changed_at: Annotated[
-        float | None,
-        Meta(
-            description="When it was seen to change after its last snapshot, in seconds since the epoch; null if not, or nobody looks."
-        ),
-    ] = None
-    autosave_seconds: Annotated[
-        float, Meta(description="How long after that it is saved; 0: only on request.")
-    ] = 0.0
-    cells_resume: Annotated[
-        bool, Meta(description="Whether a cell that is sent to it resumes it.")
-    ] = True
-    restart_save_seconds: Annotated[
-        float,
-        Meta(
-            description="How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone."
-        ),
-    ] = 0.0
-    before_restart: Annotated[
-        str | None,
-        Meta(description="The snapshot with its state before its last restart; null: none."),
-    ] = None
-    former_kept: Annotated[
-        bool,
-        Meta(description="Whether its process before its last restart is kept: `undo_restart`."),
-    ] = False
-    restart_lost: Annotated[
-        str | None,
-        Meta(description="Why its last restart cannot be undone; null if it can."),
-    ] = None
-    suspends_at: Annotated[
-        float | None,
-        Meta(description="When it will be suspended because it is idle; null: not soon."),
-    ] = None
-    cell_paused: Annotated[
-        bool, Meta(description="Whether it was suspended in the middle of a cell.")
-    ] = False
+    error_code: str | None = None
+    snapshot_id: str | None = None
+    operation: OperationView | None = None
+    parent_snapshot_id: str | None = None
+    path: str
+    kernel_name: str
+    since: float = 0.0
+    memory_bytes: int = 0
+    gpu_bytes: int = 0
+    gpu_utilization: int | None = None
+    resume_seconds: float | None = None
+    suspended_bytes: int = 0
+    suspend_cause: Cause | None = None
+    taken_over: str | None = None
+    changed_at: float | None = None
+    autosave_seconds: float = 0.0
+    cells_resume: bool = True
+    restart_save_seconds: float = 0.0
+    before_restart: str | None = None
+    former_kept: bool = False
+    restart_lost: str | None = None
+    suspends_at: float | None = None
+    cell_paused: bool = False
 
 
 class KernelElsewhere(View, frozen=True):
-    """A kernel of a notebook below this server's folder that belongs to another server which has not ended."""
+    """A kernel of a notebook below this server's folder that belongs to another server which has not ended.
+
+    - `path`: The path of its notebook; empty if it is not known.
+    """
 
     kernel_id: str
-    path: Annotated[str, Meta(description="The path of its notebook; empty if it is not known.")]
+    path: str
     state: KernelState
     reason: str
     hint: str
@@ -169,12 +153,16 @@ class KernelsView(View, frozen=True):
 
 
 class ShutDownView(View, frozen=True):
-    """A kernel whose shutdown can be undone. Its processes are stopped until it ends."""
+    """A kernel whose shutdown can be undone. Its processes are stopped until it ends.
+
+    - `path`: The path of its notebook; empty if it had none.
+    - `ends_at`: Seconds since the epoch.
+    """
 
     kernel_id: str
     kernel_name: str
-    path: Annotated[str, Meta(description="The path of its notebook; empty if it had none.")]
-    ends_at: Annotated[float, Meta(description="Seconds since the epoch.")]
+    path: str
+    ends_at: float
 
 
 class ShutDownsView(View, frozen=True):
@@ -184,40 +172,52 @@ class ShutDownsView(View, frozen=True):
 
 
 class UploadView(View, frozen=True):
-    """The state of a snapshot's upload to a remote."""
+    """The state of a snapshot's upload to a remote.
+
+    - `total_bytes`: An upper bound of the bytes to send.
+    - `error`: The error of a failed upload, or of the last attempt of a waiting one.
+    """
 
     remote: str
     state: UploadState
     done_bytes: int
-    total_bytes: Annotated[int, Meta(description="An upper bound of the bytes to send.")]
-    error: Annotated[
-        ErrorView | None,
-        Meta(description="The error of a failed upload, or of the last attempt of a waiting one."),
-    ]
+    total_bytes: int
+    error: ErrorView | None
 
 
 class SnapshotView(View, frozen=True):
-    """The current record of a snapshot."""
+    """The current record of a snapshot.
+
+    - `created`: Seconds since the epoch.
+    - `reason`: save or suspend
+    - `cause`: Why it was taken.
+    - `name`: The notebook's path, or the kernelspec's name.
+    - `title`: The title that its user gave; may be empty.
+    - `cell`: The execution count of the last cell that had begun; 0: not known.
+    - `in_cell`: That cell ran.
+    - `pinned`: Retention never removes it.
+    - `needed`: A suspended kernel would be lost without it; it cannot be deleted.
+    - `kernel_live`: Its kernel exists, running or suspended.
+    - `variables`: The biggest 20; empty where they are not known.
+    - `uploads`: One for each remote to which it was, is being or will be uploaded.
+    - `remote_only`: The only remote that has its content, from which a resume fetches it; empty: unknown. null: its content is here.
+    - `deleted_at`: Only in the list of those that can be undeleted.
+    - `kept_until`: When its deletion can no longer be undone; only in that list.
+    """
 
     snapshot_id: str
     kernel_id: str
-    created: Annotated[float, Meta(description="Seconds since the epoch.")]
-    reason: Annotated[str, Meta(description="save or suspend")]
-    cause: Annotated[Cause, Meta(description="Why it was taken.")]
-    name: Annotated[str, Meta(description="The notebook's path, or the kernelspec's name.")]
-    title: Annotated[str, Meta(description="The title that its user gave; may be empty.")]
-    cell: Annotated[
-        int,
-        Meta(description="The execution count of the last cell that had begun; 0: not known."),
-    ]
-    in_cell: Annotated[bool, Meta(description="That cell ran.")]
+    created: float
+    reason: str
+    cause: Cause
+    name: str
+    title: str
+    cell: int
+    in_cell: bool
     note: str
-    pinned: Annotated[bool, Meta(description="Retention never removes it.")]
-    needed: Annotated[
-        bool,
-        Meta(description="A suspended kernel would be lost without it; it cannot be deleted."),
-    ]
-    kernel_live: Annotated[bool, Meta(description="Its kernel exists, running or suspended.")]
+    pinned: bool
+    needed: bool
+    kernel_live: bool
     raw_bytes: int
     stored_bytes: int
     new_bytes: int
@@ -225,26 +225,11 @@ class SnapshotView(View, frozen=True):
     frozen_seconds: float
     seconds: float
     host_name: str
-    variables: Annotated[
-        list[Variable], Meta(description="The biggest 20; empty where they are not known.")
-    ]
-    uploads: Annotated[
-        list[UploadView],
-        Meta(description="One for each remote to which it was, is being or will be uploaded."),
-    ]
-    remote_only: Annotated[
-        str | None,
-        Meta(
-            description="The only remote that has its content, from which a resume fetches it; empty: unknown. null: its content is here."
-        ),
-    ]
-    deleted_at: Annotated[
-        float | UnsetType, Meta(description="Only in the list of those that can be undeleted.")
-    ] = UNSET
-    kept_until: Annotated[
-        float | UnsetType,
-        Meta(description="When its deletion can no longer be undone; only in that list."),
-    ] = UNSET
+    variables: list[Variable]
+    uploads: list[UploadView]
+    remote_only: str | None
+    deleted_at: float | UnsetType = UNSET
+    kept_until: float | UnsetType = UNSET
 
 
 class SnapshotsView(View, frozen=True):
@@ -260,33 +245,24 @@ class RemotesView(View, frozen=True):
 
 
 class NoticeView(View, frozen=True):
-    """A notice that this machine will go: its provider takes it back or stops it, or it is shut down."""
+    """A notice that this machine will go: its provider takes it back or stops it, or it is shut down.
+
+    - `deadline`: When the machine goes, in seconds since the epoch; null: at an unknown time.
+    - `seconds_left`: Seconds from now; correct even if the clocks of server and client differ.
+    - `disk_survives`: Whether local snapshots can be read afterwards; if not, only those in remotes.
+    - `is_saving`: Whether kernels are being saved for it; they run on.
+    - `is_due`: Whether kernels are being suspended for it.
+    - `withdrawn`: The machine stays after all.
+    """
 
     id: str
     kind: NoticeKind
-    deadline: Annotated[
-        float | None,
-        Meta(
-            description="When the machine goes, in seconds since the epoch; null: at an unknown time."
-        ),
-    ]
-    seconds_left: Annotated[
-        float | None,
-        Meta(
-            description="Seconds from now; correct even if the clocks of server and client differ."
-        ),
-    ]
-    disk_survives: Annotated[
-        bool,
-        Meta(
-            description="Whether local snapshots can be read afterwards; if not, only those in remotes."
-        ),
-    ]
-    is_saving: Annotated[
-        bool, Meta(description="Whether kernels are being saved for it; they run on.")
-    ]
-    is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
-    withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
+    deadline: float | None
+    seconds_left: float | None
+    disk_survives: bool
+    is_saving: bool
+    is_due: bool
+    withdrawn: bool
 
 
 class NoticesView(View, frozen=True):
@@ -312,73 +288,58 @@ def elsewhere_view(kernel: Kernel) -> KernelElsewhere:
     )
 
 
+def view_of(kind: type[_View], record: msgspec.Struct, **others: object) -> _View:
+    """Return a record with the fields of another one; `others`: those that differ or that it lacks."""
+    fields = {name: getattr(record, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**fields, **others)
+
+
 def operation_view(operation: Operation) -> OperationView:
     """Return the record of an operation."""
-    result, error = operation.result, operation.error
-    return OperationView(
-        operation_id=operation.operation_id,
-        kind=operation.kind,
-        kernel_id=operation.kernel_id,
-        state=operation.state,
-        progress=operation.progress,
-        result=None
-        if result is None
-        else ResultView(
-            snapshot_id=result.snapshot_id,
-            seconds=result.seconds,
-            frozen_seconds=result.frozen_seconds,
-            **msgspec.structs.asdict(result.sizes),
-            warnings=result.warnings,
-            moved_ports=result.moved_ports,
-        ),
-        error=error_view(error) if error else None,
+    result = operation.result and view_of(
+        ResultView, operation.result, **msgspec.structs.asdict(operation.result.sizes)
     )
+    error = operation.error and error_view(operation.error)
+    return view_of(OperationView, operation, result=result, error=error)
 
 
 def branch_view(operation: Operation, path: str) -> BranchView:
     """Return the record of the operation that makes a branch."""
-    return BranchView(**msgspec.structs.asdict(operation_view(operation)), path=path)
+    return view_of(BranchView, operation_view(operation), path=path)
 
 
 def error_view(error: ErrorRecord) -> ErrorView:
     """Return the record of an error."""
-    return ErrorView(
-        message=error.message,
-        code=error.code,
-        hint=error.hint or None,
-        details=error.details or None,
-    )
+    return view_of(ErrorView, error, hint=error.hint or None, details=error.details or None)
 
 
 def notice_view(notice: Notice) -> NoticeView:
     """Return a notice as pages see it."""
     left = notice.seconds_left
-    return NoticeView(
-        id=notice.id,
-        kind=notice.kind,
-        deadline=None if left is None else time.time() + left,
-        seconds_left=left,
-        disk_survives=notice.disk_survives,
-        is_saving=notice.is_saving,
-        is_due=notice.is_due,
-        withdrawn=notice.withdrawn,
-    )
+    deadline = None if left is None else time.time() + left
+    return view_of(NoticeView, notice, deadline=deadline, seconds_left=left)
 
 
 def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     """Return the record of a snapshot; one that is not deleted has no fields about a deletion."""
-    fields: dict[str, Any] = msgspec.structs.asdict(snapshot)
-    fields |= msgspec.structs.asdict(fields.pop("sizes"))
-    fields["uploads"] = list(map(_upload_view, snapshot.uploads))
-    del fields["number"]  # lists are in its order
+    others: dict[str, Any] = msgspec.structs.asdict(snapshot.sizes)
+    others["uploads"] = [
+        view_of(UploadView, upload, error=upload.error and error_view(upload.error))
+        for upload in snapshot.uploads
+    ]
     if snapshot.deleted_at is None:
-        del fields["deleted_at"], fields["kept_until"]
-    return SnapshotView(**fields)
+        others |= {"deleted_at": UNSET, "kept_until": UNSET}
+    return view_of(SnapshotView, snapshot, **others)
 
 
-def _upload_view(upload: Upload) -> UploadView:
-    error = error_view(upload.error) if upload.error else None
-    return UploadView(**{**msgspec.structs.asdict(upload), "error": error})
+def snapshots_view(found: list[Snapshot]) -> SnapshotsView:
+    """Return the records of snapshots, in their order."""
+    return SnapshotsView(snapshots=list(map(snapshot_view, found)))
+
+
+def remotes_view(found: list[RemoteState]) -> RemotesView:
+    """Return the records of remotes, in their order."""
+    return RemotesView(remotes=found)
 
 
 def as_event(view: View) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from ..wire import calls
 from ..wire.protocol import OwnerKind
 from .events.ended_operations import EndedOperations
 from .events.kernel_events import KernelEvents
-from .events.notice_events import NoticeEvents
-from .events.snapshot_events import SnapshotEvents
 from .kernels.adoption import Adoption
 from .kernels.branching import Branching
 from .kernels.daemon_link import DaemonLink
@@ -177,8 +175,6 @@ class Service:
             operations,
             EndedOperations(events, link.served, log),
             KernelEvents(events, self.kernels),
-            SnapshotEvents(events),
-            NoticeEvents(events),
             suspends,
             Waking(operations, gpu_room, log),
             idle,

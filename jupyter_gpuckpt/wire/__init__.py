@@ -1,5 +1,6 @@
 """What two processes exchange or store: records, calls, statuses, names of states; no process of its own.
 
+- `answering`: handlers that answer with records, made of functions.
 - `calls`: the requests to the daemon.
 - `chunk_parts`: the encoding of a composed chunk's parts in manifests.
 - `daemon_settings`: the settings that a daemon gets at its start.

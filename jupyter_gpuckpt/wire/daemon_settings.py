@@ -82,25 +82,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.threads or min(MAX_THREADS, processors())
 
 
-def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
-    """Return `$JUPYTER_GPUCKPT_DATA_DIR`, else jupyter-gpuckpt below the user's data directory (XDG base directory specification)."""
-    chosen = environ.get("JUPYTER_GPUCKPT_DATA_DIR", "")
-    above = environ.get("XDG_DATA_HOME") or str(Path("~/.local/share").expanduser())
-    return chosen or str(Path(above) / "jupyter-gpuckpt")
-
-
-def default_idle_exit(environ: Mapping[str, str] = os.environ) -> float:
-    """Return `$JUPYTER_GPUCKPT_IDLE_EXIT` in seconds, else 60."""
-    text = environ.get("JUPYTER_GPUCKPT_IDLE_EXIT", "")
-    try:
-        return float(text) if text else DEFAULT_IDLE_EXIT_SECONDS
-    except ValueError as error:
-        raise ConfigurationError(
-            f"JUPYTER_GPUCKPT_IDLE_EXIT is not a number of seconds: {text!r}",
-            hint="Set it to a number, or remove it.",
-        ) from error
-
-
 def default_retention(environ: Mapping[str, str] = os.environ) -> Mapping[str, float]:
     """Return the rules of `$JUPYTER_GPUCKPT_RETENTION`, by which a hub sets the defaults of all servers.
 
@@ -145,20 +126,26 @@ def _retention(rules: object) -> tuple[dict[str, float], list[str]]:
     return usable, wrong
 
 
-def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether notices are looked for: unless `$JUPYTER_GPUCKPT_RECLAIM_NOTICES` is 0."""
-    return environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES", "") != "0"
-
-
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of a client without a configuration of its own."""
-    return Settings(
-        data_dir=default_data_dir(environ),
-        store_dir=environ.get("JUPYTER_GPUCKPT_STORE_DIR", ""),
-        criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
-        idle_exit_seconds=default_idle_exit(environ),
-        reclaim_notices=default_reclaim_notices(environ),
-    )
+    """Return the settings of a client without a configuration of its own. Raises ConfigurationError.
+
+    Data is below the user's data directory (XDG base directory specification), unless a variable names another directory.
+    """
+    above = environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+    idle_exit = environ.get("JUPYTER_GPUCKPT_IDLE_EXIT") or DEFAULT_IDLE_EXIT_SECONDS
+    try:
+        return Settings(
+            data_dir=environ.get("JUPYTER_GPUCKPT_DATA_DIR") or str(Path(above, "jupyter-gpuckpt")),
+            store_dir=environ.get("JUPYTER_GPUCKPT_STORE_DIR", ""),
+            criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
+            idle_exit_seconds=float(idle_exit),
+            reclaim_notices=environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES") != "0",
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"JUPYTER_GPUCKPT_IDLE_EXIT is not a number of seconds: {idle_exit!r}",
+            hint="Set it to a number, or remove it.",
+        ) from error
 
 
 def from_json(text: str | bytes) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpuckpt.cli.at_risk import AtRisk, at_risk
+from jupyter_gpuckpt.cli.actions import AtRisk, at_risk
 from jupyter_gpuckpt.wire.protocol import Kernel
 from jupyter_gpuckpt.wire.snapshot_records import Snapshot, Upload, UploadState
 from jupyter_gpuckpt.wire.states import KernelState

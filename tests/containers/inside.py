@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.client.report_without_daemon import host_report
+from jupyter_gpuckpt.client.programs import host_report
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.protocol import HostReport

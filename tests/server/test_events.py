@@ -5,7 +5,7 @@ import time
 import pytest
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.server.events.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
+from jupyter_gpuckpt.server.events.kernel_events import KERNEL, PROGRESS_SECONDS
 from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.programs import NOISE
@@ -18,7 +18,7 @@ def server(clean_server):
 
 @pytest.fixture
 def listener(make_listener):
-    return make_listener(SCHEMA_ID)
+    return make_listener(KERNEL)
 
 
 def states(listener):

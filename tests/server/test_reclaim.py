@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from jupyter_gpuckpt.server.events.notice_events import SCHEMA_ID
+from jupyter_gpuckpt.server.events import kernel_events
 from tests.conftest import wait_for
 from tests.programs import python_module
 from tests.reclaim import doubles
@@ -27,7 +27,7 @@ def states(server):
 def test_kernels_are_suspended_by_their_server_and_what_ran_goes_on_if_the_machine_stays(
     server, make_listener, tmp_path
 ):
-    listener = make_listener(SCHEMA_ID)
+    listener = make_listener(kernel_events.NOTICE)
     idle, busy = server.open("idle.ipynb"), server.open("busy.ipynb")
     idle.run("x = 41")
     flag = tmp_path / "flag"

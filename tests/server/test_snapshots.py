@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
+from jupyter_gpuckpt.server.events import kernel_events
 from jupyter_gpuckpt.wire import calls
 from tests.conftest import wait_for
 from tests.programs import python_module
@@ -86,7 +86,7 @@ def test_a_snapshot_names_the_cell_before_or_in_which_it_was_taken(shared_server
 
 def test_a_deletion_is_undone_and_what_a_kernel_needs_is_kept(server, make_listener):
     page = server.open()
-    listener = make_listener(SCHEMA_ID)
+    listener = make_listener(kernel_events.SNAPSHOT)
     first = save(server, page)
     server.do("suspend", page.kernel_id)
     needed, _ = listed(server)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.server.events.kernel_events import SCHEMA_ID
+from jupyter_gpuckpt.server.events import kernel_events
 
 MB = 1_000_000
 
@@ -15,7 +15,7 @@ def server(make_server):
 
 
 def test_pages_hear_what_a_kernel_uses_without_asking(server, make_listener, eventually):
-    listener = make_listener(SCHEMA_ID)
+    listener = make_listener(kernel_events.KERNEL)
     began = time.time()
     page = server.open("folder.ipynb")
     small = eventually(lambda: server.kernel(page.kernel_id)["memory_bytes"])

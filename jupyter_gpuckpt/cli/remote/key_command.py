@@ -115,11 +115,11 @@ def ask(
     prune: RemotePruneRequest = _NO_RULE,
 ) -> RemoteAnswer:
     """Run a command about remotes in a process of its own and return its result. Raises its error as its own class."""
-    from ...client import remote_commands  # noqa: PLC0415 - too slow for --help
+    from ...client import programs  # noqa: PLC0415 - too slow for --help
 
     data_dir = str(daemon_settings.from_environment().data)
     call = RemoteCall(verb, data_dir, name, remote, secret, entry, session, sample, prune)
-    answer = remote_commands.ask(call)
+    answer = programs.ask_remotes(call)
     if answer.error:
         raise error_from(answer.error)
     return answer

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from ...errors import ConfigurationError, OperationCancelled
 from ...wire.plurals import counted
 from ...wire.remote_records import RemotePruneRequest, RemotePruning, RemoteVerb, RemoteVerdict
 from ...wire.retention_policy import RetentionPolicy
 from .. import printing
+from ..parser import Parser
 from ..prune import add_rules, confirm, policy_of
 from .key_command import ask
 
 
-def add_arguments(to: ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments of `remote prune`."""
     to.description = (
         "Remove the snapshots that no rule keeps from a remote, whichever machine uploaded them. The rules are those of `prune`, for each"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ...wire.remote_records import (
 )
 from ...wire.statuses import exit_code
 from .. import printing
+from ..parser import Parser
 from ..prune import size_bytes
 from . import (
     erase_command,
@@ -42,11 +43,11 @@ _KEY = "let other machines join, list and remove what opens a remote's key, put 
 _ANSWERS = {None: "unknown", True: "yes", False: "no"}
 
 
-def add_arguments(to: ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments and commands of `remote`."""
     verbs = to.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
 
-    def verb(name: str, summary: str) -> ArgumentParser:
+    def verb(name: str, summary: str) -> Parser:
         added = verbs.add_parser(name, help=summary, description=f"{summary}.", allow_abbrev=False)
         added.add_argument("--json", action="store_true", help="print one JSON document")
         return added
@@ -95,7 +96,7 @@ def add_arguments(to: ArgumentParser) -> None:
     )
 
 
-def _add_new_arguments(to: ArgumentParser, *, is_new: bool) -> None:
+def _add_new_arguments(to: Parser, *, is_new: bool) -> None:
     """Add the arguments of `create` and `add`."""
     to.add_argument("name", metavar="NAME", help="its name on this machine")
     to.add_argument(

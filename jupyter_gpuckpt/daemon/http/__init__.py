@@ -1,7 +1,6 @@
 """The routes of the daemon, and what they share.
 
 - `daemon_handler`: the base of all handlers.
-- `kernel_routes`: the routes about kernels, operations and owners, one class each.
-- `remote_routes`: the routes about remotes and their content, one class each.
-- `snapshot_routes`: the routes about snapshots and the store, one class each.
+- `kernel_routes`: the answers to requests about kernels, operations and owners.
+- `snapshot_routes`: the answers to requests about snapshots, the store and remotes.
 """

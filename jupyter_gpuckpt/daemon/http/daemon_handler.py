@@ -1,31 +1,36 @@
-"""The base of all handlers: records in requests and responses, and the mapping from errors to responses."""
+"""The base of all handlers: the daemon that they serve, streams of events, and the log of errors."""
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.web import HTTPError, RequestHandler
+from tornado.web import HTTPError
 
-from ...errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
-from ...wire import decoding, ids
-from ...wire.statuses import http_status
+from ...errors import GpuCkptError
+from ...wire import ids
+from ...wire.answering import RecordHandler, Routes
+from ...wire.calls import Route
+from ..kernels.kernels import ManagedKernel
+from ..kernels.operations import RunningOperation
+from ..kernels.streams import Stream
 
 if TYPE_CHECKING:
     from ..service import Daemon
 
 _log = logging.getLogger(__name__)
-_Record = TypeVar("_Record")
-_DEEPER = 100
 
 
-class BaseHandler(RequestHandler):
-    """A handler that answers a `GpuCkptError` with its status and an `ErrorRecord`."""
+class BaseHandler(RecordHandler):
+    """A handler that registers each request with the daemon."""
+
+    described = "protocol.py has its record."
 
     @property
     def daemon(self) -> Daemon:
@@ -67,45 +72,21 @@ class BaseHandler(RequestHandler):
         self.daemon.finish(self)
         return super().detach()
 
-    def record(self, kind: type[_Record]) -> _Record:
-        """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""
-        try:
-            found = decoding.from_json(self.request.body or b"{}", kind)
-            _require_encodable(found)
-        except (msgspec.DecodeError, OverflowError, RecursionError) as error:
-            raise ConfigurationError(
-                f"The request's body is not valid: {error}", hint="protocol.py has its record."
-            ) from error
-        return found
+    def reply(self, record: object) -> None:
+        """Answer with a record as JSON, of a kernel or an operation with what clients see of it."""
+        if isinstance(record, ManagedKernel | RunningOperation):
+            record = record.public()
+        super().reply(record)
 
-    def reply(self, record: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        """Answer with a record as JSON."""
-        self.set_status(status)
-        self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(record))
-
-    async def send_line(self, record: Any) -> None:
-        """Send one line of a stream of records. Raises StreamClosedError if the client has disconnected."""
+    async def send_events(self, stream: Stream, until: Callable[[], bool] = lambda: False) -> None:
+        """Send a line for every event until either side closes the connection or `until` returns True."""
+        self.at_close(stream.close)
         self.set_header("Content-Type", "application/jsonl")
-        self.write(msgspec.json.encode(record) + b"\n")
-        await self.flush()
-
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an exception with the status of its class."""
-        error = _error_in(kwargs)
-        super().send_error(
-            http_status(type(error)) if isinstance(error, GpuCkptError) else status_code, **kwargs
-        )
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the body of an error response."""
-        error = _error_in(kwargs)
-        if error is None or isinstance(error, HTTPError):
-            record = ErrorRecord(f"{HTTPStatus(status_code).phrase}: {self.request.path}", "error")
-        else:
-            record = record_of(error)
-        self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(record))
+        while event := await stream.next():
+            self.write(msgspec.json.encode(event) + b"\n")
+            await self.flush()
+            if until():
+                return
 
     def log_exception(
         self,
@@ -120,24 +101,27 @@ class BaseHandler(RequestHandler):
             _log.error("%s %s", self.request.method, self.request.path, exc_info=value)
 
 
+class DaemonRoutes(Routes):
+    """The routes of the daemon."""
+
+    def passed_on(
+        self, methods: Mapping[Route[Any], Callable[[Daemon], Callable[..., Any]]]
+    ) -> None:
+        """Answer routes by methods of the daemon's parts, which get ids, query arguments and the request in this order."""
+        for route, of in methods.items():
+            self.answers(route)(_passed_on(of))
+
+
+def _passed_on(of: Callable[[Daemon], Callable[..., Any]]) -> Callable[..., Any]:
+    def answer(handler: BaseHandler, request: Any = None, **named: str) -> Any:
+        return of(handler.daemon)(*named.values(), *(() if request is None else (request,)))
+
+    return answer
+
+
 class UnknownRoute(BaseHandler):
     """A handler for every path that is not a route."""
 
     def prepare(self) -> None:
         """Answer 404 to every method."""
         raise HTTPError(HTTPStatus.NOT_FOUND)
-
-
-def _require_encodable(record: object) -> None:
-    """Raise OverflowError or RecursionError for a record that was decoded but cannot be encoded.
-
-    JSON has integers of any length and any nesting; a record is nested deeper in the record that will contain it.
-    """
-    for _ in range(_DEEPER):
-        record = [record]
-    msgspec.json.encode(record)
-
-
-def _error_in(kwargs: dict[str, Any]) -> BaseException | None:
-    exc_info = kwargs.get("exc_info")
-    return exc_info[1] if exc_info else None

@@ -1,24 +1,24 @@
-"""The base of all handlers: authentication, the parts that they call, and the mapping from errors to responses."""
+"""The base of all handlers: authentication, the parts that they call, and routes that are passed on to the daemon."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import msgspec
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.web import HTTPError
 
-from ...errors import ConfigurationError, DaemonUnavailable, GpuCkptError, record_of
-from ...wire import decoding, ids
-from ...wire.statuses import http_status
+from ...errors import DaemonUnavailable, ErrorRecord, GpuCkptError
+from ...wire import ids
+from ...wire.answering import RecordHandler, Routes
+from ...wire.calls import Route
 from ..jupyter_internals import is_finished
 from ..rest_records import ErrorView, error_view
-from .openapi import contract_of
 
 if TYPE_CHECKING:
     from ...wire.daemon_settings import Settings
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ..policies.idle import IdleSuspension
     from ..policies.restarts import Restarts
     from ..policies.shut_downs import ShutDowns
-
-_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,31 @@ class Parts:
     idle: IdleSuspension
 
 
-class GpuCkptHandler(APIHandler):
-    """A handler that answers a `GpuCkptError` with its status and a body of message, code and hint."""
+class RestRoutes(Routes):
+    """The routes of the REST interface."""
 
+    def passed_on(
+        self, call: Route[Any], view: Callable[[Any], Any] | None = None, **attributes: object
+    ) -> Callable[[Callable[[], None]], None]:
+        """Pass a request on to the daemon, and its reply, or the `view` of it, back. The decorated function only describes that."""
+        reply = call.reply if view is None else get_type_hints(view)["return"]
+
+        async def answer(handler: GpuCkptHandler, request: Any = None, **named: str) -> Any:
+            body = () if request is None else (request,)
+            found = await handler.parts.link.daemon.send(call(*body, **named))
+            return found if view is None else view(found)
+
+        def declared(description: Callable[[], None]) -> None:
+            answer.__doc__ = description.__doc__
+            self.answers(replace(call, reply=reply), **attributes)(answer)
+
+        return declared
+
+
+class GpuCkptHandler(RecordHandler, APIHandler):
+    """A handler that authenticates and authorizes each request."""
+
+    described = "GET /api/gpuckpt/openapi.json describes it."
     auth_resource = "gpuckpt"
     #: Whether a request counts as the user's activity, after which a culler waits anew. Not where pages and hubs ask by themselves.
     _track_activity = True
@@ -90,47 +110,14 @@ class GpuCkptHandler(APIHandler):
         if not is_finished(self):
             ids.require(self.path_kwargs)
 
-    def record(self, kind: type[_Record]) -> _Record:
-        """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""
-        try:
-            return decoding.from_json(self.request.body or b"{}", kind)
-        except msgspec.DecodeError as error:
-            raise ConfigurationError(
-                f"The request's body is not valid: {error}",
-                hint="GET /api/gpuckpt/openapi.json describes it.",
-            ) from error
+    def refusal(self, status_code: int, error: HTTPError | None) -> ErrorView:
+        """Return the record of an error of Jupyter's own, with its message."""
+        message = (error.log_message if error else "") or HTTPStatus(status_code).phrase
+        return ErrorView(message=message, code=f"http_{status_code}", hint=None)
 
-    def seconds(self, name: str, max_seconds: float) -> float:
-        """Return a query argument in seconds, limited to `max_seconds`; 0 if it is left out. Raises ConfigurationError."""
-        text = self.get_query_argument(name, "0")
-        try:
-            return max(0.0, min(float(text), max_seconds))
-        except ValueError as error:
-            raise ConfigurationError(f"{name} is not a number of seconds: {text!r}") from error
-
-    def reply(self, record: Any) -> None:
-        """Answer with a record as JSON, with the status that the method states."""
-        self.set_status(contract_of(type(self), str(self.request.method).lower()).status)
-        self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(record))
-
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an exception with the status of its class."""
-        error = _error_in(kwargs)
-        if isinstance(error, GpuCkptError):
-            status_code = http_status(type(error))
-        super().send_error(status_code, **kwargs)
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the body of an error response; Jupyter's own errors keep their message."""
-        error = _error_in(kwargs)
-        if isinstance(error, HTTPError) or error is None:
-            message = (error.log_message if error else "") or HTTPStatus(status_code).phrase
-            view = ErrorView(message=message, code=f"http_{status_code}", hint=None)
-        else:
-            view = error_view(record_of(error))
-        self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(view))
+    def view(self, error: ErrorRecord) -> ErrorView:
+        """Return the record of an error as pages get it."""
+        return error_view(error)
 
     def log_exception(
         self,
@@ -143,8 +130,3 @@ class GpuCkptHandler(APIHandler):
             self.log.warning("%s %s: %s", self.request.method, self.request.path, value)
         else:
             super().log_exception(typ, value, tb)
-
-
-def _error_in(kwargs: dict[str, Any]) -> BaseException | None:
-    exc_info = kwargs.get("exc_info")
-    return exc_info[1] if exc_info else None

@@ -1,4 +1,4 @@
-"""The routes about branches, rollbacks, changes since a snapshot, and the notebook in it."""
+"""The routes about branches, rollbacks, and what a snapshot contains: its notebook, variables, and changes since."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from http import HTTPStatus
 
 import msgspec
 
+from ...errors import KernelStateConflict
 from ...wire import calls
-from ...wire.snapshot_records import Changes
+from ...wire.calls import Route
 from ..kernels.stored_notebooks import StoredNotebook
-from ..rest_records import BranchView, OperationView, branch_view, operation_view
-from .openapi import answers
-from .rest_handler import GpuCkptHandler
+from ..kernels.variables import Comparison, compare
+from ..rest_records import BranchView, OperationView, VariablesView, branch_view, operation_view
+from .rest_handler import GpuCkptHandler, RestRoutes
+
+#: The time for computing fingerprints of the variables' values, in seconds.
+_FINGERPRINT_SECONDS = 1.0
+_KERNEL, _SNAPSHOT = "/kernels/{kernel_id}", "/snapshots/{snapshot_id}"
+
+ROUTES = RestRoutes()
+_answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,55 +36,55 @@ class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     force: bool = False
 
 
-class BranchHandler(GpuCkptHandler):
-    """Handler for branches."""
+@_answers(Route(OperationView, "POST", f"{_KERNEL}/roll_back", SnapshotRequest, _ACCEPTED))
+async def _roll_back(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
+    """Start a rollback."""
+    # A kernel that does not exist is reported before a body that is not valid.
+    handler.parts.operations.served(kernel_id)
+    request = handler.record(SnapshotRequest)
+    operation = await handler.parts.rollbacks.roll_back(
+        kernel_id, request.snapshot_id, force=request.force
+    )
+    return operation_view(operation)
 
-    @answers(BranchView, HTTPStatus.ACCEPTED, request=PathRequest)
-    async def post(self, snapshot_id: str) -> None:
-        """Start making a branch."""
-        request = self.record(PathRequest)
-        operation, path = await self.parts.branching.branch(
-            snapshot_id, request.path, force=request.force
+
+@_answers(Route(BranchView, "POST", f"{_SNAPSHOT}/branch", PathRequest, _ACCEPTED))
+async def _branch(handler: GpuCkptHandler, snapshot_id: str, request: PathRequest) -> BranchView:
+    """Start making a branch."""
+    branch = handler.parts.branching.branch
+    return branch_view(*await branch(snapshot_id, request.path, force=request.force))
+
+
+@ROUTES.passed_on(calls.changes)
+def _changes() -> None:
+    """Show the changes since the snapshot was taken."""
+
+
+@_answers(Route(StoredNotebook, "GET", f"{_SNAPSHOT}/notebook"))
+async def _notebook(handler: GpuCkptHandler, snapshot_id: str) -> StoredNotebook:
+    """Show the cells and outputs as they were saved with the snapshot; outputs are trusted if this user has signed them."""
+    return await handler.parts.notebooks.notebook(snapshot_id)
+
+
+@_answers(Route(VariablesView, "GET", f"{_KERNEL}/variables"))
+async def _variables(handler: GpuCkptHandler, kernel_id: str) -> VariablesView:
+    """List a kernel's variables, the biggest first."""
+    found = await handler.parts.operations.variables(kernel_id)
+    return VariablesView(variables=found.listed)
+
+
+_COMPARED = {"kernel_id": "By default the kernel of the snapshot."}
+
+
+@_answers(Route(Comparison, "GET", f"{_SNAPSHOT}/compare", query=_COMPARED))
+async def _compare(handler: GpuCkptHandler, snapshot_id: str, kernel_id: str) -> Comparison:
+    """Show which variables differ."""
+    found = await handler.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
+    if found.variables is None:
+        raise KernelStateConflict(
+            "The variables of this snapshot are not known.",
+            hint="It was taken of another kind of kernel, or by the command line.",
         )
-        self.reply(branch_view(operation, path))
-
-
-class RollBackHandler(GpuCkptHandler):
-    """Handler for rollbacks."""
-
-    @answers(OperationView, HTTPStatus.ACCEPTED, request=SnapshotRequest)
-    async def post(self, kernel_id: str) -> None:
-        """Start a rollback."""
-        # A kernel that does not exist is reported before a body that is not valid.
-        self.parts.operations.served(kernel_id)
-        request = self.record(SnapshotRequest)
-        operation = await self.parts.rollbacks.roll_back(
-            kernel_id, request.snapshot_id, force=request.force
-        )
-        self.reply(operation_view(operation))
-
-
-class ChangesHandler(GpuCkptHandler):
-    """Handler for changes since a snapshot."""
-
-    @answers(Changes)
-    async def get(self, snapshot_id: str) -> None:
-        """Show the changes since the snapshot was taken."""
-        self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))
-
-
-class NotebookHandler(GpuCkptHandler):
-    """Handler for the notebook in a snapshot."""
-
-    @answers(StoredNotebook)
-    async def get(self, snapshot_id: str) -> None:
-        """Show the cells and outputs as they were saved with the snapshot; outputs are trusted if this user has signed them."""
-        self.reply(await self.parts.notebooks.notebook(snapshot_id))
-
-
-ROUTES: dict[str, type[GpuCkptHandler]] = {
-    "/kernels/{kernel_id}/roll_back": RollBackHandler,
-    "/snapshots/{snapshot_id}/branch": BranchHandler,
-    "/snapshots/{snapshot_id}/changes": ChangesHandler,
-    "/snapshots/{snapshot_id}/notebook": NotebookHandler,
-}
+    named = kernel_id or found.kernel_id
+    now = await handler.parts.operations.variables(named, _FINGERPRINT_SECONDS)
+    return compare(found.variables, now)

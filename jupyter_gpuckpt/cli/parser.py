@@ -1,0 +1,34 @@
+"""The class of the argument parser, with kinds of arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+from ..errors import ConfigurationError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `ConfigurationError`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `ConfigurationError` instead of ending the process."""
+        raise ConfigurationError(f"{self.prog}: {message}.", hint=f"See `{self.prog} --help`.")
+
+    def flag(self, *names_and_help: str) -> None:
+        """Add an option without a value."""
+        *names, told = names_and_help
+        self.add_argument(*names, action="store_true", help=told)
+
+    def seconds(self, name: str, told: str) -> None:
+        """Add an option whose value is a time; None: it is left out."""
+        self.add_argument(name, metavar="TIME", type=_seconds, help=told)
+
+
+def _seconds(text: str) -> float:
+    """Convert texts like `25s`, `2m` or `1.5` to seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25s, 2m or 90")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
