@@ -22,7 +22,7 @@ from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable
+from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
 from ..host import gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -41,9 +41,8 @@ from ..wire.manifest_records import (
 )
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
-from ..wire.snapshot_order import Making
+from ..wire.snapshot_order import Making, next_number
 from . import kept_files, notebooks, open_files, relied_packs, tcp_records
-from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -57,6 +56,41 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
+
+
+class EarlierSnapshots:
+    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same."""
+
+    def __init__(self, store: LocalStore, kernel_id: str) -> None:
+        self._store = store
+        try:
+            #: Newest first, deleted ones included: their numbers are not used again.
+            self._listed = store.listed(kernel_id)
+        except StoreError as error:
+            logger.warning("The earlier snapshots of the kernel cannot be listed: %s", error)
+            self._listed = []
+
+    def number_of(self, new: Making) -> int:
+        """Return the number of the kernel's next snapshot."""
+        return new.number or next_number(new.above, *(one.info.number for one in self._listed))
+
+    def predecessor(self) -> tuple[Predecessor | None, EarlierGpuMemory]:
+        """Return the newest snapshot, so that the new one stores only changes, and its GPU memory.
+
+        Where none can be read everything is stored.
+        """
+        newest = next((one.info for one in self._listed if not one.annotations.deleted), None)
+        try:
+            if newest is not None:
+                streams = self._store.manifest(newest.snapshot_id).streams
+                predecessor = Predecessor(streams)
+                return predecessor, EarlierGpuMemory(streams, self._store, predecessor.digests)
+        except StoreError as error:
+            logger.warning(
+                "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
+                error,
+            )
+        return None, EarlierGpuMemory([], self._store)
 
 
 class Saved(NamedTuple):

@@ -24,7 +24,7 @@ NOT_KEPT = "no rule keeps it"
 
 
 class Scales(Protocol):
-    """A counter of the joint size of snapshots, in which shared chunks count once (`store/weights.py`)."""
+    """A counter of the joint size of snapshots, in which shared chunks count once (`local.Weights`)."""
 
     def weight(self, info: SnapshotInfo) -> int:
         """Return the bytes that this snapshot takes in addition to those that were added."""

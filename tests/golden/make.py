@@ -21,7 +21,7 @@ from blake3 import blake3
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from jupyter_gpuckpt.images.chunking import cut, is_zero
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.images.unpack import read_stream
@@ -113,7 +113,7 @@ def _write_snapshots() -> None:
     """Write an archive of snapshots of real programs, and what is to be found after a resume."""
     # PR_SET_CHILD_SUBREAPER: the trees are to be found below this process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None, "run tools/install-criu"
     known: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="golden-", dir="/tmp") as path:

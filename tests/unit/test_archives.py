@@ -17,9 +17,9 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.snapshots.save import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.verify import MAX_PROBLEMS, verify
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore

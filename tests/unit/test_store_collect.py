@@ -16,10 +16,9 @@ from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.index.catalog import Catalog
 from jupyter_gpuckpt.store.index.database import sealed
 from jupyter_gpuckpt.store.index.needs import encoded
-from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.local import LocalStore, Upkeep
 from jupyter_gpuckpt.store.snapshot_rows import Records
 from jupyter_gpuckpt.store.unreferenced_packs import Collector
-from jupyter_gpuckpt.store.upkeep import Upkeep
 from tests.conftest import wait_for
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put
