@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,6 +187,10 @@ class DaemonLink:
             # The stream of events would notice it later. Its next event shows that the daemon answers again.
             self._note_loss(error)
             raise
+
+    def managed(self, kernel_ids: Iterable[str]) -> list[str]:
+        """Return those of these kernels that are under the engine and launched."""
+        return [one for one in kernel_ids if (served := self.served.get(one)) and served.kernel]
 
     def settle(self) -> None:
         """Note that the kernels of earlier servers are listed, or will not be."""

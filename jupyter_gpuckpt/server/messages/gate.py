@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
@@ -29,7 +29,7 @@ from tornado.websocket import WebSocketClosedError
 from ...wire.plurals import counted
 from ..jupyter_internals import send_to_page
 from . import routing_ids
-from .answers import WAKING, answer, failure, refusal
+from .answers import WAKING, Request, answer, failure, refusal
 from .comms import IopubMessage, PageComms
 
 if TYPE_CHECKING:
@@ -47,21 +47,6 @@ _log = logging.getLogger(__name__)
 V1 = "v1.kernel.websocket.jupyter.org"
 
 
-class Request(NamedTuple):
-    """A message of a page. `content` is empty where the gate does not use it; `raw` is the message as it came."""
-
-    channel: str
-    header: dict[str, Any]
-    metadata: dict[str, Any]
-    content: dict[str, Any]
-    raw: Any
-
-    @property
-    def kind(self) -> str:
-        """Return the message's type; "None" if it has none."""
-        return str(self.header.get("msg_type"))
-
-
 def read_request(message: Any, protocol: str | None, session: Session) -> Request:
     """Return a page's message as a request; an unreadable one has no kind and is sent to the kernel unchanged."""
     try:
@@ -70,16 +55,16 @@ def read_request(message: Any, protocol: str | None, session: Session) -> Reques
             header, metadata = _fields(session.unpack(parts[0])), _fields(session.unpack(parts[2]))
             about_comms = str(header.get("msg_type")).startswith("comm_")
             content = _fields(session.unpack(parts[3])) if about_comms else {}
-            return Request(str(channel), header, metadata, content, message)
+            return Request(str(channel), header, content, message, metadata)
         binary = isinstance(message, bytes)
         unpacked = deserialize_binary_message(message) if binary else json.loads(message)
         header, metadata, content = (
             _fields(unpacked.get(name)) for name in ("header", "metadata", "content")
         )
-        return Request(str(unpacked.get("channel") or "shell"), header, metadata, content, message)
+        return Request(str(unpacked.get("channel") or "shell"), header, content, message, metadata)
     except Exception as error:
         _log.debug("a request cannot be read: %s", error)
-        return Request("shell", {}, {}, {}, message)
+        return Request("shell", {}, {}, message)
 
 
 def _fields(value: Any) -> dict[str, Any]:
