@@ -181,18 +181,25 @@ def save(
         warnings += changed
         state.prove_still()
         needed = store.needed(packed.streams)
-        sizes = _sizes(packed, needed.stored_bytes, state)
+        gpu_bytes = sum(process.memory_bytes for process in state.gpu)
         manifest = Manifest(
-            info=_info(
-                state,
-                sizes,
-                spec,
-                options,
+            info=SnapshotInfo(
                 snapshot_id=new.snapshot_id,
+                kernel_id=spec.kernel_id,
                 number=prepared.earlier.number_of(new),
-                began=began,
+                created=began,
+                reason="suspend" if stop else "save",
+                name=options.name,
+                sizes=Sizes(packed.raw_bytes, needed.stored_bytes, packed.new_bytes, gpu_bytes),
+                frozen_seconds=state.frozen_seconds,
                 seconds=time.monotonic() - begun,
                 host_name=host.name,
+                cause=options.cause,
+                pinned=options.pinned,
+                title=options.title,
+                variables=variables.listed[:SHOWN_VARIABLES] if variables else [],
+                cell=options.cell,
+                in_cell=options.in_cell,
             ),
             launch=spec.written_down(),
             host=host,
@@ -391,40 +398,3 @@ def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
             details="\n".join(problems),
         )
     return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
-
-
-def _sizes(packed: Packed, stored_bytes: int, state: Frozen) -> Sizes:
-    gpu_bytes = sum(process.memory_bytes for process in state.gpu)
-    return Sizes(packed.raw_bytes, stored_bytes, packed.new_bytes, gpu_bytes)
-
-
-def _info(
-    state: Frozen,
-    sizes: Sizes,
-    spec: LaunchSpec,
-    options: SaveOptions,
-    *,
-    snapshot_id: str,
-    number: int,
-    began: float,
-    seconds: float,
-    host_name: str,
-) -> SnapshotInfo:
-    return SnapshotInfo(
-        snapshot_id=snapshot_id,
-        kernel_id=spec.kernel_id,
-        number=number,
-        created=began,
-        reason="suspend" if options.stop else "save",
-        name=options.name,
-        sizes=sizes,
-        frozen_seconds=state.frozen_seconds,
-        seconds=seconds,
-        host_name=host_name,
-        cause=options.cause,
-        pinned=options.pinned,
-        title=options.title,
-        variables=options.variables.listed[:SHOWN_VARIABLES] if options.variables else [],
-        cell=options.cell,
-        in_cell=options.in_cell,
-    )

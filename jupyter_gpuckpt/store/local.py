@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ObjectCorrupt, StoreError, StoreFull
+from ..linux import disk_reserve
 from ..wire.deadlines import Deadline, after
 from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
@@ -483,7 +484,7 @@ class LocalStore:
     def free_bytes(self) -> int:
         """Return the number of bytes that can still be written to the store's disk."""
         with store_errors(self.root):
-            return faults.free_bytes(self.root)
+            return disk_reserve.free_bytes(self.root)
 
     def _place(self, digest: bytes) -> Location:
         return next(iter(self.locate((digest,))))

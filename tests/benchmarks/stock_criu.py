@@ -22,7 +22,7 @@ from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.memory.filling import PageSink
 from jupyter_gpuckpt.host import commands, criu_program
 from jupyter_gpuckpt.images.sinks import FileSink
-from jupyter_gpuckpt.images.unpack import unpack
+from jupyter_gpuckpt.images.unpack import Unpacking
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.manifest_records import Manifest
 from jupyter_gpuckpt.wire.progress import Progress, Stage
@@ -148,7 +148,7 @@ class _Images:
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-        unpack(streams, self._store, threads=1, progress=Progress())
+        Unpacking(streams, self._store, threads=1).run(Progress())
 
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         raise AssertionError("there is no GPU memory")

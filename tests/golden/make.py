@@ -29,6 +29,7 @@ from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire import file_records, manifest_records
 from jupyter_gpuckpt.wire.place import Place
 from jupyter_gpuckpt.wire.progress import Progress
@@ -167,7 +168,7 @@ def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[manifest_recor
                 digest = b"" if is_zero(piece) else digest_of(piece)
                 if digest:
                     codec, payload = compressor.compress(piece)
-                    writer.append(digest, bytes(payload), len(piece), codec)
+                    writer.append_all([Record(digest, bytes(payload), len(piece), codec)])
                 chunks.append(manifest_records.Chunk(digest, len(piece)))
                 start = end
             found.append(manifest_records.Stream(name, len(content), chunks))
