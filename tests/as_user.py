@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 
 ROOT = Path(__file__).parent.parent
 #: Belongs to nobody.
@@ -70,7 +70,7 @@ def open_folders(paths: list[Path]) -> None:
 
 def main(words: list[str]) -> int:
     """Run the command; its exit status."""
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     if criu is None:
         sys.exit("no CRIU was found: run tools/install-criu")
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):

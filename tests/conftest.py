@@ -21,7 +21,7 @@ import pytest
 from jupyter_gpuckpt.engine.criu import cache as criu_cache
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.host import doctor_report, privileges, processes
+from jupyter_gpuckpt.host import criu_program, privileges, processes
 from tests import ordinary_user
 from tests.live_files import entries_below
 
@@ -272,7 +272,7 @@ def _variables() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def criu() -> Path:
     """Return a CRIU that works, and the rights that it needs."""
-    found = doctor_report.find_criu()
+    found = criu_program.find()
     if found is None:
         missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
     if not INIT.exists():

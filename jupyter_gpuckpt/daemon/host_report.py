@@ -20,7 +20,8 @@ import msgspec
 
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import doctor_remedies, doctor_report, limits, privileges, processes
+from ..host import criu_program, doctor_checks, doctor_remedies, limits, privileges, processes
+from ..host.doctor_checks import CheckedFiles
 from ..store import stores
 from ..store.damage import damaged_snapshots
 from ..wire import daemon_settings, place
@@ -55,12 +56,12 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
             _remember(remembered)
         yield from results
 
-    return doctor_report.report(criu, init=INIT, store=settings.store, trial=tried)
+    return doctor_checks.report(CheckedFiles(criu, INIT, settings.store), tried)
 
 
 def find_criu(settings: Settings) -> Path | None:
     """Return the CRIU program that the settings name, else the first that is new enough."""
-    return Path(settings.criu) if settings.criu else doctor_report.find_criu()
+    return Path(settings.criu) if settings.criu else criu_program.find()
 
 
 def _engine(settings: Settings, criu: Path) -> EngineSettings:

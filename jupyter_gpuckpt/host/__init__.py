@@ -7,7 +7,6 @@
 - `criu_program`: the choice of the CRIU program.
 - `doctor_checks`: the checks of this machine that the doctor runs.
 - `doctor_remedies`: the causes of a failed trial of the engine on this machine.
-- `doctor_report`: the doctor's report.
 - `ended_connections`: TCP connections that no program has open any more, but that keep a port for a minute.
 - `file_digests`: digests of programs and libraries.
 - `file_outlines`: outlines of files.

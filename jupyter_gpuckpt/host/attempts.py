@@ -13,18 +13,14 @@ import ctypes
 import errno
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 KCMP_VM = 1
-#: Numbers of system calls that libc does not know.
-CALLS = {
-    "x86_64": {"kcmp": 312, "pidfd_getfd": 438},
-    "aarch64": {"kcmp": 272, "pidfd_getfd": 438},
-}.get(platform.machine(), {})
+#: Numbers of system calls that libc does not know (x86_64, the only machine on which kernels can be saved).
+KCMP, PIDFD_GETFD = 312, 438
 _SMALL = 8
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -82,13 +78,13 @@ def _transfer(call: Callable[..., int], pid: int) -> None:
 
 def compare(pid: int) -> None:
     """Ask Linux whether two processes share their memory (man kcmp)."""
-    checked(libc.syscall(CALLS["kcmp"], os.getpid(), pid, KCMP_VM, 0, 0))
+    checked(libc.syscall(KCMP, os.getpid(), pid, KCMP_VM, 0, 0))
 
 
 def duplicate(pid: int) -> None:
     """Duplicate a descriptor of a process."""
     pidfd = os.pidfd_open(pid)
-    checked(libc.syscall(CALLS["pidfd_getfd"], pidfd, 0, 0))
+    checked(libc.syscall(PIDFD_GETFD, pidfd, 0, 0))
 
 
 def read_proc(pid: int) -> None:
@@ -127,8 +123,6 @@ def attempt(action: Callable[[int], None], pid: int) -> str:
             action(pid)
         except OSError as error:
             number = error.errno or errno.EIO
-        except KeyError:  # no number for this machine's system calls
-            number = errno.ENOSYS
         os._exit(number)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return "" if status == 0 else errno.errorcode.get(status, f"signal {-status}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -69,11 +69,7 @@ def survey(pids: Collection[int]) -> Survey:
         return Survey([], [], [])
     rows = _rows(pids)
     by_ends = {row.ends: row for row in rows}
-    listeners = [
-        End(*held[row.inode], row)
-        for row in rows
-        if row.state == TcpState.LISTEN and row.inode in held
-    ]
+    listeners = _listening(held, rows)
     inner, outer, seen = list[Inner](), list[End](), set[str]()
     for row in rows:
         if row.state not in _OPEN or row.inode in seen:
@@ -106,7 +102,10 @@ def survey(pids: Collection[int]) -> Survey:
 def listeners(pids: Collection[int]) -> list[End]:
     """Return the listening sockets of these processes, each once; all processes must be in one network namespace."""
     held = _held(pids)
-    rows = _rows(pids) if held else []
+    return _listening(held, _rows(pids)) if held else []
+
+
+def _listening(held: Mapping[str, tuple[int, str, int]], rows: Iterable[Row]) -> list[End]:
     return [
         End(*held[row.inode], row)
         for row in rows

@@ -18,7 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from ..wire import decoding
-from .file_outlines import FileOutlines
+from .file_outlines import FileOutlines, version
 
 logger = logging.getLogger(__name__)
 
@@ -120,13 +120,7 @@ class FileDigests:
 
 
 def _identity(status: os.stat_result) -> Identity:
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    return *version(status), status.st_ctime_ns
 
 
 def _load(path: Path | None) -> dict[Identity, str]:

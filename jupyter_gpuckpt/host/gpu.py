@@ -11,13 +11,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from ..wire.manifest_records import Gpu
 from . import privileges
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 #: The first driver that lets programs checkpoint other processes (CUDA 12.8).
 MINIMUM_DRIVER = 570
@@ -85,37 +87,25 @@ def driver_version() -> str:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that this process may use, in the driver's order."""
-    nvml = _library.get()
-    if not nvml:
-        return []
-    found = []
-    for handle in _handles(nvml):
-        try:
-            found.append(
-                Gpu(
-                    uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-                    name=str(nvml.nvmlDeviceGetName(handle)),
-                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                )
-            )
-        except nvml.NVMLError as error:
-            logger.warning("A GPU does not answer: %s", error)
-    return found
+    return _answers(
+        lambda nvml, handle: Gpu(
+            uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+            name=str(nvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        )
+    )
 
 
 def free_bytes() -> dict[str, int]:
     """Return the free memory of every GPU, by UUID."""
-    nvml = _library.get()
-    free: dict[str, int] = {}
-    if nvml:
-        for handle in _handles(nvml):
-            try:
-                free[str(nvml.nvmlDeviceGetUUID(handle))] = int(
-                    nvml.nvmlDeviceGetMemoryInfo(handle).free
-                )
-            except nvml.NVMLError as error:
-                logger.warning("A GPU does not answer: %s", error)
-    return free
+    return dict(
+        _answers(
+            lambda nvml, handle: (
+                str(nvml.nvmlDeviceGetUUID(handle)),
+                int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
+            )
+        )
+    )
 
 
 def described(device: Gpu) -> str:
@@ -215,17 +205,25 @@ def _used() -> dict[str, dict[int, int]]:
     The driver reports pids of the machine's initial PID namespace: a daemon in a container with a PID
     namespace of its own does not find its processes.
     """
-    nvml = _library.get()
-    found: dict[str, dict[int, int]] = {}
-    for handle in _handles(nvml) if nvml else ():
-        try:
-            uuid = str(nvml.nvmlDeviceGetUUID(handle))
-        except nvml.NVMLError as error:
-            logger.warning("A GPU does not answer: %s", error)
-            continue
+
+    def used(nvml: Any, handle: Any) -> tuple[str, dict[int, int]]:  # noqa: ANN401 - the module pynvml
         running = _listed(nvml, handle, "ComputeRunningProcesses")
         # usedGpuMemory is None where the driver does not count memory by process (MIG, WDDM).
-        found[uuid] = {process.pid: process.usedGpuMemory or 0 for process in running}
+        held = {process.pid: process.usedGpuMemory or 0 for process in running}
+        return str(nvml.nvmlDeviceGetUUID(handle)), held
+
+    return dict(_answers(used))
+
+
+def _answers(ask: Callable[[Any, Any], _Answer]) -> list[_Answer]:
+    """Return what `ask` returns for NVML and each GPU; a GPU that does not answer is left out."""
+    nvml = _library.get()
+    found = []
+    for handle in _handles(nvml) if nvml else ():
+        try:
+            found.append(ask(nvml, handle))
+        except nvml.NVMLError as error:
+            logger.warning("A GPU does not answer: %s", error)
     return found
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from contextlib import suppress
 from pathlib import Path
 
 NICE = 19
-#: The number of ioprio_set (man 2 ioprio_set), which no library has.
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+#: The number of ioprio_set (man 2 ioprio_set) on x86_64; no library has it.
+_IOPRIO_SET = 251
 _WHO_PROCESS, _CLASS_IDLE, _CLASS_SHIFT = 1, 3, 13
 
 
@@ -22,10 +21,7 @@ def take() -> None:
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE << _CLASS_SHIFT)
+    ctypes.CDLL(None).syscall(_IOPRIO_SET, _WHO_PROCESS, 0, _CLASS_IDLE << _CLASS_SHIFT)
     # With autogroups, a process's own priority counts only within its session (man 7 sched).
     for path, value in (("/proc/self/autogroup", str(NICE)), ("/proc/self/oom_score_adj", "1000")):
         with suppress(OSError):

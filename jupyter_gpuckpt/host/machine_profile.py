@@ -22,20 +22,6 @@ INSTRUCTIONS = (
     *("ospke", "pclmul", "pku", "pni", "popcnt", "prefetchi", "raoint", "rdpid", "rdrand"),
     *("rdseed", "rdtscp", "rtm", "serialize", "sha_ni", "sha512", "sm3", "sm4", "sse", "ssse3"),
     *("tbm", "tsc", "uintr", "user_shstk", "vaes", "vpclmul", "waitpkg", "xgetbv", "xop", "xsave"),
-    # arm64 lists all of its instructions in "Features" under names of their own.
-    *(
-        "asimd",
-        "atomics",
-        "crc32",
-        "dcpop",
-        "fcma",
-        "fphp",
-        "jscvt",
-        "lrcpc",
-        "pmull",
-        "sha",
-        "sve",
-    ),
 )
 
 #: See man 4 random.
@@ -117,10 +103,6 @@ def _cpu_flags(cpuinfo: Path) -> list[str]:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return []
-    rows = [
-        set(line.partition(":")[2].split())
-        for line in lines
-        if line.partition(":")[0].strip() in {"flags", "Features"}
-    ]
+    rows = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
     # Only features that every processor has: the scheduler may move a thread to any of them.
     return sorted(set.intersection(*rows)) if rows else []

@@ -38,7 +38,8 @@ ATTEMPTS = Path(__file__).with_name("attempts.py")
 
 def effective() -> frozenset[str]:
     """Return the effective capabilities, by name without CAP_."""
-    return _capabilities("CapEff")
+    bits = int(processes.status(os.getpid()).get("CapEff", "0"), 16)
+    return frozenset(name for number, name in enumerate(CAPABILITIES) if bits >> number & 1)
 
 
 def suffice() -> bool:
@@ -55,16 +56,6 @@ def in_first_user_namespace() -> bool:
         return Path("/proc/self/uid_map").read_text().split() == _ALL_IDS
     except OSError:  # a Linux without user namespaces
         return True
-
-
-def bounding() -> frozenset[str]:
-    """Return the capabilities that this process and its children can ever have."""
-    return _capabilities("CapBnd")
-
-
-def _capabilities(field: str) -> frozenset[str]:
-    bits = int(processes.status(os.getpid()).get(field, "0"), 16)
-    return frozenset(name for number, name in enumerate(CAPABILITIES) if bits >> number & 1)
 
 
 def seccomp_filters() -> int:

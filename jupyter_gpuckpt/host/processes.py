@@ -8,7 +8,6 @@ those of the PID namespace to which /proc belongs; sizes are in bytes. Man page:
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ class Mapping(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of a process in RAM and swap.
+    """The memory of a process in RAM.
 
     `private_bytes` and `shared_bytes` count its pages by whether another process maps them too;
     `proportional_bytes` divides shared pages by how many map them, so it adds up over a tree.
@@ -50,7 +49,6 @@ class Memory(NamedTuple):
     private_bytes: int = 0
     shared_bytes: int = 0
     proportional_bytes: int = 0
-    swap_bytes: int = 0
 
 
 def every() -> list[int]:
@@ -296,7 +294,6 @@ def memory(pid: int) -> Memory:
         private_bytes=size("Private_Clean", "Private_Dirty", "Private_Hugetlb"),
         shared_bytes=size("Shared_Clean", "Shared_Dirty", "Shared_Hugetlb"),
         proportional_bytes=size("Pss", "Private_Hugetlb"),
-        swap_bytes=size("Swap"),
     )
 
 
@@ -352,13 +349,6 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-
-
-def wait_gone(pidfd: int, timeout: float | None) -> bool:
-    """Wait until the process ends (zombies have ended); return False after `timeout` seconds."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
 
 
 def send_signal(pidfd: int, signum: int) -> bool:

@@ -9,11 +9,13 @@ cover: resuming the kernels; the next server lists them by itself.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
+from html import escape
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from traitlets.utils.importstring import import_item
 
 from ..errors import ConfigurationError, GpuCkptError
 from ..linux.control_groups import processors
+from ..wire import daemon_settings
 from ..wire.hub_records import (
     SET_ASIDE,
     STOP_MARGIN_SECONDS,
@@ -37,12 +40,17 @@ from ..wire.hub_records import (
     Waiting,
     WaitingKernel,
 )
-from ..wire.plurals import counted, size
-from . import server_request, user_limits
+from ..wire.plurals import age, counted, size
+from . import server_request
 from .server_request import Report
 from .start_check import check_at_start
 from .turns import Turns
-from .waiting import CLEAN, FIELD, form, message
+
+#: The most notebooks that are named in a message.
+_IN_MESSAGE = 5
+#: The field of the form before a start, and its value for a start without the suspended sessions.
+FIELD, CLEAN = "gpuckpt_start", "clean"
+
 
 _Base: Any
 if TYPE_CHECKING:
@@ -64,6 +72,87 @@ _REPORT_SECONDS = 600.0
 
 #: The turns of the servers on the hub's machine.
 _turns = Turns()
+
+
+def waiting_message(waiting: Waiting) -> str:
+    """Return a text like `3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb`."""
+    names = [kernel.name for kernel in waiting.kernels[:_IN_MESSAGE]]
+    shown = ", ".join(names) + ", ..." * (waiting.count > len(names))
+    sessions = "session is" if waiting.count == 1 else "sessions are"
+    return f"{waiting.count} suspended {sessions} waiting: {shown}"
+
+
+def start_form(waiting: Waiting, now: float) -> str:
+    """Return the part of a form that lists the sessions and asks how to start, as HTML for JupyterHub's page."""
+    rows = "".join(_row(kernel, now) for kernel in waiting.kernels)
+    more = waiting.count - len(waiting.kernels)
+    rest = f"<p>And {more} more.</p>" if more else ""
+    return (
+        '<fieldset><legend>Suspended sessions</legend><table class="table"><thead><tr><th>Notebook</th><th>Memory</th>'
+        f"<th>GPU memory</th><th>Suspended</th></tr></thead><tbody>{rows}</tbody></table>{rest}"
+        + _choice(
+            "list", "List them", "Run a cell in a notebook to resume its kernel.", checked=True
+        )
+        + _choice(
+            CLEAN,
+            "Clean start",
+            "They stay suspended until you start the server with <b>List them</b>.",
+        )
+        + "</fieldset>"
+    )
+
+
+def _row(kernel: WaitingKernel, now: float) -> str:
+    cells = [
+        escape(kernel.name),
+        size(kernel.size_bytes) if kernel.size_bytes else "",
+        size(kernel.gpu_bytes) if kernel.gpu_bytes else "",
+        age(now - kernel.since) if kernel.since else "",
+    ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _choice(value: str, label: str, explanation: str, *, checked: bool = False) -> str:
+    """Return a radio button with its label."""
+    mark = " checked" * checked
+    return (
+        f'<div class="form-check"><input class="form-check-input" type="radio" name="{FIELD}" id="{FIELD}-{value}"'
+        f' value="{value}"{mark}><label class="form-check-label" for="{FIELD}-{value}"><b>{label}.</b> {explanation}</label></div>'
+    )
+
+
+def _rules_environment(retention: dict[str, float], disk_limit: int) -> dict[str, str]:
+    """Return the variables by which servers get the rules; automatic snapshots beyond the limit are removed, unless a rule has another.
+
+    They are advice: a user's own configuration has precedence, and the volume's or the bucket's quota is what enforces a limit.
+    """
+    rules = ({"max_bytes": disk_limit} if disk_limit else {}) | retention
+    return {daemon_settings.RETENTION_VARIABLE: json.dumps(rules)} if rules else {}
+
+
+def _check_retention(retention: dict[str, float]) -> None:
+    """Raise ConfigurationError for rules that servers would ignore."""
+    try:
+        daemon_settings.require_retention(retention)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"c.GpuCkptSpawnerMixin.retention is not valid: {error.message}", hint=error.hint
+        ) from error
+
+
+def exceeds(usage: Usage) -> bool:
+    """Return whether a user's snapshots take more than the limit."""
+    return 0 < usage.limit_bytes < usage.disk_bytes
+
+
+def exceeded(usage: Usage) -> str:
+    """Return a sentence for a user whose snapshots take more than the limit; an empty string for others."""
+    if not exceeds(usage):
+        return ""
+    return (
+        f"Your snapshots take {size(usage.disk_bytes)} on the disk; your limit is {size(usage.limit_bytes)}."
+        " Please delete some that you do not need."
+    )
 
 
 class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
@@ -163,7 +252,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     def check_all(self) -> None:
         """Raise ConfigurationError for what would cut suspends short, lose a user's choice of a start, or be ignored by servers."""
-        user_limits.check(self.retention)
+        _check_retention(self.retention)
         if self.offer_clean_start and not getattr(self, "remove", True):
             # The choice is in the container's environment. To make the container anew could remove the user's files.
             raise ConfigurationError(
@@ -204,7 +293,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     def get_env(self) -> dict[str, str]:
         """Return the base class's environment, with the choice of a clean start and the administrator's rules."""
-        env: dict[str, str] = super().get_env() | user_limits.environment(
+        env: dict[str, str] = super().get_env() | _rules_environment(
             self.retention, self.disk_limit
         )
         return {**env, _CLEAN_START: "1"} if self._starts_clean else env
@@ -214,7 +303,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         others: str = await super().get_options_form() or ""
         waiting = self._for_next_start()
         if self.offer_clean_start and waiting.count:
-            return form(waiting, time.time()) + others
+            return start_form(waiting, time.time()) + others
         return others
 
     async def run_options_from_form(self, form_data: dict[str, Any]) -> object:
@@ -227,9 +316,9 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of the start page: first the suspended sessions, then the base class's."""
         if self._waiting.count and not self._starts_clean:
-            yield {"progress": 5, "message": message(self._waiting)}
-        if exceeded := user_limits.exceeded(self._usage):
-            yield {"progress": 5, "message": exceeded}
+            yield {"progress": 5, "message": waiting_message(self._waiting)}
+        if note := exceeded(self._usage):
+            yield {"progress": 5, "message": note}
         async for event in super().progress():
             yield event
 
@@ -298,10 +387,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         """Request the server's numbers; those of an earlier request stay if that fails. Never raises."""
         try:
             found = await server_request.usage(server_url, tokens, self._ssl_context())
-            was_exceeded = user_limits.exceeds(self._usage)
+            was_exceeded = exceeds(self._usage)
             self._usage = now = msgspec.structs.replace(found, limit_bytes=self.disk_limit)
             # Log this once, not at each request.
-            if user_limits.exceeds(now) and not was_exceeded:
+            if exceeds(now) and not was_exceeded:
                 self.log.warning(
                     "%s: the snapshots take %s on the disk, more than the limit of %s.",
                     self._log_name,

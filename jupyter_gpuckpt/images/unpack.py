@@ -40,7 +40,6 @@ __all__ = [
     "Unpacking",
     "part_of",
     "read_stream",
-    "unpack",
 ]
 
 # The largest span, and the largest where memory is short.
@@ -189,18 +188,6 @@ def part_of(stream: Stream, ranges: Iterable[tuple[int, int]]) -> Stream:
         chunks.append(chunk if wanted else Chunk(b"", chunk.length))
         offset = end
     return Stream(stream.name, stream.length, chunks)
-
-
-def unpack(
-    jobs: Sequence[tuple[Stream, Sink]],
-    store: LocalStore,
-    *,
-    threads: int,
-    progress: Progress,
-    memory_bytes: int = 0,
-) -> None:
-    """Write every stream to its sink, as `Unpacking` does."""
-    Unpacking(jobs, store, threads=threads, memory_bytes=memory_bytes).run(progress)
 
 
 class StreamReader:

@@ -40,7 +40,7 @@ def fill(folder: Path) -> None:
         # A store in the data directory needs none of its own.
         path = _reserve_of(folder / NAME) or folder / NAME
         size = _size(path)
-        if size < BYTES and _free_bytes(folder) >= 2 * BYTES - size:
+        if size < BYTES and free_bytes(folder) >= 2 * BYTES - size:
             _allocate(path, BYTES)
         facts = os.statvfs(folder)
         if facts.f_favail >= 2 * FILES:  # 0 where the number of files is not limited
@@ -97,7 +97,7 @@ def _taken_back(reserve: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            _allocate(reserve, min(before, _size(reserve) + _free_bytes(reserve.parent)))
+            _allocate(reserve, min(before, _size(reserve) + free_bytes(reserve.parent)))
         with suppress(OSError):
             _make_files(reserve, files)
 
@@ -172,7 +172,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _free_bytes(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
+    """Return how many bytes an ordinary user can still write to the file system of a folder."""
     facts = os.statvfs(folder)
     return facts.f_bavail * facts.f_frsize
 

@@ -2,7 +2,6 @@
 
 - `arrivals`: the check for whether a kernel that was saved elsewhere could be resumed here.
 - `changes`: the changes, since a snapshot, of the files that its kernel had open.
-- `earlier_snapshots`: the earlier snapshots of a kernel that is saved.
 - `export`: export of a snapshot as a tar archive that is a store of its own.
 - `gpu_packing`: the storing of GPU memory while it is restored to the GPU, and while other memory is stored.
 - `gpu_tables`: the digests of GPU memory in snapshots.

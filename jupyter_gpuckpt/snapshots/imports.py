@@ -207,14 +207,10 @@ def _publish(
     done: list[SnapshotInfo] = []
     try:
         for snapshot_id, content in found.items():
-            manifest, annotated = (
-                content.manifest(store),
-                annotations.get(snapshot_id, Annotations()),
-            )
+            manifest = content.manifest(store)
             store.publish(manifest)
             done.append(manifest.info)
-            changes = {name: getattr(annotated, name) for name in ("title", "note", "pinned")}
-            stated = {name: value for name, value in changes.items() if value is not None}
+            stated = annotations.get(snapshot_id, Annotations()).stated
             done[-1] = store.annotate(manifest.info.snapshot_id, stated)
     except GpuCkptError:
         if done:

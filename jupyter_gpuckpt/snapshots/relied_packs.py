@@ -7,7 +7,7 @@ stores again what is in packs that were changed, and relies on the other doubtfu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ..errors import StoreError
 from ..images.composing import Predecessor
@@ -48,11 +48,8 @@ def settle(
         if reading is not None:
             checks.note(name, reading)
 
-    def worker() -> Callable[[str], None]:
-        return read
-
     if unread:
-        share_out(unread, worker, min(threads, len(unread)))
+        share_out(unread, lambda: read, min(threads, len(unread)))
 
 
 def problems(

@@ -22,7 +22,7 @@ from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.losses import telling_a_loss
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable
+from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
 from ..host import gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -41,9 +41,8 @@ from ..wire.manifest_records import (
 )
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
-from ..wire.snapshot_order import Making
+from ..wire.snapshot_order import Making, next_number
 from . import kept_files, notebooks, open_files, relied_packs, tcp_records
-from .earlier_snapshots import EarlierSnapshots
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -57,6 +56,41 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
+
+
+class EarlierSnapshots:
+    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same."""
+
+    def __init__(self, store: LocalStore, kernel_id: str) -> None:
+        self._store = store
+        try:
+            #: Newest first, deleted ones included: their numbers are not used again.
+            self._listed = store.listed(kernel_id)
+        except StoreError as error:
+            logger.warning("The earlier snapshots of the kernel cannot be listed: %s", error)
+            self._listed = []
+
+    def number_of(self, new: Making) -> int:
+        """Return the number of the kernel's next snapshot."""
+        return new.number or next_number(new.above, *(one.info.number for one in self._listed))
+
+    def predecessor(self) -> tuple[Predecessor | None, EarlierGpuMemory]:
+        """Return the newest snapshot, so that the new one stores only changes, and its GPU memory.
+
+        Where none can be read everything is stored.
+        """
+        newest = next((one.info for one in self._listed if not one.annotations.deleted), None)
+        try:
+            if newest is not None:
+                streams = self._store.manifest(newest.snapshot_id).streams
+                predecessor = Predecessor(streams)
+                return predecessor, EarlierGpuMemory(streams, self._store, predecessor.digests)
+        except StoreError as error:
+            logger.warning(
+                "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
+                error,
+            )
+        return None, EarlierGpuMemory([], self._store)
 
 
 class Saved(NamedTuple):
@@ -147,18 +181,25 @@ def save(
         warnings += changed
         state.prove_still()
         needed = store.needed(packed.streams)
-        sizes = _sizes(packed, needed.stored_bytes, state)
+        gpu_bytes = sum(process.memory_bytes for process in state.gpu)
         manifest = Manifest(
-            info=_info(
-                state,
-                sizes,
-                spec,
-                options,
+            info=SnapshotInfo(
                 snapshot_id=new.snapshot_id,
+                kernel_id=spec.kernel_id,
                 number=prepared.earlier.number_of(new),
-                began=began,
+                created=began,
+                reason="suspend" if stop else "save",
+                name=options.name,
+                sizes=Sizes(packed.raw_bytes, needed.stored_bytes, packed.new_bytes, gpu_bytes),
+                frozen_seconds=state.frozen_seconds,
                 seconds=time.monotonic() - begun,
                 host_name=host.name,
+                cause=options.cause,
+                pinned=options.pinned,
+                title=options.title,
+                variables=variables.listed[:SHOWN_VARIABLES] if variables else [],
+                cell=options.cell,
+                in_cell=options.in_cell,
             ),
             launch=spec.written_down(),
             host=host,
@@ -357,40 +398,3 @@ def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
             details="\n".join(problems),
         )
     return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
-
-
-def _sizes(packed: Packed, stored_bytes: int, state: Frozen) -> Sizes:
-    gpu_bytes = sum(process.memory_bytes for process in state.gpu)
-    return Sizes(packed.raw_bytes, stored_bytes, packed.new_bytes, gpu_bytes)
-
-
-def _info(
-    state: Frozen,
-    sizes: Sizes,
-    spec: LaunchSpec,
-    options: SaveOptions,
-    *,
-    snapshot_id: str,
-    number: int,
-    began: float,
-    seconds: float,
-    host_name: str,
-) -> SnapshotInfo:
-    return SnapshotInfo(
-        snapshot_id=snapshot_id,
-        kernel_id=spec.kernel_id,
-        number=number,
-        created=began,
-        reason="suspend" if options.stop else "save",
-        name=options.name,
-        sizes=sizes,
-        frozen_seconds=state.frozen_seconds,
-        seconds=seconds,
-        host_name=host_name,
-        cause=options.cause,
-        pinned=options.pinned,
-        title=options.title,
-        variables=options.variables.listed[:SHOWN_VARIABLES] if options.variables else [],
-        cell=options.cell,
-        in_cell=options.in_cell,
-    )

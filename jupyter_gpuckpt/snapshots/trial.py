@@ -24,8 +24,8 @@ from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError, StoreFull
 from ..host import doctor_remedies, privileges
+from ..linux.disk_reserve import free_bytes
 from ..linux.file_locks import holding, is_locked
-from ..store import faults
 from ..store.local import LocalStore
 from ..wire.manifest_records import LaunchSpec, SaveOptions
 from ..wire.progress import Progress
@@ -161,7 +161,7 @@ def _wait(path: Path, text: str = "") -> None:
 def _scratch(directory: Path) -> Iterator[Path]:
     """Yield a temporary directory for the trial, and remove those of killed trials. Raises StoreFull if there is no room for one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (free := faults.free_bytes(directory)) < _DISK_BYTES:
+    if (free := free_bytes(directory)) < _DISK_BYTES:
         raise StoreFull(f"{free >> 20} MB are free in {directory}.")
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from ..errors import ManifestInvalid, OperationCancelled, StoreError
 from ..images.worker_threads import share_out
@@ -49,11 +48,8 @@ def verify(
                 if damaged <= MAX_PROBLEMS:
                     problems.append(problem)
 
-    def worker() -> Callable[[bytes], None]:
-        return check
-
     with store.holding(digests):
-        share_out(_in_order(store, digests), worker, threads)
+        share_out(_in_order(store, digests), lambda: check, threads)
     if damaged > MAX_PROBLEMS:
         problems.append(f"{damaged - MAX_PROBLEMS} more chunks are damaged.")
     seconds = time.monotonic() - began

@@ -29,7 +29,5 @@
 - `stub_files`: files of stubs.
 - `stubs`: stubs of a store.
 - `unreferenced_packs`: removal of unreferenced packs.
-- `upkeep`: background work after the opening of a store.
-- `weights`: the compressed bytes of several snapshots, each chunk counted once.
 - `writer`: the writer of chunks into a store.
 """

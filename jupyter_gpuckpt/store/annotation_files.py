@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,11 +45,15 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """Whether the snapshot is deleted and kept only so that the deletion can be undone."""
         return self.deleted_at > 0
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The fields that replace those of the manifest."""
+        stated = {"title": self.title, "note": self.note, "pinned": self.pinned}
+        return {name: value for name, value in stated.items() if value is not None}
+
     def over(self, info: SnapshotInfo) -> SnapshotInfo:
         """Return `info`, from the manifest, with these changes applied."""
-        stated = {"title": self.title, "note": self.note, "pinned": self.pinned}
-        changes = {name: value for name, value in stated.items() if value is not None}
-        return msgspec.structs.replace(info, **changes) if changes else info
+        return msgspec.structs.replace(info, **stated) if (stated := self.stated) else info
 
 
 class _File(Annotations, frozen=True, omit_defaults=True, gc=False):

@@ -74,9 +74,8 @@ def bring(store: LocalStore, root: Path, snapshot_id: str) -> bool:
         with store.holding(digests):
             _link(store, root, digests)
             store.publish(manifest)
-        stated = {name: getattr(annotated, name) for name in ("title", "note", "pinned")}
-        if changes := {name: value for name, value in stated.items() if value is not None}:
-            store.annotate(snapshot_id, changes)
+        if annotated.stated:
+            store.annotate(snapshot_id, annotated.stated)
     return True
 
 

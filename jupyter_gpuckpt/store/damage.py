@@ -51,7 +51,7 @@ class Damage:
                     self._records.of(name)
                 except StoreError:  # its manifest cannot be read, which lists report
                     continue
-            found = [name for name in self._incomplete() if self._is_listed(name)]
+            found = [name for name in self._incomplete() if self._listing.find_kept(name)]
             return [name for name in found if self._lacks_chunks(name)]
 
     def _incomplete(self) -> list[str]:
@@ -60,10 +60,6 @@ class Damage:
             return sorted(name for (name,) in rows)
 
         return self._catalog.database.run(read)
-
-    def _is_listed(self, snapshot_id: str) -> bool:
-        listed = self._listing.find(snapshot_id)
-        return listed is not None and not listed.annotations.deleted
 
     def _lacks_chunks(self, snapshot_id: str) -> bool:
         path = manifests.path_of(self._manifests, snapshot_id)

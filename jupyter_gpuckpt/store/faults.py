@@ -14,12 +14,6 @@ from ..errors import StoreError, StoreFull, StoreUnavailable, is_disk_full
 _FULL_BYTES = 1 << 20
 
 
-def free_bytes(path: Path) -> int:
-    """Return how many bytes an ordinary user can still write to the file system of `path`."""
-    facts = os.statvfs(path)
-    return facts.f_bavail * facts.f_frsize
-
-
 def is_nearly_full(path: Path) -> bool:
     """Return whether the file system of `path` counts as full for a deletion, whose user needs room now."""
     facts = os.statvfs(path)

@@ -11,6 +11,7 @@ lock                          restricts the store to one process (lock.py)
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 import weakref
@@ -20,8 +21,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ObjectCorrupt, StoreError, StoreFull
+from ..linux import disk_reserve
 from ..wire.deadlines import Deadline, after
 from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
@@ -31,6 +35,7 @@ from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .damage import Damage
 from .faults import store_errors
 from .index.catalog import Catalog
+from .index.needs import Needs, add, chosen_of
 from .index.places import Location, Places, unique
 from .lock import StoreLock
 from .pack_checks import PackChecks
@@ -42,11 +47,102 @@ from .space import Space
 from .staging import Needed, Staged, Staging, exists
 from .stubs import Stubs
 from .unreferenced_packs import Collector
-from .upkeep import Upkeep, end_store
-from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
 
 logger = logging.getLogger(__name__)
+
+
+class Weights:
+    """The scales of one store, for one call of `retention.judge`: compressed bytes, each chunk counted once. Slow, so use them in a thread.
+
+    Headers of chunks and packs are not counted, nor are chunks that no snapshot needs but that still exist: usually a few percent, and
+    never more than half of a pack (`repack.py`).
+    """
+
+    def __init__(self, root: Path, catalog: Catalog, records: Records) -> None:
+        self._root, self._catalog, self._records = root, catalog, records
+        self._on: Needs = {}
+        self._lengths: dict[str, NDArray[Any] | None] = {}
+        #: The needs that were read last, cached because a weighed snapshot is usually added next.
+        self._read: tuple[str, Needs] = ("", {})
+
+    def weight(self, info: SnapshotInfo) -> int:
+        """Return the bytes that this snapshot takes in addition to those that were added.
+
+        For an unreadable snapshot, return all bytes that its record states.
+        """
+        try:
+            needs = self._needs(info)
+        except StoreError:
+            return info.sizes.stored_bytes
+        with store_errors(self._root):
+            return sum(self._weight(pack, bits) for pack, bits in needs.items())
+
+    def add(self, info: SnapshotInfo) -> None:
+        """Add this snapshot to those that are kept."""
+        try:
+            add(self._on, self._needs(info))
+        except StoreError:  # the chunks that it shares are unknown
+            return
+
+    def _weight(self, pack: str, bits: NDArray[np.uint8]) -> int:
+        if pack not in self._lengths:
+            numbers = self._catalog.numbers(pack)
+            self._lengths[pack] = None if numbers is None else numbers["stored_length"].copy()
+        lengths = self._lengths[pack]
+        if lengths is None:  # deleted meanwhile
+            return 0
+        new = bits & ~self._on[pack] if pack in self._on else bits
+        return int(lengths[chosen_of(new, len(lengths))].sum(dtype=np.int64))
+
+    def _needs(self, info: SnapshotInfo) -> Needs:
+        if self._read[0] != info.snapshot_id:
+            with store_errors(self._root):
+                self._read = (info.snapshot_id, self._records.of(info.snapshot_id))
+        return self._read[1]
+
+
+class Upkeep:
+    """The background thread of a store; it is started only if there is work, which may take long in a large store.
+
+    Snapshots without a record get one (all of them if the catalog was lost), and rows of packs that are gone are deleted.
+    """
+
+    def __init__(self, catalog: Catalog, records: Records) -> None:
+        self._catalog, self._records = catalog, records
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if catalog.untidy or not records.complete:
+            self._thread = threading.Thread(target=self._run, name="store upkeep", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and wait for its end; may be called again."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._catalog.purge(self._stop)
+            for _ in self._records.all(stop=self._stop):
+                if self._stop.is_set():
+                    return
+        except Exception as error:
+            # Snapshots without a record are read on demand.
+            level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
+            logger.log(level, "Not all snapshots are recorded: %s", error)
+
+
+def end_store(upkeep: Upkeep, catalog: Catalog, lock: StoreLock) -> None:
+    """Stop the background work of a store, close its catalog and release its directory."""
+    upkeep.stop()
+    try:
+        catalog.close()
+    except sqlite3.Error as error:
+        logger.warning("The catalog was not closed cleanly; the next opening checks it: %s", error)
+    finally:
+        lock.release()
 
 
 class LocalStore:
@@ -388,7 +484,7 @@ class LocalStore:
     def free_bytes(self) -> int:
         """Return the number of bytes that can still be written to the store's disk."""
         with store_errors(self.root):
-            return faults.free_bytes(self.root)
+            return disk_reserve.free_bytes(self.root)
 
     def _place(self, digest: bytes) -> Location:
         return next(iter(self.locate((digest,))))

@@ -14,10 +14,9 @@ import msgspec
 
 from ..errors import StoreUnavailable
 from ..wire import decoding
+from .pack_identity import boot_id
 
 logger = logging.getLogger(__name__)
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoreLock:
@@ -39,7 +38,7 @@ class StoreLock:
                     f"on host {holder.get('host', '?')}.",
                     hint="Stop that gpuckptd, or choose another store: only one process may write to it.",
                 ) from error
-            here = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid()}
+            here = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid()}
             if holder and holder.get("host") != here["host"]:
                 logger.warning(
                     "The store %s was not released by process %s on host %s, which crashed or still uses it.",
@@ -78,11 +77,4 @@ def names_another_host(path: Path) -> bool:
         found = decoding.from_json(path.read_bytes()[:4096], dict[str, object])
     except (FileNotFoundError, msgspec.DecodeError):
         return False
-    return (found.get("host"), found.get("boot")) != (socket.gethostname(), _boot())
-
-
-def _boot() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    return (found.get("host"), found.get("boot")) != (socket.gethostname(), boot_id())

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 class Trust(IntEnum):
     """How much a pack can be relied on without reading it, the least first."""
@@ -38,7 +36,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, facts: os.stat_result) -> Identity:
         """Return the identity of the file with these facts."""
         times = (facts.st_mtime_ns, facts.st_ctime_ns)
-        return cls(facts.st_size, *times, facts.st_ino, facts.st_dev, _boot_id())
+        return cls(facts.st_size, *times, facts.st_ino, facts.st_dev, boot_id())
 
     def trust(self, before: Identity | None) -> Trust:
         """Return how much a file with this identity can be relied on if it had the identity `before`; None: it is not known."""
@@ -52,5 +50,6 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 @cache
-def _boot_id() -> str:
-    return _BOOT_ID.read_text().strip()
+def boot_id() -> str:
+    """Return the id of this boot of the machine (man 4 random)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

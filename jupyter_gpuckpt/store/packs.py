@@ -200,9 +200,7 @@ def scan(path: Path) -> Iterator[Entry]:
         file.seek(HEADER_BYTES)
         while len(header := file.read(RECORD_BYTES)) == RECORD_BYTES:
             entry = parse_record_header(header, offset - RECORD_BYTES)
-            if entry is None:
-                return
-            if entry.stored_length > MAX_CHUNK_BYTES:
+            if entry is None or entry.stored_length > MAX_CHUNK_BYTES:
                 return
             payload = file.read(entry.stored_length)
             with suppress(CodecError):

@@ -24,7 +24,7 @@ NOT_KEPT = "no rule keeps it"
 
 
 class Scales(Protocol):
-    """A counter of the joint size of snapshots, in which shared chunks count once (`store/weights.py`)."""
+    """A counter of the joint size of snapshots, in which shared chunks count once (`local.Weights`)."""
 
     def weight(self, info: SnapshotInfo) -> int:
         """Return the bytes that this snapshot takes in addition to those that were added."""
@@ -33,30 +33,19 @@ class Scales(Protocol):
         """Add this snapshot to those that are kept."""
 
 
-class Unshared:
-    """A counter that overestimates, because it assumes that snapshots share nothing."""
-
-    def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes of all chunks that it refers to."""
-        return info.sizes.stored_bytes
-
-    def add(self, info: SnapshotInfo) -> None:
-        """Do nothing."""
-
-
 def judge(
     snapshots: Iterable[SnapshotInfo],
     policy: RetentionPolicy,
     *,
-    needed: Collection[str] = (),
-    living: Collection[str] = (),
-    scales: Scales | None = None,
+    needed: Collection[str],
+    living: Collection[str],
+    scales: Scales,
 ) -> list[Verdict]:
     """Return the verdict on each of `snapshots`, newest first.
 
     `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept.
 
-    `scales` are used only if `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are added first, then the
+    `scales` are used only if `max_bytes` is set. Snapshots that may not be removed are added first, then the
     others from the newest on. So the weight of an old snapshot is at least what its removal frees. A snapshot with weight 0 is kept.
     From the first that does not fit on, all others are removed.
     """
@@ -64,7 +53,8 @@ def judge(
     exempt = _exempt(ordered, policy)
     suspends = [] if policy.manual_too else [one for one in ordered if _is_limited(one, policy)]
     for infos in _by_kernel(suspends):
-        exempt |= _kept_suspends(infos, policy.keep_suspends)
+        reason = f"among the last {policy.keep_suspends} suspends of its kernel"
+        exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_suspends]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
     # The older of these suspends are left to no rule.
@@ -75,7 +65,7 @@ def judge(
     over = set[str]()
     if policy.max_bytes:
         wanted = [info for info in ordered if info.snapshot_id in kept]
-        over = over_budget(wanted, held, policy.max_bytes, scales or Unshared())
+        over = over_budget(wanted, held, policy.max_bytes, scales)
     return [_verdict(info, policy, kept, over) for info in ordered]
 
 
@@ -94,12 +84,6 @@ def _is_limited(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
     """Return whether `keep_suspends` applies to a snapshot: a suspend by hand that is not pinned and has no name or note."""
     requested = info.reason == "suspend" and not info.cause.automatic
     return bool(requested and policy.keep_suspends) and not (info.pinned or info.title or info.note)
-
-
-def _kept_suspends(infos: list[SnapshotInfo], count: int) -> dict[str, str]:
-    """Return the newest `count` of one kernel's suspends, by id, with the reason to keep them; `infos` is newest first."""
-    reason = f"among the last {count} suspends of its kernel"
-    return {info.snapshot_id: reason for info in infos[:count]}
 
 
 def _needed(

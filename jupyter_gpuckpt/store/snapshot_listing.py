@@ -74,10 +74,15 @@ class Listing:
         beside = (identity_of(path.with_suffix(suffix)) for suffix in _BESIDE)
         return self._look(path.name, (identity_of(path), *beside))
 
+    def find_kept(self, snapshot_id: str) -> Listed | None:
+        """Return this snapshot; None if it is not there, cannot be read, or is deleted. Raises OSError."""
+        listed = self.find(snapshot_id)
+        return None if listed is None or listed.annotations.deleted else listed
+
     def get(self, snapshot_id: str) -> Listed:
         """Return this snapshot, which must not be deleted. Raises SnapshotNotFound, OSError."""
-        listed = self.find(snapshot_id)
-        if listed is None or listed.annotations.deleted:
+        listed = self.find_kept(snapshot_id)
+        if listed is None:
             raise manifests.not_found(snapshot_id)
         return listed
 

@@ -89,22 +89,16 @@ class Records:
         return self._catalog.database.run(read)
 
     def add(
-        self, info: SnapshotInfo, digests: Collection[bytes], located: FreshPlaces | None = None
-    ) -> Needs:
-        """Record a snapshot that was just published; return those of its chunks that the store has.
-
-        `located`: where its chunks were a moment ago, so that they need not be looked up again.
-        """
-        return self._add(info, digests, self.identity(info.snapshot_id), located)
-
-    def _add(
         self,
         info: SnapshotInfo,
         digests: Collection[bytes],
         identity: str,
         located: FreshPlaces | None = None,
     ) -> Needs:
-        """Record the content of a manifest whose file had this `identity`."""
+        """Record the content of a manifest whose file had this `identity`; return those of its chunks that the store has.
+
+        `located`: where its chunks were a moment ago, so that they need not be looked up again.
+        """
         while True:
             found, located = self._look_up(digests, located), None
             if self._catalog.database.run(partial(self._put, info, identity, found)):
@@ -247,7 +241,7 @@ class Records:
         found = manifests.read(path, manifests.References)
         stub = stub_files.read(path.with_suffix(stub_files.SUFFIX))
         digests = found.digests(stub.keeps if stub else None)
-        return self._add(found.info, digests, identity)
+        return self.add(found.info, digests, identity)
 
     def _look_up(self, digests: Collection[bytes], known: FreshPlaces | None = None) -> _LookUp:
         index, moves = self._index, known.moves if known else self._catalog.moves

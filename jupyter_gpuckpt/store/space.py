@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..linux.disk_reserve import free_bytes
 from ..wire.manifest_records import SnapshotInfo
 from ..wire.snapshot_records import NameUsage, StoreUsage
-from . import faults
 from .index.catalog import Catalog
 from .index.needs import Needs, add, chosen_of
 from .snapshot_rows import Records
@@ -55,7 +55,7 @@ class Space:
         ]
         return StoreUsage(
             path=str(self._root),
-            free_bytes=faults.free_bytes(self._root),
+            free_bytes=free_bytes(self._root),
             disk_bytes=sum(self._catalog.lengths().values()) + _length_of_files(self._manifests),
             stored_bytes=shares.stored_bytes,
             raw_bytes=sum(one.raw_bytes for one in names),

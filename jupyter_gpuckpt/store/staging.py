@@ -101,7 +101,7 @@ class Staging:
     ) -> None:
         """Record a snapshot that was just published or is whole again. From then on the record protects its chunks, not a pin in use."""
         try:
-            self._records.add(info, digests, located)
+            self._records.add(info, digests, self._records.identity(info.snapshot_id), located)
         except (OSError, sqlite3.OperationalError) as error:
             # Its manifest will be read later. A running collection has not seen that manifest, so a pin must outlast it.
             logger.warning("Snapshot %s is not recorded yet: %s", info.snapshot_id, error)

@@ -65,14 +65,13 @@ class Stubs:
     def is_listed(self, snapshot_id: str) -> bool:
         """Return whether a snapshot is listed; one that was deleted, or that cannot be read, is not."""
         with store_errors(self._directory):
-            listed = self._listing.find(snapshot_id)
-        return listed is not None and not listed.annotations.deleted
+            return self._listing.find_kept(snapshot_id) is not None
 
     def find(self, snapshot_id: str) -> Stub | None:
         """Return the stub of a snapshot; None if its chunks are here, or if it is not listed."""
         with store_errors(self._directory):
-            listed = self._listing.find(snapshot_id)
-        return None if listed is None or listed.annotations.deleted else listed.stub
+            listed = self._listing.find_kept(snapshot_id)
+        return listed.stub if listed is not None else None
 
     def require_here(self, snapshot_id: str) -> None:
         """Raise SnapshotInRemoteOnly if a snapshot's chunks are only in a remote."""
@@ -118,8 +117,8 @@ class Stubs:
     def make(self, snapshot_id: str, stub: Stub) -> bool:
         """Make a snapshot a stub, durably; return False if it is one already, in use, pinned, deleted or gone."""
         with self._changing, store_errors(self._directory):
-            listed = self._listing.find(snapshot_id)
-            if listed is None or listed.stub or listed.info.pinned or listed.annotations.deleted:
+            listed = self._listing.find_kept(snapshot_id)
+            if listed is None or listed.stub or listed.info.pinned:
                 return False
             with self._lock:
                 if self._used[snapshot_id]:

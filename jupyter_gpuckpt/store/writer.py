@@ -36,7 +36,7 @@ class Record(NamedTuple):
 class PackWriter:
     """A writer of packs, created by `LocalStore.writer` and used as a context manager.
 
-    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was looked up and found, or appended, stays in
+    `known` and `append_all` are thread-safe. Every chunk that was looked up and found, or appended, stays in
     the store until a manifest that refers to it is published (or, after an error, until the writer is left). A full pack is
     synced to the disk in the background while the next one fills, so the disk is never idle. An error there is raised by the
     next `append_all` or by `finish`.
@@ -86,16 +86,6 @@ class PackWriter:
             self._absent.update(digest for digest in rest if digest not in stored)
             found |= stored
         return found
-
-    def has(self, digest: bytes) -> bool:
-        """Return whether `digest` need not be appended."""
-        return bool(self.known((digest,)))
-
-    def append(
-        self, digest: bytes, payload: bytes | memoryview, raw_length: int, codec: int
-    ) -> int:
-        """Write one chunk: `append_all` of it alone."""
-        return self.append_all([Record(digest, payload, raw_length, codec)])
 
     def append_all(self, records: Sequence[Record]) -> int:
         """Write chunks next to each other; return the bytes added, 0 for a chunk that exists or that another thread is writing.

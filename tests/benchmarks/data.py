@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jupyter_gpuckpt.images.pack import BytesSource, pack
-from jupyter_gpuckpt.images.unpack import unpack
+from jupyter_gpuckpt.images.unpack import Unpacking
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.progress import Progress
 
@@ -87,7 +87,7 @@ def _round(memory: np.ndarray, sink: _Memory, threads: int) -> tuple[float, floa
             began = time.monotonic()
             packed = pack([source], store, threads=threads, progress=Progress())
             between = time.monotonic()
-            unpack([(packed.streams[0], sink)], store, threads=threads, progress=Progress())
+            Unpacking([(packed.streams[0], sink)], store, threads=threads).run(Progress())
             ended = time.monotonic()
     finally:
         shutil.rmtree(folder)

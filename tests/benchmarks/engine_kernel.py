@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.host import doctor_report, privileges
+from jupyter_gpuckpt.host import criu_program, privileges
 from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.snapshots.resume import resume
 from jupyter_gpuckpt.snapshots.save import save
@@ -49,7 +49,7 @@ def scratch() -> Iterator[Path]:
 
 def settings(directory: Path, threads: int = 0) -> EngineSettings:
     """Return the engine as the daemon has it. Raises Skipped where it cannot run."""
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     if criu is None:
         raise Skipped("freezing kernels needs a CRIU (make setup)")
     threads = threads or min(cores(), 16)

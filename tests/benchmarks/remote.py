@@ -53,6 +53,7 @@ from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest
 from jupyter_gpuckpt.wire.remote_records import EntryKind, Remote
 from tests.remote import servers
@@ -335,7 +336,7 @@ def _save_new(store: LocalStore, like: Manifest) -> None:
     content = os.urandom(CHUNK_BYTES)
     codec, payload = Compressor().compress(memoryview(content))
     with store.writer() as writer:
-        writer.append(digest_of(content), payload, len(content), codec)
+        writer.append_all([Record(digest_of(content), payload, len(content), codec)])
         writer.finish()
         first, *streams = like.streams
         chunk = Chunk(digest_of(content), len(content))
@@ -410,7 +411,7 @@ def _make_store(root: Path, kind: str, count: int) -> int:
                     content = content[: CHUNK_BYTES // 3] * 3
                 codec, payload = Compressor().compress(memoryview(content))
                 digests[number] = digest = digest_of(content)
-                stored += writer.append(digest, payload, len(content), codec)
+                stored += writer.append_all([Record(digest, payload, len(content), codec)])
             writer.finish()
         store.publish(large_store.manifest("s1", "n.ipynb", digests, CHUNK_BYTES))
     return stored

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from jupyter_gpuckpt.engine import thaw
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.memory.filling import PageSink
-from jupyter_gpuckpt.host import commands, doctor_report
+from jupyter_gpuckpt.host import commands, criu_program
 from jupyter_gpuckpt.images.sinks import FileSink
-from jupyter_gpuckpt.images.unpack import unpack
+from jupyter_gpuckpt.images.unpack import Unpacking
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.manifest_records import Manifest
 from jupyter_gpuckpt.wire.progress import Progress, Stage
@@ -38,7 +38,7 @@ _PIPE_BYTES = 1 << 20
 
 def dump(init_pid: int, keeper_nspid: int, images: Path, *options: str) -> float:
     """Seconds that `criu dump --leave-running` took, from its start to its end."""
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None
     images.mkdir(parents=True, exist_ok=True)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -148,7 +148,7 @@ class _Images:
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-        unpack(streams, self._store, threads=1, progress=Progress())
+        Unpacking(streams, self._store, threads=1).run(Progress())
 
     def writing(self, jobs: Sequence[tuple[str, Path]]) -> Callable[[], None]:
         raise AssertionError("there is no GPU memory")

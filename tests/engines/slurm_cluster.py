@@ -19,7 +19,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from tests.as_user import ROOT, open_folders
 from tests.conftest import wait_for
 from tests.ports import free_port
@@ -231,7 +231,7 @@ def _is_removed(group: Path) -> bool:
 
 def main() -> None:
     """Let other users than root see this Python, CRIU and the checkout in this mount namespace, where they lie in root's home."""
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None, "there is no CRIU"
     open_folders([Path(sys.base_prefix).resolve(), criu.resolve().parent, ROOT])
 

@@ -21,7 +21,7 @@ from blake3 import blake3
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from jupyter_gpuckpt.images.chunking import cut, is_zero
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.images.unpack import read_stream
@@ -29,6 +29,7 @@ from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire import file_records, manifest_records
 from jupyter_gpuckpt.wire.place import Place
 from jupyter_gpuckpt.wire.progress import Progress
@@ -113,7 +114,7 @@ def _write_snapshots() -> None:
     """Write an archive of snapshots of real programs, and what is to be found after a resume."""
     # PR_SET_CHILD_SUBREAPER: the trees are to be found below this process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None, "run tools/install-criu"
     known: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="golden-", dir="/tmp") as path:
@@ -167,7 +168,7 @@ def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[manifest_recor
                 digest = b"" if is_zero(piece) else digest_of(piece)
                 if digest:
                     codec, payload = compressor.compress(piece)
-                    writer.append(digest, bytes(payload), len(piece), codec)
+                    writer.append_all([Record(digest, bytes(payload), len(piece), codec)])
                 chunks.append(manifest_records.Chunk(digest, len(piece)))
                 start = end
             found.append(manifest_records.Stream(name, len(content), chunks))

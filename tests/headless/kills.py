@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from tests.conftest import end_everything_below, environment, folder_of_a_daemon
 from tests.ports import free_port
 
@@ -131,7 +131,7 @@ def main() -> None:
     """Kill as often as the first argument says, by the random numbers of the second."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None
     began = time.monotonic()
     how = kill_containers if "containers" in sys.argv else kill_at_random

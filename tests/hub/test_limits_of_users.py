@@ -11,7 +11,7 @@ from traitlets.config import Config
 from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.hub import with_suspend
-from jupyter_gpuckpt.hub.user_limits import exceeded
+from jupyter_gpuckpt.hub.spawner import exceeded
 from jupyter_gpuckpt.wire import daemon_settings
 from jupyter_gpuckpt.wire.hub_records import USAGE, Usage
 from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy

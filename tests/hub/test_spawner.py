@@ -13,7 +13,7 @@ from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
-from jupyter_gpuckpt.hub.waiting import form, message
+from jupyter_gpuckpt.hub.spawner import start_form, waiting_message
 from jupyter_gpuckpt.wire.hub_records import NAMED, WAITING, SpawnerState, Waiting, WaitingKernel
 
 
@@ -62,8 +62,8 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
 
 def test_what_waits_is_said_in_a_sentence():
     one, many = waiting_for("a.ipynb"), waiting_for(*(f"{number}.ipynb" for number in range(7)))
-    assert message(one) == "1 suspended session is waiting: a.ipynb"
-    assert message(many) == (
+    assert waiting_message(one) == "1 suspended session is waiting: a.ipynb"
+    assert waiting_message(many) == (
         "7 suspended sessions are waiting: 0.ipynb, 1.ipynb, 2.ipynb, 3.ipynb, 4.ipynb, ..."
     )
 
@@ -89,13 +89,13 @@ class Cells(HTMLParser):
 def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
     name = "</td><script>alert(1)</script>\"'&amp;"
     kernels = [WaitingKernel(name, 3_200_000_000, 2_000_000_000, 1000.0), WaitingKernel("b.ipynb")]
-    shown = Cells(form(Waiting().and_then(kernels), now=1000.0 + 7300))
+    shown = Cells(start_form(Waiting().and_then(kernels), now=1000.0 + 7300))
     assert shown.cells[:7] == [name, "3.2 GB", "2.0 GB", "2 h ago", "b.ipynb", "", ""]
     assert "script" not in shown.elements
-    offered = form(waiting_for("a.ipynb"), now=0.0)
+    offered = start_form(waiting_for("a.ipynb"), now=0.0)
     assert "<b>List them.</b> Run a cell in a notebook to resume its kernel." in offered
     assert "until you start the server with <b>List them</b>" in offered
-    assert "And 5 more." in form(waiting_for(*map(str, range(NAMED + 5))), now=0.0)
+    assert "And 5 more." in start_form(waiting_for(*map(str, range(NAMED + 5))), now=0.0)
 
 
 @pytest.fixture

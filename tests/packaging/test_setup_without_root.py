@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_a_missing_package_is_named_with_a_line_that_installs_it(sudo):
 
 def test_an_ordinary_user_is_given_the_criu_that_is_there(sudo, short_dir):
     program, mark = sudo
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     if criu is None:
         missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
     short_dir.chmod(0o755)

@@ -10,9 +10,8 @@ import pytest
 
 from jupyter_gpuckpt.daemon.reclaim import aws as aws_source
 from jupyter_gpuckpt.daemon.reclaim import azure as azure_source
-from jupyter_gpuckpt.daemon.reclaim import endpoints, polling, providers
+from jupyter_gpuckpt.daemon.reclaim import endpoints, notice_watch, polling
 from jupyter_gpuckpt.daemon.reclaim import gcp as gcp_source
-from jupyter_gpuckpt.daemon.reclaim.providers import Provider
 from jupyter_gpuckpt.wire.reclaim_records import NoticeKind
 from tests.reclaim import doubles
 from tests.reclaim.conftest import eventually
@@ -31,27 +30,27 @@ def rounds(double, path, count=3):
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"sys_vendor": "Amazon EC2\n"}, Provider.AWS),
-        ({"sys_vendor": "Xen", "board_vendor": "Amazon EC2"}, Provider.AWS),
-        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, Provider.GCP),
-        ({"sys_vendor": "Google", "product_name": "Eve"}, Provider.NONE),
-        ({"chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, Provider.AZURE),
-        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine"}, Provider.NONE),
-        ({}, Provider.NONE),
+        ({"sys_vendor": "Amazon EC2\n"}, "aws"),
+        ({"sys_vendor": "Xen", "board_vendor": "Amazon EC2"}, "aws"),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
+        ({"sys_vendor": "Google", "product_name": "Eve"}, "none"),
+        ({"chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, "azure"),
+        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine"}, "none"),
+        ({}, "none"),
     ],
 )
 def test_a_machine_is_known_by_its_firmware(tmp_path, facts, expected):
     for name, text in facts.items():
         (tmp_path / name).write_text(text)
-    assert providers.provider({}, tmp_path) is expected
+    assert notice_watch.provider({}, tmp_path) == expected
 
 
 def test_the_environment_decides_which_machine_it_is(tmp_path):
     (tmp_path / "sys_vendor").write_text("Amazon EC2")
     named = {"JUPYTER_GPUCKPT_RECLAIM_PROVIDER": "none"}
-    assert providers.provider(named, tmp_path) is Provider.NONE
+    assert notice_watch.provider(named, tmp_path) == "none"
     named = {"JUPYTER_GPUCKPT_RECLAIM_PROVIDER": "a typing error"}
-    assert providers.provider(named, tmp_path) is Provider.AWS
+    assert notice_watch.provider(named, tmp_path) == "aws"
 
 
 # ---- Amazon ----------------------------------------------------------------------------------------------------------

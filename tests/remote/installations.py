@@ -16,6 +16,7 @@ from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.remote.remote_sessions import RemoteSession, Sessions
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.remote_records import (
     GivenSecret,
     Remote,
@@ -59,7 +60,7 @@ def save(store: LocalStore, snapshot_id: str, *chunks: bytes, created: float = 1
     with store.writer() as writer:
         for chunk in chunks:
             codec, payload = Compressor().compress(memoryview(chunk))
-            writer.append(digest_of(chunk), payload, len(chunk), codec)
+            writer.append_all([Record(digest_of(chunk), payload, len(chunk), codec)])
     store.publish(manifest(snapshot_id, *chunks, kernel_id=f"of-{snapshot_id}", created=created))
 
 

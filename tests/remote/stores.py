@@ -17,6 +17,7 @@ from jupyter_gpuckpt.remote.store_key import Secret, StoreKey
 from jupyter_gpuckpt.remote.upload import Uploader
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.remote_records import EntryKind
 from tests.unit.test_store_local import manifest
 
@@ -70,7 +71,7 @@ class Machine:
         with self.store.writer() as writer:
             for chunk in chunks:
                 codec, payload = Compressor().compress(memoryview(chunk))
-                writer.append(digest_of(chunk), payload, len(chunk), codec)
+                writer.append_all([Record(digest_of(chunk), payload, len(chunk), codec)])
         self.store.publish(manifest(snapshot_id, *chunks))
 
     def upload(self, snapshot_id: str, **options):

@@ -26,7 +26,7 @@ from jupyter_gpuckpt.remote.fetch import _READERS as READERS
 from jupyter_gpuckpt.remote.fetch import fetch
 from jupyter_gpuckpt.remote.sealing import HEADER_BYTES
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
-from jupyter_gpuckpt.store.writer import PackWriter
+from jupyter_gpuckpt.store.writer import PackWriter, Record
 from tests.conftest import wait_for
 from tests.remote.conftest import memory_bucket
 from tests.remote.stores import FACTS, Machine, chunks
@@ -120,7 +120,7 @@ def test_a_chunk_that_is_not_what_its_digest_says_is_refused(tmp_path, codec, mo
     a, b = Machine(there, tmp_path / "a"), Machine(there, tmp_path / "b")
     digest = digest_of(b"what is meant")
     with a.store.writer() as writer:
-        writer.append(digest, b"something else", 14, codec)
+        writer.append_all([Record(digest, b"something else", 14, codec)])
     a.store.publish(manifest("s1", b"what is meant"))
     monkeypatch.setattr("jupyter_gpuckpt.remote.upload.digest_of_stored", lambda *_: digest)
     a.upload("s1")
@@ -297,7 +297,7 @@ def test_few_missing_chunks_of_many_are_for_few_bytes(both):
     a, b = both
     with b.store.writer() as writer:
         for content in CONTENT[1:]:
-            writer.append(digest_of(content), content, len(content), RAW)
+            writer.append_all([Record(digest_of(content), content, len(content), RAW)])
         writer.finish()
     asked = []
 

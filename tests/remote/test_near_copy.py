@@ -157,7 +157,7 @@ def test_a_next_daemon_finds_stubs_and_frees_what_an_earlier_one_did_not(near, m
         before = m.store.space().disk_bytes
         assert await m.kept(LIMIT) == (True, ["s1"])
         assert m.store.space().disk_bytes < before - BYTES * 0.9
-        m.store._catalog.rebuild()
+        m.store._catalog.database.remake()
         m.machine.close()
         assert [one.snapshot_id for one in m.store.snapshots()] == ["s3", "s2", "s1"]
         assert m.store.stubs.all() == {"s1": Stub("share", ["file/dev/shm/.gpuckpt/secrets"])}

@@ -2,7 +2,7 @@
 
 from jupyter_gpuckpt.daemon.remotes.leases import KernelLease
 from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSession, RemoteSnapshot
-from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
+from jupyter_gpuckpt.snapshots.save import EarlierSnapshots
 from jupyter_gpuckpt.wire.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER, Making
 from jupyter_gpuckpt.wire.states import KernelState
 from tests.remote.test_daemon_leases import two, until  # noqa: F401 - a fixture

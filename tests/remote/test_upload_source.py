@@ -12,6 +12,7 @@ from jupyter_gpuckpt.daemon.remotes.upload_worker import Source
 from jupyter_gpuckpt.errors import ObjectCorrupt, error_from
 from jupyter_gpuckpt.store import manifests, packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.remote_records import Remote
 from tests.remote.conftest import memory_bucket
 from tests.remote.stores import FACTS, Machine
@@ -52,7 +53,7 @@ class Uploading:
         store = self.machine.store
         with store.writer() as writer:
             for digest, chunk in self.chunks.items():
-                writer.append(digest, chunk, len(chunk), RAW)
+                writer.append_all([Record(digest, chunk, len(chunk), RAW)])
         store.publish(manifest("s1", *self.chunks.values()))
         self.daemon = Daemon(store)
         info, content = store.manifest("s1").info, store.manifest_file("s1")

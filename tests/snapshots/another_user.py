@@ -10,7 +10,7 @@ from pathlib import Path
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import GpuCkptError
-from jupyter_gpuckpt.host import doctor_report, privileges, processes
+from jupyter_gpuckpt.host import criu_program, privileges, processes
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.snapshots.conftest import Program
 
@@ -48,7 +48,7 @@ CODE = """
 
 def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
     """Return the program of the directory, which is started or is to be resumed."""
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu
     engine = EngineSettings(
         criu=criu,

@@ -20,7 +20,7 @@ import httpx
 import websocket
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.host import doctor_report, processes
+from jupyter_gpuckpt.host import criu_program, processes
 from jupyter_gpuckpt.wire import calls
 from jupyter_gpuckpt.wire.daemon_settings import from_environment
 from tests.conftest import end_everything_below, environment
@@ -94,7 +94,7 @@ class World:
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))
-        criu = doctor_report.find_criu()
+        criu = criu_program.find()
         assert criu is not None, "no CRIU was found"
         env = environment(criu, self.folder)
         os.environ.update({name: text for name, text in env.items() if "JUPYTER" in name})

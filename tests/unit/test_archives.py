@@ -17,13 +17,14 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.snapshots.earlier_snapshots import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.snapshots.save import EarlierSnapshots
 from jupyter_gpuckpt.snapshots.verify import MAX_PROBLEMS, verify
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.snapshot_order import MAX_ARRIVING_NUMBER, Making
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files
@@ -59,7 +60,7 @@ def fill(store, snapshot_id, *chunks, **fields):
     with store.writer() as writer:
         for chunk in chunks:
             codec, payload = Compressor().compress(memoryview(chunk))
-            writer.append(digest_of(chunk), payload, len(chunk), codec)
+            writer.append_all([Record(digest_of(chunk), payload, len(chunk), codec)])
     made = manifest(snapshot_id, *chunks)
     info = msgspec.structs.replace(made.info, **fields)
     store.publish(msgspec.structs.replace(made, info=info))

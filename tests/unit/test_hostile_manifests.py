@@ -13,6 +13,7 @@ from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.wire.file_records import KeptFile, MappedFile, OpenFile
 from jupyter_gpuckpt.wire.manifest_records import (
@@ -184,7 +185,7 @@ NO_PLACE = {
 @pytest.mark.parametrize("changes", NO_PLACE.values(), ids=NO_PLACE)
 def test_what_no_save_would_write_is_refused_by_import_and_resume(store, tmp_path, changes):
     with store.writer() as writer:
-        writer.append(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)
+        writer.append_all([Record(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)])
     changes = {**changes}
     if any(
         chunk.digest == b"x" or chunk.parts
@@ -208,7 +209,7 @@ def test_what_no_save_would_write_is_refused_by_import_and_resume(store, tmp_pat
 
 def test_a_link_that_the_images_do_not_name_is_refused(store, tmp_path):
     with store.writer() as writer:
-        writer.append(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)
+        writer.append_all([Record(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)])
     store.publish(forged(**captured(file(f"{tmp_path}/link_remap.7", mode=0o755))))
     content = (store.root / "manifests" / "s1.manifest").read_bytes()
     pack = next((store.root / "packs").iterdir()).read_bytes()

@@ -14,7 +14,7 @@ from jupyter_gpuckpt.images import composing, worker_processes
 from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, Source, pack
-from jupyter_gpuckpt.images.unpack import FileSink, read_stream, unpack
+from jupyter_gpuckpt.images.unpack import FileSink, Unpacking, read_stream
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
@@ -74,7 +74,7 @@ def content(store, name, tmp_path):
     [stream] = store.manifest(name).streams
     target = tmp_path / f"out-{name}"
     with target.open("w+b") as file:
-        unpack([(stream, FileSink(file.fileno()))], store, threads=2, progress=Progress())
+        Unpacking([(stream, FileSink(file.fileno()))], store, threads=2).run(Progress())
     assert target.read_bytes() == read_stream(stream, store)
     return target.read_bytes()
 
@@ -151,7 +151,7 @@ def test_a_base_lives_as_long_as_what_is_composed_of_it(store, tmp_path):
     changed = scattered(random_bytes(), 0.01)
     save(store, "s2", changed, "s1")
     store.delete("s1")
-    store._catalog.rebuild()
+    store._catalog.database.remake()
     store.sweep()
     store.verify("s2")
     assert content(store, "s2", tmp_path) == changed

@@ -15,6 +15,7 @@ from jupyter_gpuckpt.images.written import places_of
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
 
@@ -35,7 +36,7 @@ def put(store, lengths):
         for length in lengths:
             data = RNG.bytes(length)
             chunks.append(Chunk(digest_of(data), length))
-            writer.append(chunks[-1].digest, data, length, RAW)
+            writer.append_all([Record(chunks[-1].digest, data, length, RAW)])
         writer.finish()
     return chunks
 

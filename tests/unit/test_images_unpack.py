@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
-from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, Unpacking, read_stream, unpack
+from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, Unpacking, read_stream
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
 from jupyter_gpuckpt.wire.chunk_parts import Part, encoded_parts
@@ -72,7 +72,7 @@ def test_streams_come_back_together(store, streams, threads):
     progress = Progress()
     with progress.stage("read"):
         jobs = list(zip(streams, sinks, strict=True))
-        unpack(jobs, store, threads=threads, progress=progress)
+        Unpacking(jobs, store, threads=threads).run(progress)
         assert progress.record().done_bytes == sum(stream.length for stream in streams)
     assert [bytes(sink.data) for sink in sinks] == [mixed_bytes(), mixed_bytes()[MB:], b""]
     assert sinks[0].written <= len(mixed_bytes()) - 5 * MB + 4096
@@ -86,7 +86,7 @@ def test_a_file_gets_the_stream(store, streams, tmp_path, where, by):
     descriptor = os.open(path, os.O_RDWR)
     try:
         sink = FileSink(path if by == "path" else descriptor)
-        unpack([(streams[0], sink)], store, threads=3, progress=Progress())
+        Unpacking([(streams[0], sink)], store, threads=3).run(Progress())
         assert path.read_bytes() == mixed_bytes()
         # Allocated: nothing that writes to it later finds the disk full.
         assert os.fstat(descriptor).st_blocks * 512 >= len(mixed_bytes())
@@ -98,7 +98,7 @@ def test_a_file_gets_the_stream(store, streams, tmp_path, where, by):
 
 
 def test_an_empty_stream_makes_an_empty_file(store, streams, tmp_path):
-    unpack([(streams[2], FileSink(tmp_path / "file"))], store, threads=3, progress=Progress())
+    Unpacking([(streams[2], FileSink(tmp_path / "file"))], store, threads=3).run(Progress())
     assert (tmp_path / "file").read_bytes() == b""
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
@@ -111,7 +111,7 @@ def test_a_file_system_without_room_is_said_first(store, streams, tmp_path):
         pytest.skip("mounting a tmpfs is not permitted here")
     try:
         with pytest.raises(HostError, match=r"no room for [\d,]+ bytes"):
-            unpack([(streams[0], FileSink(disk / "f"))], store, threads=2, progress=Progress())
+            Unpacking([(streams[0], FileSink(disk / "f"))], store, threads=2).run(Progress())
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
@@ -127,7 +127,7 @@ def test_an_altered_pack_is_refused_and_named(store, streams, pack_number, place
     path.write_bytes(data)
     sinks = [Memory(stream.length) for stream in streams]
     with pytest.raises(ObjectCorrupt, match=rf"Chunk [0-9a-f]{{16}} in pack {path.name}"):
-        unpack(list(zip(streams, sinks, strict=True)), store, threads=3, progress=Progress())
+        Unpacking(list(zip(streams, sinks, strict=True)), store, threads=3).run(Progress())
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
@@ -136,30 +136,30 @@ def test_a_truncated_pack_is_refused_and_named(store, streams, part):
     os.truncate(path, int(path.stat().st_size * part))
     sink = Memory(streams[0].length)
     with pytest.raises(ObjectCorrupt, match=path.name):
-        unpack([(streams[0], sink)], store, threads=3, progress=Progress())
+        Unpacking([(streams[0], sink)], store, threads=3).run(Progress())
 
 
 def test_a_pack_that_is_gone_is_refused_and_named(store, streams):
     path = min((store.root / "packs").iterdir())
     path.unlink()
     with pytest.raises(ObjectCorrupt, match=path.name):
-        unpack([(streams[0], Memory(streams[0].length))], store, threads=3, progress=Progress())
+        Unpacking([(streams[0], Memory(streams[0].length))], store, threads=3).run(Progress())
 
 
 def test_a_chunk_that_is_nowhere_is_said(store):
     stream = Stream("a", 5, [Chunk(b"\7" * 32, 5)])
     with pytest.raises(ObjectCorrupt, match="0707070707070707"):
-        unpack([(stream, Memory(5))], store, threads=3, progress=Progress())
+        Unpacking([(stream, Memory(5))], store, threads=3).run(Progress())
 
 
 def test_a_stream_that_contradicts_itself_is_refused(store, streams):
     wrong = Stream("a", streams[0].length + 1, streams[0].chunks)
     with pytest.raises(ManifestInvalid, match="a have"):
-        unpack([(wrong, Memory(wrong.length))], store, threads=3, progress=Progress())
+        Unpacking([(wrong, Memory(wrong.length))], store, threads=3).run(Progress())
     first = streams[0].chunks[0]
     wrong = Stream("a", first.length + 1, [Chunk(first.digest, first.length + 1)])
     with pytest.raises(ManifestInvalid, match=first.digest.hex()[:16]):
-        unpack([(wrong, Memory(wrong.length))], store, threads=3, progress=Progress())
+        Unpacking([(wrong, Memory(wrong.length))], store, threads=3).run(Progress())
 
 
 def test_an_error_of_a_sink_stops_all(store, streams):
@@ -169,7 +169,7 @@ def test_an_error_of_a_sink_stops_all(store, streams):
 
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        unpack([(streams[0], Failing(1))], store, threads=4, progress=Progress())
+        Unpacking([(streams[0], Failing(1))], store, threads=4).run(Progress())
     assert threading.active_count() == before
 
 
@@ -181,7 +181,7 @@ def test_unpacking_can_be_cancelled(store, streams):
             progress.cancel()
 
     with pytest.raises(OperationCancelled):
-        unpack([(streams[0], Cancelling(1))], store, threads=2, progress=progress)
+        Unpacking([(streams[0], Cancelling(1))], store, threads=2).run(progress)
 
 
 def test_unpacking_can_be_stopped(store, streams):
@@ -221,7 +221,7 @@ def test_a_chunk_that_is_everywhere_is_written_everywhere(store):
     data = page * 60_000 + bytes(MB) + page * 5
     (stream,) = pack([BytesSource("a", data)], store, threads=3, progress=Progress()).streams
     sink = Memory(stream.length)
-    unpack([(stream, sink)], store, threads=3, progress=Progress())
+    Unpacking([(stream, sink)], store, threads=3).run(Progress())
     assert sink.data == data
     assert sink.written == len(data) - MB
 
@@ -233,4 +233,4 @@ def test_parts_that_their_chunks_do_not_have_are_refused(store, streams):
         with pytest.raises(ManifestInvalid):
             read_stream(wrong, store)
         with pytest.raises(ManifestInvalid):
-            unpack([(wrong, Memory(part.length))], store, threads=1, progress=Progress())
+            Unpacking([(wrong, Memory(part.length))], store, threads=1).run(Progress())

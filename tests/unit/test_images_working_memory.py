@@ -16,7 +16,7 @@ WORK = """
 import json, os, sys
 from pathlib import Path
 from jupyter_gpuckpt.images.pack import FileSource, pack
-from jupyter_gpuckpt.images.unpack import FileSink, unpack
+from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
 from jupyter_gpuckpt.wire.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 
@@ -32,10 +32,12 @@ def grown(work):
     return of_status("VmHWM:") - before, result
 
 with LocalStore(folder / "store") as store:
-    options = {"threads": threads, "progress": Progress(), "memory_bytes": memory_bytes}
-    saving, packed = grown(lambda: pack([FileSource("a", folder / "data")], store, **options))
+    options = {"threads": threads, "memory_bytes": memory_bytes}
+    source, progress = FileSource("a", folder / "data"), Progress()
+    saving, packed = grown(lambda: pack([source], store, progress=progress, **options))
     sink = FileSink(folder / "back")
-    resuming, _ = grown(lambda: unpack([(packed.streams[0], sink)], store, **options))
+    jobs = [(packed.streams[0], sink)]
+    resuming, _ = grown(lambda: Unpacking(jobs, store, **options).run(progress))
 assert (folder / "back").read_bytes() == (folder / "data").read_bytes()
 print(json.dumps([saving, resuming]))
 """

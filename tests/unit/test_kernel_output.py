@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from jupyter_client.session import Session
 
-from jupyter_gpuckpt.server.messages import pages
 from jupyter_gpuckpt.server.messages.output import KernelOutput
 from tests.conftest import wait_for
 from tests.full_disks import empty, fill, small_disk
@@ -60,7 +59,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def output(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "SETTLED_SECONDS", 0.3)
+    monkeypatch.setattr("jupyter_gpuckpt.server.messages.output.SETTLED_SECONDS", 0.3)
     output = KernelOutput(tmp_path / "kept", 1_000_000)
     yield output
     output.discard()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.store import retention
-from jupyter_gpuckpt.store.retention import judge, would_free
+from jupyter_gpuckpt.store.retention import would_free
 from jupyter_gpuckpt.wire.manifest_records import Cause, Sizes, SnapshotInfo
 from jupyter_gpuckpt.wire.snapshot_records import RetentionPolicy
 
@@ -19,6 +19,22 @@ def snapshot(name, created=None, *, kernel="k", cause=Cause.AUTOSAVE, size=10, p
     created = 100 * DAY - int(name[1:]) * DAY if created is None else created
     sizes = Sizes(stored_bytes=size)
     return SnapshotInfo(name, kernel, created, "save", sizes=sizes, cause=cause, pinned=pinned)
+
+
+class Unshared:
+    """Scales of snapshots that share nothing."""
+
+    def weight(self, info):
+        return info.sizes.stored_bytes
+
+    def add(self, info):
+        """Nothing is shared."""
+
+
+def judge(snapshots, policy, needed=(), living=(), scales=None):
+    return retention.judge(
+        snapshots, policy, needed=needed, living=living, scales=scales or Unshared()
+    )
 
 
 def series(count, letter="a", **fields):

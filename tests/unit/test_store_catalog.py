@@ -18,6 +18,7 @@ from jupyter_gpuckpt.store.index.database import Database
 from jupyter_gpuckpt.store.index.needs import Newest
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry
+from jupyter_gpuckpt.store.writer import Record
 from tests.conftest import wait_for
 from tests.manifests import manifest
 
@@ -47,7 +48,7 @@ def root(template, tmp_path):
 def put(store, chunks):
     with store.writer() as writer:
         for chunk in chunks:
-            writer.append(digest_of(chunk), chunk, len(chunk), RAW)
+            writer.append_all([Record(digest_of(chunk), chunk, len(chunk), RAW)])
 
 
 def check(root, *, forgotten=0):
@@ -178,7 +179,7 @@ def test_a_pack_that_is_gone_is_forgotten(root):
     gone = min((root / "packs").iterdir())
     gone.unlink()
     with LocalStore(root) as store, store.writer() as writer:
-        missing = [c for c in CHUNKS if not writer.has(digest_of(c))]
+        missing = [c for c in CHUNKS if not writer.known([digest_of(c)])]
         assert 0 < len(missing) < len(CHUNKS)
         with pytest.raises(ObjectCorrupt):
             store.load(digest_of(missing[0]))

@@ -16,10 +16,9 @@ from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.index.catalog import Catalog
 from jupyter_gpuckpt.store.index.database import sealed
 from jupyter_gpuckpt.store.index.needs import encoded
-from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.local import LocalStore, Upkeep
 from jupyter_gpuckpt.store.snapshot_rows import Records
 from jupyter_gpuckpt.store.unreferenced_packs import Collector
-from jupyter_gpuckpt.store.upkeep import Upkeep
 from tests.conftest import wait_for
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put
@@ -40,14 +39,14 @@ def store(tmp_path):
 def publish(store, stack):
     """Save a chunk that is in the store already, from the look-up to the snapshot."""
     with store.writer() as writer:
-        assert writer.has(digest_of(ONE))
+        assert writer.known([digest_of(ONE)])
     store.publish(manifest("s3", ONE))
 
 
 def publish_without_a_record(store, stack):
     """Publish while the catalog cannot be written."""
 
-    def fail(self, info, digests, located=None):
+    def fail(self, info, digests, identity, located=None):
         raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.MonkeyPatch.context() as patched:
@@ -90,7 +89,7 @@ def publish_after_a_rebuild(store, stack):
 
 def ask(store, stack):
     """Begin a save that relies on the chunk in the store."""
-    assert stack.enter_context(store.writer()).has(digest_of(ONE))
+    assert stack.enter_context(store.writer()).known([digest_of(ONE)])
 
 
 def hold(store, stack):
@@ -134,7 +133,7 @@ def test_the_record_of_a_newer_snapshot_of_the_same_id_stays(store, monkeypatch,
         def condemn_late(self, name, newest):
             monkeypatch.undo()
             with store.writer() as writer:
-                assert writer.has(digest_of(ONE))
+                assert writer.known([digest_of(ONE)])
             store.publish(manifest("s1", ONE))
             forget(store._records, gone)
             return condemn(self, name, newest)
@@ -183,9 +182,9 @@ def test_a_pack_that_could_not_be_removed_is_a_pack_as_any(store, monkeypatch):
         with pytest.raises(StoreUnavailable):
             store.sweep()
     with store.writer() as writer:
-        assert writer.has(digest_of(ONE))
+        assert writer.known([digest_of(ONE)])
     store.publish(manifest("s3", ONE))
-    store._catalog.rebuild()
+    store._catalog.database.remake()
     store.verify("s3")
 
 

@@ -17,6 +17,7 @@ from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.index.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put
 
@@ -117,9 +118,9 @@ def put_between(store, steps, monkeypatch):
 def save(store, archive):
     """Save one chunk that is in the store and a new one."""
     with store.writer() as writer:
-        if not writer.has(digest_of(ONE)):
-            writer.append(digest_of(ONE), ONE, len(ONE), RAW)
-        writer.append(digest_of(THREE), THREE, len(THREE), RAW)
+        if not writer.known([digest_of(ONE)]):
+            writer.append_all([Record(digest_of(ONE), ONE, len(ONE), RAW)])
+        writer.append_all([Record(digest_of(THREE), THREE, len(THREE), RAW)])
     store.publish(manifest("s3", ONE, THREE))
 
 

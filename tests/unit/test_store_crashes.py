@@ -18,6 +18,7 @@ from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.index import database
 from jupyter_gpuckpt.store.index.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 from tests.manifests import manifest
 
 SIZE = 2000
@@ -32,8 +33,8 @@ LASTING, FIRST, SECOND, LATE = (
 def put(store, chunks):
     with store.writer() as writer:
         for chunk in chunks:
-            if not writer.has(digest_of(chunk)):
-                writer.append(digest_of(chunk), chunk, len(chunk), RAW)
+            if not writer.known([digest_of(chunk)]):
+                writer.append_all([Record(digest_of(chunk), chunk, len(chunk), RAW)])
 
 
 def save(store, name, chunks):

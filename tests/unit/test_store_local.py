@@ -21,6 +21,7 @@ from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
 from jupyter_gpuckpt.store.stores import open_free
+from jupyter_gpuckpt.store.writer import Record
 from tests.manifests import manifest
 
 ONE, TWO, THREE = (os.urandom(10_000) for _ in range(3))
@@ -43,7 +44,7 @@ def store(tmp_path):
 
 def put(store: LocalStore, *chunks: bytes) -> int:
     with store.writer() as writer:
-        return sum(writer.append(digest_of(c), c, len(c), RAW) for c in chunks)
+        return sum(writer.append_all([Record(digest_of(c), c, len(c), RAW)]) for c in chunks)
 
 
 def pack_files(store: LocalStore) -> list[Path]:
@@ -79,8 +80,8 @@ def test_a_snapshot_lasts(tmp_path):
         assert store.load(digest_of(ONE)) == ONE
         store.verify("s1")
     with LocalStore(tmp_path / "store") as store, store.writer() as writer:
-        assert writer.has(digest_of(ONE))
-        assert not writer.has(digest_of(TWO))
+        assert writer.known([digest_of(ONE)])
+        assert not writer.known([digest_of(TWO)])
 
 
 def test_snapshots_are_listed_newest_first_and_by_kernel(store, caplog):
@@ -158,8 +159,8 @@ def test_what_a_writer_counts_on_survives_a_delete(store):
     put(store, ONE)
     store.publish(manifest("s1", ONE))
     with store.writer() as writer:
-        assert writer.has(digest_of(ONE))
-        writer.append(digest_of(TWO), TWO, len(TWO), RAW)
+        assert writer.known([digest_of(ONE)])
+        writer.append_all([Record(digest_of(TWO), TWO, len(TWO), RAW)])
         store.delete("s1")
     # Between the end of the writer and the manifest as well.
     store.sweep()
@@ -179,7 +180,7 @@ def test_what_is_never_published_goes_after_a_while(tmp_path):
         store.sweep()
         assert pack_files(store) == []
         with store.writer() as writer:
-            assert not writer.has(digest_of(ONE))
+            assert not writer.known([digest_of(ONE)])
 
 
 def test_what_is_being_read_survives_a_delete(store):
@@ -196,9 +197,10 @@ def test_what_a_crash_left_half_written_is_removed(tmp_path):
     code = """
 import os, sys, pathlib
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.writer import Record
 store = LocalStore(pathlib.Path(sys.argv[1]))
 writer = store.writer()
-writer.append(bytes(32), b"abc", 3, 0)
+writer.append_all([Record(bytes(32), b"abc", 3, 0)])
 (store.root / "manifests" / "s1.manifest.tmp").write_bytes(b"half")
 os.kill(os.getpid(), 9)
 """
@@ -231,9 +233,9 @@ def test_a_damaged_chunk_is_named_and_the_next_save_heals_it(store, place):
         store.verify("s1")
     assert store.load(digest_of(ONE)) == ONE
     with store.writer() as writer:
-        assert writer.has(digest_of(ONE))
-        assert not writer.has(digest_of(TWO))
-        assert writer.append(digest_of(TWO), TWO, len(TWO), RAW) == len(TWO)
+        assert writer.known([digest_of(ONE)])
+        assert not writer.known([digest_of(TWO)])
+        assert writer.append_all([Record(digest_of(TWO), TWO, len(TWO), RAW)]) == len(TWO)
     store.verify("s1")
     (store.root / "catalog.sqlite").unlink()
     store.close()

@@ -339,7 +339,7 @@ def test_a_rebuilt_catalog_keeps_what_is_known_of_sound_packs_only(store):
     first = pack_paths(store)[0]
     flip_silently(first)
     store.pack_checks.note(first.stem, read_pack(first, lambda: None))
-    store._catalog.rebuild()
+    store._catalog.database.remake()
     assert store.pack_checks.due(1e9) == [first.stem]
     assert store.pack_checks.note(first.stem, read_pack(first, lambda: None)) == 1
 
@@ -406,7 +406,7 @@ def test_a_file_is_judged_by_its_identity(changes, trust):
 
 
 def test_another_boot_changes_nothing(store, monkeypatch):
-    monkeypatch.setattr(pack_identity, "_boot_id", lambda: "another")
+    monkeypatch.setattr(pack_identity, "boot_id", lambda: "another")
     with reopened(store) as again:
         assert save(again, "s3", SECOND) == (0, [])
         assert again.pack_checks.due(1e9) == []

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
-from jupyter_gpuckpt.images.unpack import FileSink, unpack
+from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
 from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry, PackFile
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Stream
 from jupyter_gpuckpt.wire.progress import Progress
 
@@ -118,16 +119,16 @@ def test_a_codec_of_a_newer_version_is_no_damage(tmp_path):
     digest = digest_of(b"abc")
     with LocalStore(tmp_path / "store") as store:
         with store.writer() as writer:
-            writer.append(digest, b"xyz", 3, 99)
+            writer.append_all([Record(digest, b"xyz", 3, 99)])
             writer.finish()
         for _ in range(2):
             with pytest.raises(FormatTooNew, match="codec 99"):
                 store.load(digest)
         stream = Stream("a", 3, [Chunk(digest, 3)])
         with pytest.raises(FormatTooNew, match="codec 99"):
-            unpack([(stream, FileSink(tmp_path / "a"))], store, threads=1, progress=Progress())
+            Unpacking([(stream, FileSink(tmp_path / "a"))], store, threads=1).run(Progress())
         with store.writer() as writer:
-            assert writer.has(digest), "it is not stored again"
+            assert writer.known([digest]), "it is not stored again"
 
 
 def test_a_run_can_be_looked_at_where_it_lies(tmp_path):

@@ -11,6 +11,7 @@ from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
 from jupyter_gpuckpt.store.snapshot_rows import Records
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from tests.manifests import manifest_of
 
@@ -35,8 +36,8 @@ def save(store, name, data):
     """Publish a snapshot of these chunks, the new ones in a pack of their own."""
     with store.writer() as writer:
         for chunk in data:
-            if not writer.has(digest_of(chunk)):
-                writer.append(digest_of(chunk), chunk, len(chunk), RAW)
+            if not writer.known([digest_of(chunk)]):
+                writer.append_all([Record(digest_of(chunk), chunk, len(chunk), RAW)])
     stream = Stream("a", sum(map(len, data)), [Chunk(digest_of(c), len(c)) for c in data])
     store.publish(manifest_of(info(name), stream))
 

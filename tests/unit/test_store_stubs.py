@@ -7,6 +7,7 @@ from jupyter_gpuckpt.errors import SnapshotExists, SnapshotInRemoteOnly, Snapsho
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.stub_files import Stub
+from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Sizes, SnapshotInfo, Stream
 from tests.manifests import manifest, manifest_of
 from tests.remote.stores import chunks
@@ -40,7 +41,7 @@ def bring_back(store, snapshot_id, *content):
     """Store chunks again and make a stub whole, as a fetch does."""
     with store.writer() as writer:
         for chunk in content:
-            writer.append(digest_of(chunk), chunk, len(chunk), 0)
+            writer.append_all([Record(digest_of(chunk), chunk, len(chunk), 0)])
         writer.finish()
         store.stubs.end(snapshot_id)
 
@@ -76,7 +77,7 @@ def test_chunks_of_a_stub_go_and_it_stays_listed_over_all_that_makes_records_aga
     # The pack that holds what is shared and kept was written anew.
     after = sum(path.stat().st_size for path in pack_files(store))
     assert before - after > sum(map(len, MINE)) - 1000
-    store._catalog.rebuild()
+    store._catalog.database.remake()
     check_stub(store)
     assert store.collect() == 0
     check_stub(store)

@@ -38,7 +38,7 @@ def give_up(store, records):
 def test_packs_roll_over(store):
     with store.writer() as writer:
         for record in RECORDS:
-            assert writer.append(*record) == 5000
+            assert writer.append_all([Record(*record)]) == 5000
     found = packs(store)
     assert len(found) >= 10
     assert all(path.suffix == ".pack" and not path.name.startswith("tmp-") for path in found)
@@ -53,7 +53,7 @@ def test_a_chunk_that_many_threads_bring_at_once_is_stored_once(store):
 
     def bring(_: int) -> int:
         start.wait()
-        return sum(writer.append(*record) for record in RECORDS[:50])
+        return sum(writer.append_all([Record(*record)]) for record in RECORDS[:50])
 
     with store.writer() as writer, ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(bring, range(8))) == 50 * 5000
@@ -78,7 +78,7 @@ def test_chunks_of_full_packs_are_known_to_others_at_the_end_at_the_latest(store
 
 def test_a_writer_that_wrote_nothing_leaves_nothing(store):
     with store.writer() as writer:
-        assert not writer.has(bytes(32))
+        assert not writer.known([bytes(32)])
     assert packs(store) == []
 
 
@@ -100,7 +100,7 @@ def test_what_nobody_came_back_for_is_swept(store):
 def test_packs_being_written_are_never_swept(store):
     with store.writer() as writer:
         for record in RECORDS:
-            writer.append(*record)
+            writer.append_all([Record(*record)])
             store.sweep()
     for chunk in CHUNKS:
         assert store.load(digest_of(chunk)) == chunk

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.jsonutil import extract_dates, json_default
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from tests.conftest import end_everything_below, environment
 from tests.server.conftest import Server
 from tests.server.page import Page
@@ -217,7 +217,7 @@ class Comparison:
 
 @contextmanager
 def _served(kind: Kind, program: str, *, extension: bool) -> Iterator[Server]:
-    criu = doctor_report.find_criu()
+    criu = criu_program.find()
     assert criu is not None
     folder = Path(tempfile.mkdtemp(prefix="gpuckpt-kernels-", dir="/tmp"))
     try:

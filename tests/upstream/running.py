@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_gpuckpt.host import doctor_report
+from jupyter_gpuckpt.host import criu_program
 from tests.conftest import processes_naming
 
 from .sdists import unpacked
@@ -130,7 +130,7 @@ def _environment(suite: Suite, variant: Variant, folder: Path, report: Path) -> 
         "GPUCKPT_UPSTREAM_REPORT": str(report),
         "JUPYTER_GPUCKPT_RUNTIME_DIR": str(folder / "run"),
         "JUPYTER_GPUCKPT_DATA_DIR": str(folder / "data"),
-        "JUPYTER_GPUCKPT_CRIU": str(doctor_report.find_criu() or ""),
+        "JUPYTER_GPUCKPT_CRIU": str(criu_program.find() or ""),
         "JUPYTER_GPUCKPT_IDLE_EXIT": str(_IDLE_EXIT_SECONDS),
         "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),

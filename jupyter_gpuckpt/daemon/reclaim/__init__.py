@@ -8,9 +8,7 @@
 - `logind`: source of shutdown notices from systemd's login manager.
 - `notice_watch`: the choice of this machine's sources.
 - `polling`: the loop that polls a source and yields new notices, their changes and their withdrawals.
-- `providers`: the provider of this machine.
 - `reaction`: the daemon's reaction when this machine goes.
 - `risks`: the kernels and snapshots that would be lost with this machine.
-- `suspends`: the suspends that the daemon begins itself before this machine goes.
 - `timing`: when kernels are saved, and when they are suspended.
 """

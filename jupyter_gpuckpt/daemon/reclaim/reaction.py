@@ -22,8 +22,8 @@ from ...batches.save_rates import measured_rates
 from ...batches.suspend_batch import suspend_each
 from ...batches.triage import UPLOAD_BYTES_PER_SECOND, measured_upload_rate, most_at_stake_first
 from ...errors import GpuCkptError
-from ...wire.manifest_records import SnapshotInfo
-from ...wire.protocol import Event, OperationKind, OwnerKind, ResumeRequest
+from ...wire.manifest_records import Cause, SnapshotInfo
+from ...wire.protocol import Event, Operation, OperationKind, OwnerKind, ResumeRequest, SaveRequest
 from ...wire.reclaim_records import (
     MAX_NOTICES,
     Notice,
@@ -42,7 +42,6 @@ from ..kernels.verbs import Verbs
 from ..remotes.uploads import Uploads
 from .first_saves import GRACE_SECONDS, FirstSaves, is_at_work
 from .risks import Risks
-from .suspends import AsDaemon
 from .timing import Timing
 
 #: The rate of suspends that is expected before any was measured.
@@ -59,6 +58,29 @@ _MEASURE_SECONDS, _UPLOADS_SECONDS = 2.0, 1.0
 _BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
 
 _log = logging.getLogger(__name__)
+
+
+class AsDaemon:
+    """A `Suspender` that suspends without a server. `begun`: the ids of these suspends are added to it."""
+
+    def __init__(self, verbs: Verbs, operations: Operations, begun: set[str]) -> None:
+        self._verbs, self._operations, self._begun = verbs, operations, begun
+
+    async def begin(self, kernel_id: str) -> Operation:
+        """Start the suspend of a kernel; raise GpuCkptError if it is refused."""
+        operation = self._verbs.suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
+        self._begun.add(operation.operation_id)
+        return operation.public()
+
+    async def finish(self, operation: Operation) -> Operation:
+        """Wait for the end of the operation and return it."""
+        running = self._operations.get(operation.operation_id)
+        await running.until_ended()
+        return running.public()
+
+    async def cancel(self, operation: Operation) -> None:
+        """Ask the operation to stop and undo its work."""
+        self._operations.get(operation.operation_id).cancel()
 
 
 class Reaction:

@@ -1,6 +1,5 @@
 """The scrub: packs are read again and again, and what is damaged is told and repaired.
 
 - `pack_reader`: the process that reads packs and compares their chunks with their digests, at the lowest priority.
-- `pack_reader_messages`: the messages between the daemon and the process that reads packs.
 - `scrubbing`: all packs of the store are read once in some days.
 """

@@ -12,10 +12,33 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
+from ...store.pack_identity import Identity
 from ...store.pack_reading import forget_cached, read_pack
-from .pack_reader_messages import Next, PackRead, PieceRead
+
+
+class Next(msgspec.Struct, frozen=True):
+    """A request to read the pack in the file `path`, or, without a path, the next piece of the present one."""
+
+    path: str = ""
+
+
+class PieceRead(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Next` while the pack is not read to its end."""
+
+
+class PackRead(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Next` at the end of a pack: what was read (`store.pack_reading.PackReading`).
+
+    `identity`: None if the pack is gone, has changed meanwhile or, with an `error`, cannot be read.
+    """
+
+    identity: Identity | None = None
+    intact: list[bytes] = []
+    error: str = ""
 
 
 def reading_of(path: Path, connection: socket.socket) -> PackRead:

@@ -29,7 +29,7 @@ from ..remotes import remote_copies
 from ..remotes.pauses import Pauses
 from ..remotes.uploads import Uploads
 from ..repeating import repeat
-from .pack_reader_messages import Next, PackRead, PieceRead
+from .pack_reader import Next, PackRead, PieceRead
 
 if TYPE_CHECKING:
     from ...store.local import LocalStore

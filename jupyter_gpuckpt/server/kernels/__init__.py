@@ -9,7 +9,6 @@
 - `kernel_listener`: the interface by which parts of the server are notified of changes of its kernels.
 - `kernel_manager`: a mixin for the server's kernel manager.
 - `kernel_operations`: the server's part of save, suspend and resume, around the daemon's operations.
-- `left_kernels`: kernels of notebooks that are at a daemon which does not answer, read from its records on the disk.
 - `notebook_sessions`: Jupyter's sessions.
 - `peer_access_hold`: peer access between a kernel's GPUs, switched off by its agent while their memory is away.
 - `reconnector`: connecting the server to a kernel after its launch and after a resume.

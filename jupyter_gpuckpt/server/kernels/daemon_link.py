@@ -9,20 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...client import AsyncClient, Client
 from ...client.mirror import Mirror
 from ...errors import DaemonSilent, DaemonUnavailable, GpuCkptError, HostError
-from ...wire import calls
-from ...wire.protocol import RESTART_SECONDS, Event, Kernel, Owner, Position, SuspendedKernel
+from ...wire import calls, decoding
+from ...wire.place import start_time
+from ...wire.protocol import (
+    RESTART_SECONDS,
+    Event,
+    Kernel,
+    Owner,
+    OwnerKind,
+    Position,
+    SuspendedKernel,
+)
 from ...wire.states import KernelState
 from ..messages.output import KernelOutput
 from ..messages.served_kernel import Provisioner, ServedKernel
 from .kernel_listener import KernelListener
-from .left_kernels import left_kernel
+from .notebook_sessions import path_below
 
 if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
@@ -35,6 +47,48 @@ if TYPE_CHECKING:
 
 #: How long this server waits for a daemon that runs but does not answer, before it says so.
 _PATIENCE_SECONDS = 5.0
+
+
+class _Spec(msgspec.Struct):
+    """The part of a kernel's launch spec that is needed here."""
+
+    kernel_id: str
+
+
+class _Record(msgspec.Struct):
+    """The part of a kernel's record (`daemon/kernels/kernel_records.py`) that is needed here."""
+
+    spec: _Spec
+    owner: Owner
+    jupyter: dict[str, Any] = {}
+
+
+def left_kernel(state_dir: Path, path: str, *, root: str, owner_id: str) -> str:
+    """Return the id of a notebook's kernel that `owner_id` or a server that has ended left with the daemon; empty if there is none."""
+    for file in sorted((state_dir / "kernels").glob("*/record.json")):
+        try:
+            record = decoding.from_json(file.read_bytes(), _Record)
+        except (OSError, msgspec.DecodeError):  # it has just ended, or the daemon reports it
+            continue
+        owner = record.owner
+        if owner.kind is not OwnerKind.SERVER:
+            continue
+        runs = bool(owner.pid) and start_time(owner.pid) == owner.start_time
+        if runs and owner.owner_id != owner_id:
+            continue
+        if path in _paths(record.jupyter, root):
+            return record.spec.kernel_id
+    return ""
+
+
+def _paths(jupyter: dict[str, Any], root: str) -> set[str]:
+    """Return the paths of a kernel's sessions, relative to `root`."""
+    rows, saved_root = jupyter.get("sessions"), str(jupyter.get("root", ""))
+    return {
+        path_below(str(row.get("path", "")), saved_root=saved_root, root=root)
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    }
 
 
 class DaemonLink:
@@ -133,6 +187,10 @@ class DaemonLink:
             # The stream of events would notice it later. Its next event shows that the daemon answers again.
             self._note_loss(error)
             raise
+
+    def managed(self, kernel_ids: Iterable[str]) -> list[str]:
+        """Return those of these kernels that are under the engine and launched."""
+        return [one for one in kernel_ids if (served := self.served.get(one)) and served.kernel]
 
     def settle(self) -> None:
         """Note that the kernels of earlier servers are listed, or will not be."""

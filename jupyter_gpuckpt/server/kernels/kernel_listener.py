@@ -6,6 +6,7 @@ The connection to the daemon, the gate and the kernel manager notify; events and
 from __future__ import annotations
 
 import logging
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,18 +110,8 @@ class KernelListeners(KernelListener):
         """Add listeners at the end; they are notified from now on."""
         self.listeners += listeners
 
-    kernel_changed = _notify("kernel_changed")
-    operation_changed = _notify("operation_changed")
-    kernel_suspended = _notify("kernel_suspended")
-    kernel_wanted = _notify("kernel_wanted")
-    snapshot_changed = _notify("snapshot_changed")
-    notice_changed = _notify("notice_changed")
-    user_asked = _notify("user_asked")
-    server_started = _notify("server_started")
-    before_freeze = _ask("before_freeze")
-    before_interrupt = _ask("before_interrupt")
-    before_restart = _ask("before_restart")
-    kernel_idle = _ask("kernel_idle")
-    keep_shut_down = _ask("keep_shut_down")
-    server_stops = _ask("server_stops")
-    server_stopped = _ask("server_stopped")
+
+for _name, _method in vars(KernelListener).items():
+    if not _name.startswith("_"):
+        _passed_on = _ask(_name) if iscoroutinefunction(_method) else _notify(_name)
+        setattr(KernelListeners, _name, _passed_on)

@@ -8,8 +8,6 @@
 - `kept_messages`: the messages of a kernel that are kept for pages.
 - `kernel_messages`: tolerant readers of iopub messages.
 - `output`: a kernel's iopub messages.
-- `page_requests`: requests of pages to a kernel, read as far as the gate needs them.
-- `pages`: pages that receive a kernel's messages, and pages that have just caught up but may soon close again.
 - `probe`: requests to a kernel on this server's own sockets.
 - `routing_ids`: the routing ids by which a kernel knows the sockets of a page.
 - `served_kernel`: the server's view of one kernel under the engine.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..jupyter_internals import known_info
 
@@ -25,6 +25,21 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: The answer to other requests that pages and extensions send by themselves.
 _SUSPENDED = "The kernel is suspended. Resume it, or run a cell, then try again."
+
+
+class Request(NamedTuple):
+    """A message of a page or client. `content` is empty where nothing uses it; `raw` is the message as it came."""
+
+    channel: str
+    header: dict[str, Any]
+    content: dict[str, Any]
+    raw: Any
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+    @property
+    def kind(self) -> str:
+        """Return the message's type; "None" if it has none."""
+        return str(self.header.get("msg_type"))
 
 
 def answer(

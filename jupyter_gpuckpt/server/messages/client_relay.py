@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from jupyter_client.session import Session
 from zmq.eventloop.zmqstream import ZMQStream
 
 from ..jupyter_internals import RedirectedClient
-from .answers import WAKING, answer, failure, refusal
+from .answers import WAKING, Request, answer, failure, refusal
 
 if TYPE_CHECKING:
     from ...errors import ErrorRecord
@@ -60,24 +60,13 @@ class RelayedClient(RedirectedClient):
             relay.end()
 
 
-class _Request(NamedTuple):
-    channel: str
-    header: dict[str, Any]
-    content: dict[str, Any]
-    parts: list[bytes]
-
-    @property
-    def kind(self) -> str:
-        return str(self.header.get("msg_type"))
-
-
 class ClientRelay:
     """The sockets between one client and its kernel. It may be made and ended in any thread; all else is on the event loop."""
 
     def __init__(self, served: ServedKernel, manager: Any) -> None:
         self._served, self._manager = served, manager
         self._session = Session(config=manager.config, key=manager.session.key)
-        self._held: list[_Request] = []
+        self._held: list[Request] = []
         self._ended = False
         #: The sockets to the kernel, and those to the client, by name.
         self.channels: dict[str, Any] = {}
@@ -159,14 +148,14 @@ class ClientRelay:
             )
             return
         self._handle(
-            _Request(channel, message["header"], message["content"], parts[-len(own) + 1 :])
+            Request(channel, message["header"], message["content"], parts[-len(own) + 1 :])
         )
 
-    def _handle(self, request: _Request) -> None:
+    def _handle(self, request: Request) -> None:
         served, kind = self._served, request.kind
         wakes = kind in WAKING
         if served.gate_is_open or (served.is_parked and not wakes and not self._held):
-            self._session.send_raw(self.channels[request.channel], request.parts)
+            self._session.send_raw(self.channels[request.channel], request.raw)
         elif found := answer(served, self._manager, kind, request.content):
             self._reply(request, *found)
         else:
@@ -174,14 +163,14 @@ class ClientRelay:
             if wakes:
                 served.wake()
 
-    def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+    def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
         self._publish(request, "status", {"execution_state": "busy"})
         self._session.send(
             self._streams[request.channel], kind, content, parent={"header": request.header}
         )
         self._publish(request, "status", {"execution_state": "idle"})
 
-    def _publish(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+    def _publish(self, request: Request, kind: str, content: dict[str, Any]) -> None:
         parent = {"header": request.header}
         self._session.send(
             self._streams["iopub"], kind, content, parent=parent, ident=kind.encode()

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
+    deserialize_binary_message,
+    deserialize_msg_from_ws_v1,
     serialize_binary_message,
     serialize_msg_to_ws_v1,
 )
@@ -26,17 +29,46 @@ from tornado.websocket import WebSocketClosedError
 from ...wire.plurals import counted
 from ..jupyter_internals import send_to_page
 from . import routing_ids
-from .answers import WAKING, answer, failure, refusal
+from .answers import WAKING, Request, answer, failure, refusal
 from .comms import IopubMessage, PageComms
-from .page_requests import V1, Request, read_request
 
 if TYPE_CHECKING:
+    from jupyter_client.session import Session
+
     from ...errors import ErrorRecord
     from .served_kernel import ServedKernel
 
     _Base = ZMQChannelsWebsocketConnection
 else:
     _Base = object
+
+_log = logging.getLogger(__name__)
+#: The name of the newer websocket subprotocol; the older one has none.
+V1 = "v1.kernel.websocket.jupyter.org"
+
+
+def read_request(message: Any, protocol: str | None, session: Session) -> Request:
+    """Return a page's message as a request; an unreadable one has no kind and is sent to the kernel unchanged."""
+    try:
+        if protocol == V1:
+            channel, parts = deserialize_msg_from_ws_v1(message)
+            header, metadata = _fields(session.unpack(parts[0])), _fields(session.unpack(parts[2]))
+            about_comms = str(header.get("msg_type")).startswith("comm_")
+            content = _fields(session.unpack(parts[3])) if about_comms else {}
+            return Request(str(channel), header, content, message, metadata)
+        binary = isinstance(message, bytes)
+        unpacked = deserialize_binary_message(message) if binary else json.loads(message)
+        header, metadata, content = (
+            _fields(unpacked.get(name)) for name in ("header", "metadata", "content")
+        )
+        return Request(str(unpacked.get("channel") or "shell"), header, content, message, metadata)
+    except Exception as error:
+        _log.debug("a request cannot be read: %s", error)
+        return Request("shell", {}, {}, message)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 class GatedConnection(_Base):

@@ -16,7 +16,7 @@ from ...wire.protocol import Kernel, Operation, OperationKind, Position
 from ...wire.states import ABSENT, GPU_AWAY, KernelState
 from . import routing_ids
 from .comms import SavedComms
-from .output import KernelOutput
+from .output import Client, KernelOutput
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
@@ -54,37 +54,10 @@ class Provisioner(Protocol):
         """Return the description for the manager of a later server: kernelspec, connection and so on."""
 
 
-class Connection(Protocol):
-    """A websocket of this kernel (`gate.py`)."""
+class Holder(Protocol):
+    """What holds requests to the kernel while the gate is shut."""
 
-    #: The key of kernel and page; it is the same when the page connects again.
-    session_key: str
     #: The sockets to the kernel, by name.
-    channels: dict[str, Any]
-
-    @property
-    def client_session(self) -> str:
-        """Return the page's own session id, the same when it connects again."""
-
-    def on_gate(self) -> None:
-        """Handle a change of gate or state: send held requests if the gate is open."""
-
-    def show_status(self) -> None:
-        """Tell the page whether a cell runs, if the kernel does not say that itself."""
-
-    def refuse_held(self, error: ErrorRecord) -> None:
-        """Answer held requests with the reason why the kernel cannot be resumed."""
-
-    def drop_held(self) -> None:
-        """Drop held requests: the kernel for which they were meant is gone."""
-
-    def take_over(self, previous: Any) -> Any:
-        """Take over the requests that an earlier connection of the page held; return its unsent messages."""
-
-
-class Client(Protocol):
-    """A client of other code in this server (`client_relay.py`)."""
-
     channels: dict[str, Any]
 
     @property
@@ -92,7 +65,7 @@ class Client(Protocol):
         """Return the session id under which the kernel knows its sockets."""
 
     def on_gate(self) -> None:
-        """Handle a change of gate or state."""
+        """Handle a change of gate or state: send held requests if the gate is open."""
 
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer held requests with the reason why the kernel cannot be resumed."""
@@ -100,8 +73,22 @@ class Client(Protocol):
     def drop_held(self) -> None:
         """Drop held requests: the kernel for which they were meant is gone."""
 
-    def show(self, parts: list[bytes]) -> None:
-        """Send it a message that the kernel has just published."""
+
+class Connection(Holder, Protocol):
+    """A websocket of this kernel (`gate.py`)."""
+
+    #: The key of kernel and page; it is the same when the page connects again.
+    session_key: str
+
+    def show_status(self) -> None:
+        """Tell the page whether a cell runs, if the kernel does not say that itself."""
+
+    def take_over(self, previous: Any) -> Any:
+        """Take over the requests that an earlier connection of the page held; return its unsent messages."""
+
+
+class HoldingClient(Client, Holder, Protocol):
+    """A client of other code in this server (`client_relay.py`)."""
 
 
 class LeftPage(Connection, Protocol):
@@ -146,7 +133,7 @@ class ServedKernel:
         self.connections: set[Connection] = set()
         #: Pages that disconnected while requests of theirs were held, by `session_key`.
         self.left_pages: dict[str, LeftPage] = {}
-        self._clients: list[Client] = []
+        self._clients: list[HoldingClient] = []
         #: Whether the agent runs in the kernel.
         self.has_agent = False
         #: The number of saves and suspends that were begun: the kernel buffers its output for the latest only.
@@ -235,12 +222,12 @@ class ServedKernel:
         """Return whether a cell runs, or the kernel may have changed since this server's last snapshot."""
         return self.output.runs_cell or self.output.changes != self._saved_changes
 
-    def add_client(self, client: Client) -> None:
+    def add_client(self, client: HoldingClient) -> None:
         """Serve a client of other code in this server."""
         self._clients.append(client)
         self.output.clients.append(client)
 
-    def remove_client(self, client: Client) -> None:
+    def remove_client(self, client: HoldingClient) -> None:
         """Stop serving a client; do nothing if it is not served."""
         for clients in (self._clients, self.output.clients):
             if client in clients:
@@ -377,7 +364,7 @@ class ServedKernel:
         """Return the routing id by which the kernel knows the sockets of a page now."""
         return routing_ids.routing_id(client_session, self.output.renewals)
 
-    def _all_connections(self) -> list[Connection | Client]:
+    def _all_connections(self) -> list[Holder]:
         return [*self.left_pages.values(), *self.connections, *self._clients]
 
     def _start_reconnecting(self, *, came_back: bool) -> None:

@@ -139,7 +139,7 @@ class Reclaim(KernelListener):
             self._saves_in_case = asyncio.ensure_future(self._save_all())
 
     async def _suspend_all(self, deadline: float) -> None:
-        kernel_ids = self._managed()
+        kernel_ids = self._link.managed(self._kernels.list_kernel_ids())
         served = self._link.served
         self._ran |= {one for one in kernel_ids if served[one].state not in _SUSPENDED}
         self._log.warning(
@@ -178,7 +178,7 @@ class Reclaim(KernelListener):
 
     async def _most_at_stake_first(self) -> list[str]:
         """Return this server's kernels in the order in which to save them: any order if it cannot be found out."""
-        managed = self._managed()
+        managed = self._link.managed(self._kernels.list_kernel_ids())
         try:
             return await self._sorted(managed)
         except (GpuCkptError, TimeoutError) as error:
@@ -211,20 +211,13 @@ class Reclaim(KernelListener):
 
     def _resume_cells(self) -> None:
         """Resume the kernels that were suspended in the middle of a cell: this machine stays."""
-        for kernel_id in self._managed():
+        for kernel_id in self._link.managed(self._kernels.list_kernel_ids()):
             served = self._link.served[kernel_id]
             is_suspended = served.state in _SUSPENDED and kernel_id in self._ran
             if is_suspended and served.output.runs_cell:
                 served.wake()
         self._ran.clear()
         self._begun.clear()
-
-    def _managed(self) -> list[str]:
-        return [
-            kernel_id
-            for kernel_id in self._kernels.list_kernel_ids()
-            if (served := self._link.served.get(kernel_id)) and served.kernel
-        ]
 
 
 def _in_order(

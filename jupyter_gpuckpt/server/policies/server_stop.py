@@ -50,11 +50,7 @@ class ServerStop(KernelListener):
             await self._shut_downs.end_all()
         else:
             self._shut_downs.leave_all()
-        kernel_ids = [
-            kernel_id
-            for kernel_id in self._kernels.list_kernel_ids()
-            if (served := self._link.served.get(kernel_id)) and served.kernel
-        ]
+        kernel_ids = self._link.managed(self._kernels.list_kernel_ids())
         if kernel_ids and answers:
             self._log.info(
                 "Suspending %s: the next server lists them again. Terminals end with this server.",

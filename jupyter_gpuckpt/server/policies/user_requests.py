@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigurationError, GpuCkptError, OperationCancelled, error_from
+from ...errors import ConfigurationError, GpuCkptError
 from ..kernels import agent_calls
 from ..kernels.kernel_listener import KernelListener
 from ..kernels.notebook_sessions import manager_of
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...wire.protocol import Operation, Result
+    from ...wire.protocol import Result
     from ..kernels.branching import Branching
     from ..kernels.kernel_list import KernelList
     from ..kernels.kernel_operations import ServerOperations
@@ -83,7 +83,7 @@ class UserRequests(KernelListener):
             return f"Saved as snapshot {result.snapshot_id}; paused {result.frozen_seconds:.2f} s."
         snapshot_id = await self._snapshot(kernel_id, argument)
         branch = await self._branching.branch(snapshot_id)
-        _result_of(await self._operations.finish(branch.operation))
+        await self._operations.tracked.result(branch.operation)
         return f"Kernel {branch.operation.kernel_id} runs beside this one, with the notebook {branch.path}."
 
     async def _suspend(self, kernel_id: str, title: str) -> None:
@@ -95,15 +95,14 @@ class UserRequests(KernelListener):
                 break
             await asyncio.sleep(_PAUSE)
         try:
-            _result_of(
-                await self._operations.finish(await self._operations.suspend(kernel_id, title))
-            )
+            operation = await self._operations.suspend(kernel_id, title)
+            await self._operations.tracked.result(operation)
         except GpuCkptError as error:
             self._log.warning("Kernel %s was not suspended: %s", kernel_id, error.message)
 
     async def _saved(self, kernel_id: str, title: str) -> Result:
         operation = await self._operations.save(kernel_id, title)
-        return _result_of(await self._operations.finish(operation))
+        return await self._operations.tracked.result(operation)
 
     async def _snapshot(self, kernel_id: str, prefix: str) -> str:
         """Return the snapshot whose id begins with `prefix`, else a new one of the kernel."""
@@ -133,11 +132,3 @@ class UserRequests(KernelListener):
             if snapshot.kernel_id == kernel_id
         ]
         return "\n".join(lines)
-
-
-def _result_of(operation: Operation) -> Result:
-    if operation.error is not None:
-        raise error_from(operation.error)
-    if operation.result is None:
-        raise OperationCancelled("The operation was canceled; nothing was changed.")
-    return operation.result

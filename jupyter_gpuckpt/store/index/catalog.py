@@ -366,12 +366,8 @@ class Catalog:
         if self._is_rebuilt:
             return False
         self._is_rebuilt = True
-        self.rebuild()
-        return True
-
-    def rebuild(self) -> None:
-        """Delete the catalog and index all packs again."""
         self.database.remake()
+        return True
 
     def refresh(self) -> bool:
         """Index packs that were removed, changed or put back; return whether there were any."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from jupyter_gpuckpt.engine.gpu.driver import cuda
-from jupyter_gpuckpt.host import doctor_report, gpu
+from jupyter_gpuckpt.host import criu_program, gpu
 
 VARIABLE = "GPUCKPT_MATRIX_LINES"
 
@@ -104,7 +104,7 @@ def _cuda_version() -> str:
 
 
 def _criu_version() -> str:
-    found = doctor_report.find_criu()
+    found = criu_program.find()
     if found is None:
         return ""
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
