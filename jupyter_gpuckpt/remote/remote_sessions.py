@@ -170,14 +170,6 @@ class Sessions:
 
         return self._change(facts, add)
 
-    def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> RemoteSession:
-        """Mark a snapshot as deleted for all machines, if it is listed. Raises RemoteObjectMissing."""
-
-        def mark(session: RemoteSession) -> RemoteSession:
-            return with_deleted(session, lambda one: one.snapshot_id == snapshot_id, now)
-
-        return self.change(session_id, mark)
-
     def amend(
         self, session_id: str, changes: Mapping[str, Amendment], machine: tuple[str, str]
     ) -> set[str]:
@@ -372,19 +364,6 @@ def require(session: RemoteSession, tenure: Tenure) -> None:
         f"Session {session.facts.session_id} was taken over by {whom}.",
         hint=BRANCHED,
     )
-
-
-def with_deleted(
-    session: RemoteSession, is_meant: Callable[[RemoteSnapshot], bool], now: float
-) -> RemoteSession:
-    """Return a remote session in which the meant snapshots are marked as deleted; those that were deleted before keep their time."""
-    snapshots = [
-        msgspec.structs.replace(one, deleted_at=now)
-        if is_meant(one) and not one.deleted_at
-        else one
-        for one in session.snapshots
-    ]
-    return msgspec.structs.replace(session, snapshots=snapshots)
 
 
 def _and(erased: list[str], names: set[str]) -> list[str]:

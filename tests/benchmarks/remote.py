@@ -56,6 +56,7 @@ from jupyter_gpuckpt.store.packs import Entry
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest
 from jupyter_gpuckpt.wire.remote_records import EntryKind, Remote
 from tests.remote import servers
+from tests.remote.stores import mark_deleted
 
 from . import large_store
 from .engine_kernel import scratch
@@ -310,7 +311,7 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
             target.verify("again")
         first = newcomer.ids()[0]
         for one in newcomer.get(first).listed:
-            remote.sessions.mark_deleted(first, one.snapshot_id, 1.0)
+            mark_deleted(remote.sessions, first, one.snapshot_id, 1.0)
         for what in ("condemns", "removes"):
             yield _row(
                 f"    collection that {what} those of one session",

@@ -22,7 +22,7 @@ from jupyter_gpuckpt.remote.fetch import open_packs
 from jupyter_gpuckpt.remote.remote_sessions import Facts, ManifestErased
 from jupyter_gpuckpt.store.codecs import digest_of
 from tests.remote.conftest import memory_bucket, quick
-from tests.remote.stores import PACK_BYTES, Machine, chunks
+from tests.remote.stores import PACK_BYTES, Machine, chunks, mark_deleted
 
 #: What only the erased session has, what both have, and what only the other one has.
 SECRET, SHARED, OTHER = chunks(1, 12), chunks(2, 6), chunks(3, 12)
@@ -143,7 +143,7 @@ def test_deleted_snapshots_and_uploads_that_were_cut_off_are_erased_with_their_s
         two_sessions(a)
         a.save("s3", *chunks(4))
         upload(a, "s3", "gone")
-        a.sessions.mark_deleted("gone", "s3", 1.0)
+        mark_deleted(a.sessions, "gone", "s3", 1.0)
         a.save("s4", *chunks(5))
 
         def cut_off(facts, snapshot, tenure):
