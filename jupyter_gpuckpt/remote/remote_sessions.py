@@ -241,21 +241,20 @@ class Sessions:
         return manifests.intersection(self._change(Facts(session_id), erase).erased)
 
     def replace(self, session_id: str, others: Mapping[str, tuple[str, bytes]]) -> RemoteSession:
-        """Replace manifests of listed snapshots by others, given by name and digest, and erase the old ones.
+        """Replace manifests of listed snapshots by others, given by name and digest, and erase those of both that are not listed then.
 
         A manifest whose replacement was erased meanwhile stays listed.
         """
 
         def replace(session: RemoteSession) -> RemoteSession:
-            gone, snapshots = set(), []
+            snapshots = []
             for one in session.snapshots:
-                name, digest = others.get(one.manifest, ("", b""))
-                if not name or name in session.erased:
-                    snapshots.append(one)
-                    continue
-                gone.add(one.manifest)
-                snapshots.append(msgspec.structs.replace(one, manifest=name, digest=digest))
-            erased = _and(session.erased, gone)
+                name, digest = others.get(one.manifest, (one.manifest, one.digest))
+                is_erased = name in session.erased
+                new = msgspec.structs.replace(one, manifest=name, digest=digest)
+                snapshots.append(one if is_erased else new)
+            names = {*others, *(name for name, _ in others.values())}
+            erased = _and(session.erased, names.difference(one.manifest for one in snapshots))
             return msgspec.structs.replace(session, snapshots=snapshots, erased=erased)
 
         return self.change(session_id, replace)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.remote import unneeded
-from jupyter_gpuckpt.remote.collector import Packs, collect
+from jupyter_gpuckpt.remote.collector import Collector, collect
 from jupyter_gpuckpt.remote.listed_facts import About, Amendment, Told, about, told
 from jupyter_gpuckpt.remote.remote_sessions import Facts
 from jupyter_gpuckpt.wire.manifest_records import Cause
@@ -60,7 +60,8 @@ class Keeper(Machine):
 
     def verdicts(self, **policy):
         found = unneeded.all_of(self.sessions)
-        return unneeded.judge(found, RetentionPolicy(**policy), Packs(self.bucket, self.seal).of)
+        packs_of = Collector(self.bucket, self.seal, self.seen).packs_of
+        return unneeded.judge(found, RetentionPolicy(**policy), packs_of)
 
     def judged(self, **policy):
         verdicts = self.verdicts(**policy)

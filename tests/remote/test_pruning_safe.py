@@ -40,7 +40,7 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
     a = keeper()
     _taken(a, 3)
     verdicts = a.verdicts(keep_last=1)
-    gone = {"one": {a.entry("s0").manifest}}
+    gone = {a.entry("s0").manifest}
     if change == "the end of a tombstone":
         mark_deleted(a.sessions, "one", "s0", 5.0)
     read, reads = Sessions._read, []
@@ -55,7 +55,7 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
     if change == "a removal":
         assert unneeded.remove(a.sessions, verdicts, 9.0) == set()
     elif change == "the end of a tombstone":
-        collecting._forget_deleted(a.bucket, a.seal, a.seen, gone)
+        collecting.Collector(a.bucket, a.seal, a.seen)._forget_deleted("one", gone)
     else:
         with pytest.raises(RemoteObjectMissing):
             a.tell("s1", None, Told(pinned=True))

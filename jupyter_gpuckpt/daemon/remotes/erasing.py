@@ -17,6 +17,7 @@ from ...errors import (
     SnapshotNotFound,
 )
 from ...remote import (
+    collector,
     epochs,
     index_objects,
     lease_objects,
@@ -25,7 +26,6 @@ from ...remote import (
     remote_sessions,
     store_key,
 )
-from ...remote import erasure as remote_erase
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.objects import ListedObject
 from ...remote.remote_list import Remotes, state_folder
@@ -99,7 +99,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     remotes.change(call.name, take)
     with remote_keys.alone_with(data_dir, call.name):
         seal = opened.key.seal
-        return Erasure(*remote_erase.erase(opened.bucket, seal, opened.seen, call.session))
+        return collector.erase(opened.bucket, seal, opened.seen, call.session)
 
 
 def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:

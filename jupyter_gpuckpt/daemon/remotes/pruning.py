@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import ConfigurationError, RemoteObjectMissing
 from ...remote import capabilities, lease_objects, unneeded
-from ...remote.collector import Packs, collect
+from ...remote.collector import Collector
 from ...remote.remote_sessions import RemoteSession, RemoteSnapshot, Sessions
 from ...remote.retries import Retries
 from ...remote.unneeded import Judged
@@ -35,7 +35,7 @@ def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
     opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
     bucket, seal, seen = opened.bucket, opened.key.seal, opened.seen
     _require_useful(data_dir, opened)
-    sessions, packs, lost = Sessions(bucket, seal, seen), Packs(bucket, seal), _Lost()
+    sessions, collector, lost = Sessions(bucket, seal, seen), Collector(bucket, seal, seen), _Lost()
     known = unneeded.all_of(sessions)
     if wanted.lost_machine:
         lost = _lost(data_dir, opened, known, wanted.lost_machine)
@@ -46,10 +46,14 @@ def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
     if not wanted.policy.removes_nothing:
         judged = list(map(lost.without, known))
         with ThreadPoolExecutor(_READERS, "manifests") as pool:
-            list(pool.map(packs.of, {one.manifest for each in judged for one in each.listed}))
-        verdicts = unneeded.judge(judged, wanted.policy, packs.of)
+            list(
+                pool.map(
+                    collector.packs_of, {one.manifest for each in judged for one in each.listed}
+                )
+            )
+        verdicts = unneeded.judge(judged, wanted.policy, collector.packs_of)
         if not wanted.dry_run:
-            collect(bucket, seal, seen, read_before=packs.read)
+            collector.collect()
             marked = unneeded.remove(sessions, verdicts, capabilities.time_there(bucket))
             verdicts = [
                 one
@@ -57,7 +61,7 @@ def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
                 else one._replace(removed=False, reason=_CHANGED)
                 for one in verdicts
             ]
-        freed = unneeded.would_free(verdicts, packs.of)
+        freed = unneeded.would_free(verdicts, collector.packs_of)
     return RemotePruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
 
 

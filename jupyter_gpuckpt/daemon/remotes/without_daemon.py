@@ -20,8 +20,6 @@ from ...remote.remote_list import Remotes
 from ...remote.retries import Retries
 from ...wire import decoding
 from ...wire.remote_records import (
-    Damage,
-    Drill,
     Remote,
     RemoteAnswer,
     RemoteCall,
@@ -110,17 +108,8 @@ def _erase(call: RemoteCall) -> RemoteAnswer:
 def _verify(call: RemoteCall) -> RemoteAnswer:
     remote = _remotes(call).get(call.name)
     opened = remote_keys.opened(Path(call.data_dir), remote, Retries.while_somebody_waits())
-    chance = random.SystemRandom()
-    bucket, seal = opened.bucket, opened.key.seal
-    found = drill.drill(bucket, seal, opened.seen, call.sample, chance)
-    result = Drill(
-        found.listed,
-        found.snapshots,
-        found.chunks,
-        found.chunk_bytes,
-        [Damage(*one) for one in found.damaged],
-    )
-    return RemoteAnswer(drill=result)
+    bucket, seal, chance = opened.bucket, opened.key.seal, random.SystemRandom()
+    return RemoteAnswer(drill=drill.drill(bucket, seal, opened.seen, call.sample, chance))
 
 
 def _prune(call: RemoteCall) -> RemoteAnswer:
