@@ -14,9 +14,8 @@
 - `lease_objects`: the right of one daemon to run a remote session and write to it.
 - `listed_facts`: the facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 - `objects`: the operations that leases and remote sessions need from the storage of their objects.
-- `pace`: the limit of the upload rate.
 - `pack_refs`: references to packs in a bucket.
-- `pack_sender`: the making and sending of the packs of an upload.
+- `pack_sender`: the making and sending of the packs of an upload, at a limited rate.
 - `remote_deletions`: the deletion of snapshots in remote sessions.
 - `remote_list`: the list of remotes.
 - `remote_manifests`: remote manifests: the local store's manifest of a snapshot together with references to the remote packs that it needs.

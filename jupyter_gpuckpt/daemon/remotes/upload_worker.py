@@ -281,11 +281,11 @@ def _collected(data_dir: Path, task: Collect) -> RemoteCollection:
     """Collect in a remote, without its lock: uploads go on meanwhile."""
     remote, now = task.remote, time.time()
     opened = remote_keys.opened(data_dir, remote)
-    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    if not opened.may_write:
         return RemoteCollection(now)
-    ahead = remote.capabilities.clock_ahead_seconds if remote.capabilities else 0.0
     epoch = opened.bucket.head(epochs.NAME)
-    if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
+    there = now + remote.clock_ahead_seconds
+    if epoch is not None and there - epoch.modified.timestamp() < task.interval_seconds:
         return RemoteCollection(now)
     with tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder:
         # A copy of what was seen: if the remote is removed meanwhile, its state must not be written again.
@@ -308,7 +308,7 @@ def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
         opened.key,
         opened.seen,
         state=state_folder(data_dir, opened.remote.name),
-        machine_id=remote_keys.machine_id(data_dir),
+        machine_id=opened.machine_id,
         upload_rate=upload_rate,
     )
 
