@@ -5,19 +5,17 @@
 - `check_client`: the caller's side of check workers.
 - `check_worker`: the worker's side of checking.
 - `checking`: the checks of what a fetch has read.
-- `collector`: the remote collector.
+- `collector`: the removal of what nothing in a remote needs, and the erasure of remote sessions.
 - `credentials`: credentials for S3 from the file of the AWS tools.
 - `drill`: a sample of a remote's snapshots is fetched, decrypted and compared with its digests.
 - `epochs`: epochs of the collector.
-- `erasure`: permanent erasure of a remote session, while uploaders, collectors and readers run that may stop at any moment and continue.
 - `fetch`: the fetch of a snapshot from a remote into the local store.
 - `index_objects`: the rows of many packs in one object.
 - `lease_objects`: the right of one daemon to run a remote session and write to it.
 - `listed_facts`: the facts about a listed snapshot that a remote's retention needs, and how a machine's later changes reach the remote.
 - `objects`: the operations that leases and remote sessions need from the storage of their objects.
-- `pace`: the limit of the upload rate.
 - `pack_refs`: references to packs in a bucket.
-- `pack_sender`: the making and sending of the packs of an upload.
+- `pack_sender`: the making and sending of the packs of an upload, at a limited rate.
 - `remote_deletions`: the deletion of snapshots in remote sessions.
 - `remote_list`: the list of remotes.
 - `remote_manifests`: remote manifests: the local store's manifest of a snapshot together with references to the remote packs that it needs.
@@ -25,7 +23,6 @@
 - `remote_sessions`: remote sessions: one object per notebook, replaced by compare-and-swap.
 - `request_errors`: the translation of obstore's errors to the project's own.
 - `retries`: retries of requests to a remote.
-- `roots`: the roots of garbage collection.
 - `sealing`: encryption and authentication of a remote's objects.
 - `seen`: the newest generations of a remote's objects that this machine has seen.
 - `shared_files`: a storage of objects as plain files in a folder that several hosts may share.

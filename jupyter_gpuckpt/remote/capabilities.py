@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -35,13 +36,8 @@ def try_out(bucket: Bucket) -> Capabilities:
 
     Raises AccessDenied if objects can be neither written nor read, StoreUnavailable, ConfigurationError.
     """
-    folder = f"{_FOLDER}/{os.urandom(8).hex()}"
-    trial = _Trial(bucket, folder)
-    try:
+    with _trial(bucket) as trial:
         return trial.run()
-    finally:
-        with suppress(GpuCkptError):
-            bucket.delete(trial.written)
 
 
 def time_there(bucket: Bucket) -> float:
@@ -49,27 +45,31 @@ def time_there(bucket: Bucket) -> float:
 
     Raises AccessDenied, StoreUnavailable.
     """
-    trial = _Trial(bucket, f"{_FOLDER}/{os.urandom(8).hex()}")
+    with _trial(bucket) as trial:
+        name = trial.name("time")
+        bucket.overwrite(name, os.urandom(_BYTES))
+        return bucket.get(name).modified.timestamp()
+
+
+@contextmanager
+def _trial(bucket: Bucket) -> Iterator[_Trial]:
+    """Remove the objects of a trial after the block."""
+    trial = _Trial(bucket)
     try:
-        return trial.time_there()
+        yield trial
     finally:
         with suppress(GpuCkptError):
             bucket.delete(trial.written)
 
 
 class _Trial:
-    def __init__(self, bucket: Bucket, folder: str) -> None:
-        self._bucket, self._folder = bucket, folder
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket, self._folder = bucket, f"{_FOLDER}/{os.urandom(8).hex()}"
         self.written: list[str] = []
-
-    def time_there(self) -> float:
-        name = self._name("time")
-        self._bucket.overwrite(name, os.urandom(_BYTES))
-        return self._bucket.get(name).modified.timestamp()
 
     def run(self) -> Capabilities:
         before = time.time()
-        name, content = self._name("first"), os.urandom(_BYTES)
+        name, content = self.name("first"), os.urandom(_BYTES)
         written = self._bucket.overwrite(name, content)
         stored = self._bucket.get(name)
         ahead = stored.modified.timestamp() - (before + time.time()) / 2
@@ -86,14 +86,15 @@ class _Trial:
             tried_at=time.time(),
         )
 
-    def _name(self, of: str) -> str:
+    def name(self, of: str) -> str:
+        """Return the name of a new object, which is removed in the end."""
         name = f"{self._folder}/{of}"
         self.written.append(name)
         return name
 
     def _creates(self) -> bool:
         """Return whether exactly one of several simultaneous creations and one later creation succeeds."""
-        name = self._name("created")
+        name = self.name("created")
         contents = [os.urandom(_BYTES) for _ in range(_RACERS)]
         try:
             with ThreadPoolExecutor(_RACERS) as pool:
@@ -106,7 +107,7 @@ class _Trial:
 
     def _swaps(self) -> bool:
         """Return whether exactly one of several simultaneous swaps of one version succeeds, and a later swap of it fails."""
-        name = self._name("swapped")
+        name = self.name("swapped")
         self._bucket.create(name, os.urandom(_BYTES))
         old = self._bucket.get(name).version
         contents = [os.urandom(_BYTES) for _ in range(_RACERS)]

@@ -6,7 +6,9 @@ Threads of this process do it, unless the caller of the fetch has processes for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ..linux.fresh_memory import ThreadScratch
@@ -14,9 +16,10 @@ from ..store import packs
 from ..store.codecs import CodecError, UnknownCodecError, digest_of_stored
 from ..store.writer import Record
 from . import remote_packs
+from .buckets import Bucket
 from .pack_refs import PackRef
 from .remote_packs import Rows
-from .sealing import cipher, invalid
+from .sealing import HEADER_BYTES, Seal, cipher, invalid
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 SPAN_BYTES = 8 << 20
 #: The largest gap between chunks that is read with them and discarded.
 GAP_BYTES = 256 << 10
+#: How many packs are opened at a time.
+_READERS = 8
 
 
 class OpenPack:
@@ -90,6 +95,34 @@ class CheckingThreads:
             room = self._decrypted.memory.get(payload_bytes(span.rows))
             records = check(span, data, room)
         yield records
+
+
+def open_packs(
+    bucket: Bucket,
+    seal: Seal,
+    refs: Sequence[PackRef],
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[OpenPack]:
+    """Read the rows of packs, several at a time, and return an iterator of the packs in their order.
+
+    Each pack is read inside a context of `reading`. The iterator raises RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew.
+    """
+
+    def look(ref: PackRef) -> OpenPack:
+        with reading():
+            header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
+            end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
+            rows = remote_packs.rows_of(seal, ref, header, end)
+            return OpenPack(ref, seal.secret_of(ref.name, header), rows)
+
+    pool = ThreadPoolExecutor(_READERS, "look")
+    found = pool.map(look, refs)
+
+    def each() -> Iterator[OpenPack]:
+        with pool:
+            yield from found
+
+    return each()
 
 
 def spans(

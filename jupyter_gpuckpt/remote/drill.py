@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
-
-import numpy as np
 
 from ..errors import FormatTooNew, RemoteObjectInvalid, RemoteObjectMissing
 from ..store import manifests
-from ..store.codecs import CodecError, digest_of_stored
-from . import remote_packs
+from ..wire.remote_records import Damage, Drill
 from .buckets import Bucket
-from .checking import OpenPack
-from .fetch import open_packs, remote_manifest
+from .checking import OpenPack, Span, check, open_packs, payload_bytes, spans
+from .fetch import remote_manifest
 from .pack_refs import PackRef
 from .remote_sessions import RemoteSnapshot, Sessions
-from .sealing import Seal, invalid
+from .sealing import Seal
 from .seen import Seen
 
 _READERS = 8
@@ -26,34 +22,7 @@ _READERS = 8
 _DAMAGE = (RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew)
 
 
-class Damage(NamedTuple):
-    """A damaged object: the remote session and snapshot that need it, its name, and the reason."""
-
-    session_id: str
-    snapshot_id: str
-    name: str
-    why: str
-
-
-class Drilled(NamedTuple):
-    """The result of a drill: listed and checked snapshots, checked chunks and their stored bytes, and the damage."""
-
-    listed: int
-    snapshots: int
-    chunks: int
-    chunk_bytes: int
-    damaged: list[Damage]
-
-
-class _Sampled(NamedTuple):
-    """A chunk of the sample."""
-
-    pack: OpenPack
-    row: np.void
-    digest: bytes
-
-
-def drill(bucket: Bucket, seal: Seal, seen: Seen, sample: int, chance: random.Random) -> Drilled:
+def drill(bucket: Bucket, seal: Seal, seen: Seen, sample: int, chance: random.Random) -> Drill:
     """Check `sample` snapshots, and `sample` chunks of each. Raises AccessDenied, StoreUnavailable, OperationCancelled."""
     sessions, damaged = Sessions(bucket, seal, seen), list[Damage]()
     listed: list[tuple[str, RemoteSnapshot]] = []
@@ -67,7 +36,7 @@ def drill(bucket: Bucket, seal: Seal, seen: Seen, sample: int, chance: random.Ra
     for session_id, snapshot in chosen:
         for name, why in looking.at(snapshot):
             damaged.append(Damage(session_id, snapshot.snapshot_id, name, why))
-    return Drilled(len(listed), len(chosen), looking.chunks, looking.chunk_bytes, damaged)
+    return Drill(len(listed), len(chosen), looking.chunks, looking.chunk_bytes, damaged)
 
 
 class _Looking:
@@ -87,7 +56,7 @@ class _Looking:
             yield snapshot.manifest, error.message
             return
         wanted = {self._seal.remote_id(digest): digest for digest in digests}
-        found: dict[bytes, _Sampled] = {}
+        found: dict[bytes, Span] = {}
         is_whole = True
         with ThreadPoolExecutor(_READERS, "drill") as pool:
             for ref, pack in zip(remote.packs, pool.map(self._open, remote.packs), strict=True):
@@ -97,14 +66,14 @@ class _Looking:
                     continue
                 for number, one in enumerate(pack.rows["id"].tolist()):
                     if (digest := wanted.get(bytes(one))) is not None:
-                        found[digest] = _Sampled(pack, pack.rows[number], digest)
+                        [found[digest]] = spans(pack, pack.rows[[number]], [digest])
             if is_whole and (missing := len(wanted) - len(found)):
                 yield snapshot.manifest, f"{missing} of its chunks are in none of its packs."
             sampled = [found[one] for one in sorted(found)]
             sampled = self._chance.sample(sampled, min(self._sample, len(sampled)))
             for one, why in zip(sampled, pool.map(self._problem_of, sampled), strict=True):
                 self.chunks += 1
-                self.chunk_bytes += int(one.row["stored_length"])
+                self.chunk_bytes += payload_bytes(one.rows)
                 if why:
                     yield one.pack.ref.name, why
 
@@ -117,18 +86,11 @@ class _Looking:
                 self._packs[ref] = error.message
         return self._packs[ref]
 
-    def _problem_of(self, sampled: _Sampled) -> str:
+    def _problem_of(self, sampled: Span) -> str:
         """Return the problem of a chunk; empty if there is none."""
-        name = sampled.pack.ref.name
         try:
-            record = self._bucket.get_range(name, *remote_packs.record_bounds(sampled.row))
-            chunk = remote_packs.open_chunk(name, sampled.pack.key, sampled.row, record)
-            if digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) != sampled.digest:
-                raise invalid(
-                    name, f"chunk {sampled.digest.hex()[:16]} is not what its digest says"
-                )
+            data = self._bucket.get_range(sampled.pack.ref.name, sampled.start, sampled.end)
+            check(sampled, data, memoryview(bytearray(payload_bytes(sampled.rows))))
         except _DAMAGE as error:
             return error.message
-        except CodecError as error:
-            return f"Chunk {sampled.digest.hex()[:16]} cannot be decompressed: {error}."
         return ""

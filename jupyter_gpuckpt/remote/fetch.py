@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Self
 
 import numpy as np
@@ -18,11 +18,10 @@ from ..wire.manifest_records import Manifest, SnapshotInfo
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind
 from . import remote_manifests, remote_packs
 from .buckets import Bucket
-from .checking import Checkers, CheckingThreads, OpenPack, Span, payload_bytes, spans
-from .pack_refs import PackRef
+from .checking import Checkers, CheckingThreads, OpenPack, Span, open_packs, payload_bytes, spans
 from .remote_manifests import RemoteManifest
 from .remote_sessions import RemoteSnapshot
-from .sealing import HEADER_BYTES, Seal, invalid
+from .sealing import Seal, invalid
 
 _READERS = 8
 
@@ -158,34 +157,6 @@ def require_whole(bucket: Bucket, seal: Seal, snapshot: RemoteSnapshot, manifest
     for ref in remote.packs:
         if ref.name in gone:
             raise invalid(ref.name, "the object is missing or has another length")
-
-
-def open_packs(
-    bucket: Bucket,
-    seal: Seal,
-    refs: Sequence[PackRef],
-    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[OpenPack]:
-    """Read the rows of packs, several at a time, and return an iterator of the packs in their order.
-
-    Each pack is read inside a context of `reading`. The iterator raises RemoteObjectInvalid, RemoteObjectMissing, FormatTooNew.
-    """
-
-    def look(ref: PackRef) -> OpenPack:
-        with reading():
-            header = bytes(bucket.get_range(ref.name, 0, HEADER_BYTES))
-            end = bytes(bucket.get_range(ref.name, ref.length - ref.index_length, ref.length))
-            rows = remote_packs.rows_of(seal, ref, header, end)
-            return OpenPack(ref, seal.secret_of(ref.name, header), rows)
-
-    pool = ThreadPoolExecutor(_READERS, "look")
-    found = pool.map(look, refs)
-
-    def each() -> Iterator[OpenPack]:
-        with pool:
-            yield from found
-
-    return each()
 
 
 def _spans(pack: OpenPack, wanted: dict[bytes, bytes]) -> Iterator[Span]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,9 +17,9 @@ from ..linux.fresh_memory import Scratch
 from ..store.packs import Entry
 from . import remote_packs
 from .buckets import Bucket
-from .pace import Pace
 from .pack_refs import PackRef
 from .remote_packs import NewPack, OtherLengthError, RemoteChunk, RemotePack
+from .retries import Retries
 from .sealing import Seal
 
 #: How many packs are sent at a time.
@@ -28,6 +29,25 @@ MAX_PACKS = WRITERS + 2
 
 #: A function that returns the codec, the payload and the raw length of the chunk with a digest.
 Read = Callable[[bytes], tuple[int, bytes | memoryview, int]]
+
+
+class Pace:
+    """A limiter of the average upload rate to `rate` bytes per second; 0 means no limit. Thread-safe."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait(self, count_bytes: int, retries: Retries) -> None:
+        """Wait until `count_bytes` may be sent. The next call waits for the time that these bytes take at this rate."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = time.monotonic()
+            begins = max(now, self._free_at)
+            self._free_at = begins + count_bytes / self._rate
+        retries.wait(begins - now)
 
 
 class _Task:

@@ -32,7 +32,7 @@ class RemoteManifest(msgspec.Struct, frozen=True):
     content: bytes
     packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MAX_PACKS)]
     #: The remote session that lists it.
-    session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    session_id: Annotated[str, msgspec.Meta(max_length=128)]
 
     def manifest(self) -> Manifest:
         """Return the manifest in `content`, with all checks of manifests. Raises RemoteObjectInvalid, FormatTooNew."""

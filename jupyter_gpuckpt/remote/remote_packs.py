@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from ..linux.control_groups import processors
 from ..linux.fresh_memory import Scratch
 from ..store.codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
-from ..store.packs import Entry
 from .buckets import Bucket
 from .pack_refs import FOLDER, MAX_PACK_BYTES, PackRef, is_name
 from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypt_into, decrypted, invalid
@@ -157,21 +156,7 @@ class NewPack:
         return RemotePack(ref, self._data[: end + len(rest)], rows)
 
 
-def build(
-    seal: Seal,
-    chunks: Sequence[Entry],
-    read: Callable[[bytes], tuple[int, bytes | memoryview, int]],
-    memory: Scratch,
-) -> RemotePack:
-    """Return a new pack of these chunks of the local store; `read` returns the codec, payload and raw length of a digest."""
-    pack = NewPack(seal, [chunk.stored_length for chunk in chunks], memory)
-    pack.fill(
-        0, (RemoteChunk(seal.remote_id(chunk.digest), *read(chunk.digest)) for chunk in chunks)
-    )
-    return pack.finish()
-
-
-def build_of(seal: Seal, chunks: Sequence[RemoteChunk], memory: Scratch) -> RemotePack:
+def build(seal: Seal, chunks: Sequence[RemoteChunk], memory: Scratch) -> RemotePack:
     """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
     pack = NewPack(seal, [len(chunk.payload) for chunk in chunks], memory)
     pack.fill(0, chunks)
@@ -225,19 +210,6 @@ def bounds(rows: Rows) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the offsets at which the records of chunks begin and end in the pack."""
     starts = rows["offset"].astype(np.uint64)
     return starts, starts + rows["stored_length"] + np.uint64(_OVERHEAD)
-
-
-def record_bounds(row: np.void) -> tuple[int, int]:
-    """Return the offsets in the pack of the beginning and the end of a chunk's record."""
-    start = int(row["offset"])
-    return start, start + int(row["stored_length"]) + _OVERHEAD
-
-
-def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview) -> RemoteChunk:
-    """Decrypt the record of a chunk, which was read from the pack `name`. Raises RemoteObjectInvalid."""
-    rows, room = np.array([row], ROW), memoryview(bytearray(int(row["stored_length"])))
-    [chunk] = open_chunks(name, key, rows, memoryview(record), int(row["offset"]), room)
-    return chunk
 
 
 def open_chunks(

@@ -170,14 +170,6 @@ class Sessions:
 
         return self._change(facts, add)
 
-    def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> RemoteSession:
-        """Mark a snapshot as deleted for all machines, if it is listed. Raises RemoteObjectMissing."""
-
-        def mark(session: RemoteSession) -> RemoteSession:
-            return with_deleted(session, lambda one: one.snapshot_id == snapshot_id, now)
-
-        return self.change(session_id, mark)
-
     def amend(
         self, session_id: str, changes: Mapping[str, Amendment], machine: tuple[str, str]
     ) -> set[str]:
@@ -249,21 +241,20 @@ class Sessions:
         return manifests.intersection(self._change(Facts(session_id), erase).erased)
 
     def replace(self, session_id: str, others: Mapping[str, tuple[str, bytes]]) -> RemoteSession:
-        """Replace manifests of listed snapshots by others, given by name and digest, and erase the old ones.
+        """Replace manifests of listed snapshots by others, given by name and digest, and erase those of both that are not listed then.
 
         A manifest whose replacement was erased meanwhile stays listed.
         """
 
         def replace(session: RemoteSession) -> RemoteSession:
-            gone, snapshots = set(), []
+            snapshots = []
             for one in session.snapshots:
-                name, digest = others.get(one.manifest, ("", b""))
-                if not name or name in session.erased:
-                    snapshots.append(one)
-                    continue
-                gone.add(one.manifest)
-                snapshots.append(msgspec.structs.replace(one, manifest=name, digest=digest))
-            erased = _and(session.erased, gone)
+                name, digest = others.get(one.manifest, (one.manifest, one.digest))
+                is_erased = name in session.erased
+                new = msgspec.structs.replace(one, manifest=name, digest=digest)
+                snapshots.append(one if is_erased else new)
+            names = {*others, *(name for name, _ in others.values())}
+            erased = _and(session.erased, names.difference(one.manifest for one in snapshots))
             return msgspec.structs.replace(session, snapshots=snapshots, erased=erased)
 
         return self.change(session_id, replace)
@@ -372,19 +363,6 @@ def require(session: RemoteSession, tenure: Tenure) -> None:
         f"Session {session.facts.session_id} was taken over by {whom}.",
         hint=BRANCHED,
     )
-
-
-def with_deleted(
-    session: RemoteSession, is_meant: Callable[[RemoteSnapshot], bool], now: float
-) -> RemoteSession:
-    """Return a remote session in which the meant snapshots are marked as deleted; those that were deleted before keep their time."""
-    snapshots = [
-        msgspec.structs.replace(one, deleted_at=now)
-        if is_meant(one) and not one.deleted_at
-        else one
-        for one in session.snapshots
-    ]
-    return msgspec.structs.replace(session, snapshots=snapshots)
 
 
 def _and(erased: list[str], names: set[str]) -> list[str]:

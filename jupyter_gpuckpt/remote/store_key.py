@@ -144,11 +144,11 @@ def new_code() -> Secret:
 
 
 def create(
-    bucket: Bucket, seen: Seen, secrets: Sequence[Secret], *, only_machine: str = "", cost: int = 0
+    bucket: Bucket, seen: Seen, secrets: Sequence[Secret], *, only_machine: str = ""
 ) -> StoreKey | None:
     """Create the key of a new store that these secrets open; return None if the remote has a key already."""
     master, store_id = os.urandom(KEY_BYTES), os.urandom(STORE_ID_BYTES)
-    entries = [_wrap(master, one, store_id, cost) for one in secrets]
+    entries = [_wrap(master, one, store_id) for one in secrets]
     public = _Public(store_id, 1, entries, only_machine)
     if not bucket.create(NAME, _encoded(public, [master])):
         return None
@@ -183,10 +183,8 @@ def open_with(bucket: Bucket, seen: Seen, secret: Secret, line: JoinLine | None 
     return opened
 
 
-def add_entry(
-    bucket: Bucket, seen: Seen, secret: Secret, new: Secret, *, cost: int = 0
-) -> StoreKey:
-    """Add an entry for a new secret; `entry_id` of the result is its id. `secret`: one that opens the key.
+def add_entry(bucket: Bucket, seen: Seen, secret: Secret, new: Secret) -> StoreKey:
+    """Add an entry for a new secret. `secret`: one that opens the key.
 
     Raises the errors of `open_with`, and ConfigurationError if there are too many entries.
     """
@@ -200,10 +198,10 @@ def add_entry(
                 f"The key of a remote has at most {_MAX_ENTRIES} entries.",
                 hint="Remove one first.",
             )
-        entry = _wrap(key.masters[-1], new, key.public.store_id, cost, entry_id)
+        entry = _wrap(key.masters[-1], new, key.public.store_id, entry_id)
         return _next(key.public, [*key.entries, entry]), key.masters
 
-    return _change(bucket, seen, secret, add)._replace(entry_id=entry_id)
+    return _change(bucket, seen, secret, add)
 
 
 def remove_entry(bucket: Bucket, seen: Seen, secret: Secret, entry_id: str) -> StoreKey:
@@ -226,7 +224,7 @@ def remove_entry(bucket: Bucket, seen: Seen, secret: Secret, entry_id: str) -> S
     return _change(bucket, seen, secret, remove)
 
 
-def rotate(bucket: Bucket, seen: Seen, secrets: Sequence[Secret], *, cost: int = 0) -> StoreKey:
+def rotate(bucket: Bucket, seen: Seen, secrets: Sequence[Secret]) -> StoreKey:
     """Create a new master key for everything that is written from now on. Only these secrets open it; all other entries are removed.
 
     The first of `secrets` opens the present key. The older master keys remain, so older content can be read with the new key. Raises
@@ -237,7 +235,7 @@ def rotate(bucket: Bucket, seen: Seen, secrets: Sequence[Secret], *, cost: int =
     def change(key: StoreKey) -> tuple[_Public, list[bytes]] | None:
         if master in key.masters:
             return None
-        entries = [_wrap(master, one, key.public.store_id, cost) for one in secrets]
+        entries = [_wrap(master, one, key.public.store_id) for one in secrets]
         return _next(key.public, entries), [*key.masters, master]
 
     return _change(bucket, seen, secrets[0], change)
@@ -374,10 +372,10 @@ def _next(public: _Public, entries: Sequence[Entry]) -> _Public:
     return msgspec.structs.replace(public, generation=public.generation + 1, entries=list(entries))
 
 
-def _wrap(master: bytes, secret: Secret, store_id: bytes, cost: int, entry_id: str = "") -> Entry:
-    """Return an entry for a secret, with a random id unless one is given. `cost` 0 means today's default."""
+def _wrap(master: bytes, secret: Secret, store_id: bytes, entry_id: str = "") -> Entry:
+    """Return an entry for a secret, with a random id unless one is given."""
     entry_id = entry_id or os.urandom(8).hex()
-    cost = cost or (_COST if secret.kind is EntryKind.PASSWORD else _COST_OF_RANDOM)
+    cost = _COST if secret.kind is EntryKind.PASSWORD else _COST_OF_RANDOM
     salt, nonce = os.urandom(_SALT_BYTES), os.urandom(NONCE_BYTES)
     sealed = cipher(_stretched(secret, salt, cost)).encrypt(
         nonce, master, _beside(store_id, entry_id, secret.kind)

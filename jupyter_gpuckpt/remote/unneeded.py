@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from ..errors import RemoteObjectMissing
 from ..store import retention
 from ..wire.manifest_records import Cause, Sizes, SnapshotInfo
 from ..wire.retention_policy import RetentionPolicy
-from .remote_sessions import RemoteSession, RemoteSnapshot, Sessions, with_deleted
+from .remote_sessions import RemoteSession, RemoteSnapshot, Sessions
 
 NEWEST = "the newest of its session"
 LISTED_LAST = "the last that was uploaded to its session"
@@ -127,7 +129,11 @@ def _mark(
         there = {one.manifest: one for one in session.listed}
         is_same = all(there.get(one.manifest) == one for one in judged.listed)
         marked = set(going).difference(newest_of(session)) if is_same else set()
-        return with_deleted(session, lambda one: one.manifest in marked, now)
+        snapshots = [
+            msgspec.structs.replace(one, deleted_at=now) if one.manifest in marked else one
+            for one in session.snapshots
+        ]
+        return msgspec.structs.replace(session, snapshots=snapshots)
 
     try:
         sessions.change(judged.facts.session_id, mark)

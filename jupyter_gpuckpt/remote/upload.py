@@ -34,9 +34,8 @@ from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .index_objects import Place, RemoteIndex
 from .listed_facts import about, title_of
-from .pace import Pace
 from .pack_refs import PACK_BYTES, PackRef, PackRows
-from .pack_sender import PackSender
+from .pack_sender import Pace, PackSender
 from .remote_manifests import RemoteManifest
 from .remote_packs import RemotePack
 from .remote_sessions import Facts, ManifestErased, RemoteSnapshot, Sessions, Tenure

@@ -39,7 +39,7 @@ _SECRET_VARIABLES = {
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """The capabilities of an endpoint, found by trying. None: they cannot be determined."""
+    """The capabilities of an endpoint, found by trying."""
 
     #: Whether it can refuse to overwrite an object.
     create_only: bool
@@ -51,11 +51,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     tells_missing: bool
     deletes: bool
     #: Whether it keeps overwritten and deleted objects.
-    versioned: bool | None = None
-    #: Whether it refuses to delete objects for a while (Object Lock, immutability policies).
-    object_lock: bool | None = None
-    #: Whether it deletes objects by itself, or moves them to cold storage.
-    life_cycle: bool | None = None
+    versioned: bool = False
     #: The endpoint's clock minus this machine's, in seconds.
     clock_ahead_seconds: float = 0.0
     tried_at: float = 0.0
@@ -92,6 +88,11 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def scheme(self) -> str:
         """The scheme of the URL, which is the kind of the endpoint."""
         return urlsplit(self.url).scheme
+
+    @property
+    def clock_ahead_seconds(self) -> float:
+        """The endpoint's clock minus this machine's, when it was tested last."""
+        return self.capabilities.clock_ahead_seconds if self.capabilities else 0.0
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -281,8 +282,8 @@ class ErasePlan(msgspec.Struct, frozen=True):
     objects: int
     stored_bytes: int
     unreadable: str = ""
-    #: Whether the endpoint keeps deleted objects; None: unknown.
-    versioned: bool | None = None
+    #: Whether the endpoint keeps deleted objects.
+    versioned: bool = False
 
 
 class Erasure(msgspec.Struct, frozen=True):

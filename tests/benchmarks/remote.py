@@ -35,7 +35,6 @@ from jupyter_gpuckpt.remote import (
     index_objects,
     pack_refs,
     remote_manifests,
-    remote_packs,
     store_key,
 )
 from jupyter_gpuckpt.remote.buckets import Bucket, open_bucket
@@ -44,6 +43,7 @@ from jupyter_gpuckpt.remote.collector import collect
 from jupyter_gpuckpt.remote.fetch import fetch
 from jupyter_gpuckpt.remote.pack_refs import PackRef, PackRows
 from jupyter_gpuckpt.remote.remote_manifests import RemoteManifest
+from jupyter_gpuckpt.remote.remote_packs import NewPack, RemoteChunk, RemotePack
 from jupyter_gpuckpt.remote.remote_sessions import Facts, RemoteSession, RemoteSnapshot, Sessions
 from jupyter_gpuckpt.remote.sealing import TAG_BYTES, Seal
 from jupyter_gpuckpt.remote.seen import Seen
@@ -57,6 +57,7 @@ from jupyter_gpuckpt.store.writer import Record
 from jupyter_gpuckpt.wire.manifest_records import Chunk, Manifest
 from jupyter_gpuckpt.wire.remote_records import EntryKind, Remote
 from tests.remote import servers
+from tests.remote.stores import mark_deleted
 
 from . import large_store
 from .engine_kernel import scratch
@@ -245,6 +246,14 @@ class _InTheClear:
         return bytes(data)[:-TAG_BYTES]
 
 
+def _built(seal: Seal, chunks: Sequence[Entry], source: Source, memory: Scratch) -> RemotePack:
+    """Make a pack of chunks, in one thread."""
+    pack = NewPack(seal, [chunk.stored_length for chunk in chunks], memory)
+    read = (RemoteChunk(seal.remote_id(one.digest), *source.read(one.digest)) for one in chunks)
+    pack.fill(0, read)
+    return pack.finish()
+
+
 def _cipher(url: str, made: Path, place: Path) -> Row:
     """Return what making a pack of what the page cache has costs with a cipher, beside one without: nothing is sent."""
     seconds = defaultdict[str, list[float]](list)
@@ -252,15 +261,15 @@ def _cipher(url: str, made: Path, place: Path) -> Row:
     with LocalStore(made) as store:
         digests, source = manifests.references(store.manifest("s1")), _source(store, "s1")
         chunks, memory = _entries(source, digests)[:_CHUNKS_PER_PACK], Scratch()
-        remote_packs.build(seal, chunks, source.read, memory)  # its memory is fresh once
+        _built(seal, chunks, source, memory)  # its memory is fresh once
         for _ in range(ROUNDS):
             with _timed(seconds["sealed"]):
-                remote_packs.build(seal, chunks, source.read, memory)
+                _built(seal, chunks, source, memory)
             with (
                 mock.patch.object(Seal, "_key", return_value=_InTheClear()),
                 _timed(seconds["clear"]),
             ):
-                remote_packs.build(seal, chunks, source.read, memory)
+                _built(seal, chunks, source, memory)
     facts = {"sealed": f"{statistics.median(seconds['sealed']):.3f} s"}
     found = ratios(seconds["sealed"], seconds["clear"])
     return Row("making a pack of random data, beside one without a cipher", found, "x", facts=facts)
@@ -311,7 +320,7 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
             target.verify("again")
         first = newcomer.ids()[0]
         for one in newcomer.get(first).listed:
-            remote.sessions.mark_deleted(first, one.snapshot_id, 1.0)
+            mark_deleted(remote.sessions, first, one.snapshot_id, 1.0)
         for what in ("condemns", "removes"):
             yield _row(
                 f"    collection that {what} those of one session",
@@ -369,7 +378,7 @@ def _fill(remote: _Remote, store: LocalStore) -> None:
     scratch = ThreadScratch()
 
     def send(source: Source, chunks: Sequence[Entry]) -> PackRows:
-        pack = remote_packs.build(remote.seal, chunks, source.read, scratch.memory)
+        pack = _built(remote.seal, chunks, source, scratch.memory)
         remote.bucket.create(pack.ref.name, pack.data)
         pack_of.update(dict.fromkeys((chunk.digest for chunk in chunks), pack.ref))
         return PackRows(pack.ref, pack.rows.tobytes())

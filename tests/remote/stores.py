@@ -11,6 +11,8 @@ from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.remote import store_key
 from jupyter_gpuckpt.remote.buckets import Bucket
 from jupyter_gpuckpt.remote.fetch import fetch
+from jupyter_gpuckpt.remote.listed_facts import Deletion
+from jupyter_gpuckpt.remote.remote_deletions import delete
 from jupyter_gpuckpt.remote.remote_sessions import Facts, Sessions
 from jupyter_gpuckpt.remote.seen import Seen
 from jupyter_gpuckpt.remote.store_key import Secret, StoreKey
@@ -84,6 +86,14 @@ class Machine:
 
     def close(self) -> None:
         self.store.close()
+
+
+def mark_deleted(sessions: Sessions, session_id: str, snapshot_id: str, now: float) -> None:
+    """Delete a snapshot in a remote session, as the machine that uploaded it does when its user deletes it."""
+    for one in sessions.get(session_id).listed:
+        if one.snapshot_id == snapshot_id:
+            wanted = {snapshot_id: Deletion()}
+            delete(sessions, session_id, wanted, one.machine_id, now=now, fenced=False)
 
 
 def chunks(seed: int, count: int = 20, length: int = 20_000) -> list[bytes]:

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.remote.buckets import Bucket
 from jupyter_gpuckpt.remote.collector import Collected, collect
 from jupyter_gpuckpt.remote.lease_objects import Leases
 from tests.remote.conftest import memory_bucket, quick
-from tests.remote.stores import Machine, chunks
+from tests.remote.stores import Machine, chunks, mark_deleted
 
 NOW = timedelta(0)
 FIRST, SECOND = chunks(1, 12), chunks(2, 12)
@@ -65,7 +65,7 @@ def test_what_nothing_needs_goes_in_the_epoch_after_it_was_condemned(bucket, tmp
     a.upload("s2")
     assert collected(a) == Collected()
     there = len(bucket.list("packs"))
-    a.sessions.mark_deleted("session-1", "s1", 1.0)
+    mark_deleted(a.sessions, "session-1", "s1", 1.0)
     assert [one.snapshot_id for one in a.sessions.get("session-1").listed] == ["s2"]
     done = collected(a)
     assert (done.removed, done.condemned > 0) == (0, True)
@@ -104,7 +104,7 @@ def test_young_packs_are_spared(machine):
     a = machine()
     a.save("s1", *FIRST)
     a.upload("s1")
-    a.sessions.mark_deleted("session-1", "s1", 1.0)
+    mark_deleted(a.sessions, "session-1", "s1", 1.0)
     assert collected(a, timedelta(minutes=1)) == Collected()
     assert collected(a).condemned > 0
 
@@ -115,7 +115,7 @@ def test_nothing_goes_while_a_manifest_cannot_be_read(machine):
     a.save("s2", *SECOND)
     a.upload("s1")
     a.upload("s2")
-    a.sessions.mark_deleted("session-1", "s1", 1.0)
+    mark_deleted(a.sessions, "session-1", "s1", 1.0)
     collected(a)
     name = a.sessions.get("session-1").listed[0].manifest
     data = a.bucket.get(name).data
@@ -144,7 +144,7 @@ def test_a_pack_that_a_late_manifest_needs_stays_and_is_not_shared_again(machine
         assert collected(a).removed == 0
     a.save("s2", *FIRST)
     assert a.upload("s2").sent.packs == len(packs)
-    a.sessions.mark_deleted("session-1", "s1", 1.0)
+    mark_deleted(a.sessions, "session-1", "s1", 1.0)
     collected(a)
     assert {one.name for one in a.bucket.list("packs")}.isdisjoint(packs)
     assert assert_sound(a) == 1
@@ -178,7 +178,7 @@ def test_an_uploader_that_stands_still_over_three_epochs_lists_only_what_is_ther
             a.save("s1", *FIRST)
             a.upload("s1")
             # Nothing but the upload that begins needs these packs any more.
-            a.sessions.mark_deleted("session-1", "s1", 1.0)
+            mark_deleted(a.sessions, "session-1", "s1", 1.0)
             a.save("s2", *FIRST, *SECOND)
             bucket = stopped(a, at, lambda: [collected(other) for _ in range(3)])
             a.upload("s2")
@@ -201,7 +201,7 @@ def test_a_collector_that_stands_still_over_three_epochs_removes_nothing_that_is
             a.save("s1", *FIRST)
             other.save("s2", *FIRST, *SECOND)
             a.upload("s1")
-            a.sessions.mark_deleted("session-1", "s1", 1.0)
+            mark_deleted(a.sessions, "session-1", "s1", 1.0)
             collected(other)
 
             def meanwhile():
@@ -227,7 +227,7 @@ def test_a_pack_that_is_about_to_go_is_not_relied_on_although_it_is_still_there(
     other.bucket = Bucket(a.bucket._store, "memory", retries=quick())
     a.save("s1", *FIRST)
     a.upload("s1")
-    a.sessions.mark_deleted("session-1", "s1", 1.0)
+    mark_deleted(a.sessions, "session-1", "s1", 1.0)
     a.save("s2", *FIRST, *SECOND)
     waits, goes_on = threading.Event(), threading.Event()
     create, delete = a.bucket.create, other.bucket.delete
@@ -293,7 +293,7 @@ def test_whatever_happens_in_between_all_that_is_listed_is_there(machine, seed):
             elif kind < 0.6 and one.sessions.ids():
                 listed = one.sessions.get("session-1").listed
                 for gone in chance.sample(listed, min(1, len(listed))):
-                    one.sessions.mark_deleted("session-1", gone.snapshot_id, 1.0)
+                    mark_deleted(one.sessions, "session-1", gone.snapshot_id, 1.0)
             else:
                 collected(one)
         finally:

@@ -9,20 +9,21 @@ import pytest
 
 from jupyter_gpuckpt.errors import ConfigurationError, RemoteObjectMissing, StoreUnavailable
 from jupyter_gpuckpt.remote import (
+    collector,
     epochs,
-    erasure,
     index_objects,
     pack_refs,
     remote_manifests,
     remote_packs,
 )
 from jupyter_gpuckpt.remote.buckets import Bucket
+from jupyter_gpuckpt.remote.checking import open_packs
 from jupyter_gpuckpt.remote.collector import collect
-from jupyter_gpuckpt.remote.fetch import open_packs
 from jupyter_gpuckpt.remote.remote_sessions import Facts, ManifestErased
 from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.wire.remote_records import Erasure
 from tests.remote.conftest import memory_bucket, quick
-from tests.remote.stores import PACK_BYTES, Machine, chunks
+from tests.remote.stores import PACK_BYTES, Machine, chunks, mark_deleted
 
 #: What only the erased session has, what both have, and what only the other one has.
 SECRET, SHARED, OTHER = chunks(1, 12), chunks(2, 6), chunks(3, 12)
@@ -44,9 +45,12 @@ def two_sessions(machine):
 
 
 def erased(machine, session_id="gone"):
-    return erasure.erase(
-        machine.bucket, machine.seal, machine.seen, session_id, pack_bytes=PACK_BYTES
-    )
+    return collector.erase(machine.bucket, machine.seal, machine.seen, session_id)
+
+
+@pytest.fixture(autouse=True)
+def small_packs(monkeypatch):
+    monkeypatch.setattr(collector, "PACK_BYTES", PACK_BYTES)
 
 
 def content_of(machine, snapshot_id):
@@ -114,7 +118,7 @@ def test_a_session_is_erased_and_another_that_shares_its_packs_comes_back(bucket
         assert_nothing_left(a)
         assert_comes_back(bucket, tmp_path / "b")
         # Nothing is left to do, and what is there can be shared and added to as before.
-        assert erased(a) == erasure.Erased(0, 0, 0, 0, 0)
+        assert erased(a) == Erasure(0, 0, 0, 0, 0)
         a.save("s3", *SHARED, *OTHER, *SECRET[:1])
         sent = upload(a, "s3", "gone").sent
         assert sent.packs == 1
@@ -143,7 +147,7 @@ def test_deleted_snapshots_and_uploads_that_were_cut_off_are_erased_with_their_s
         two_sessions(a)
         a.save("s3", *chunks(4))
         upload(a, "s3", "gone")
-        a.sessions.mark_deleted("gone", "s3", 1.0)
+        mark_deleted(a.sessions, "gone", "s3", 1.0)
         a.save("s4", *chunks(5))
 
         def cut_off(facts, snapshot, tenure):
@@ -363,7 +367,7 @@ def test_a_collector_that_looks_while_manifests_are_replaced_takes_nothing_for_u
             found = listing(folder)
             if folder == "manifests" and not times:
                 times.append(folder)
-                eraser = erasure._Eraser(there, other.seal, other.seen, PACK_BYTES)
+                eraser = collector.Collector(there, other.seal, other.seen)
                 eraser.mark("gone")
                 assert eraser.rewrite()[0] > 0
             return found

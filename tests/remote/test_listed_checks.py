@@ -57,7 +57,7 @@ class Checked(Near):
     async def look(self, *, due):
         """Check what is due; with `due` a day has passed."""
         if due:
-            path = state_folder(self.data_dir, "share") / "checked.json"
+            path = state_folder(self.data_dir, "share") / "checked"
             path.unlink(missing_ok=True)
         await self.checks.look()
 

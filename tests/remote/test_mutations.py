@@ -162,12 +162,9 @@ def _chunks_in(seal, ref, data):
     header, end = data[:HEADER_BYTES], data[ref.length - ref.index_length : ref.length]
     rows = remote_packs.rows_of(seal, ref, header, end)
     key = seal.key_of(ref.name, header)
-    found = []
-    for row in rows:
-        start, stop = remote_packs.record_bounds(row)
-        one = remote_packs.open_chunk(ref.name, key, row, bytes(data[start:stop]))
-        found.append(decompress(one.codec, one.payload, one.raw_length))
-    return found
+    room = memoryview(bytearray(int(rows["stored_length"].sum())))
+    chunks = remote_packs.open_chunks(ref.name, key, rows, memoryview(data), 0, room)
+    return [decompress(one.codec, one.payload, one.raw_length) for one in chunks]
 
 
 def test_an_index_finds_every_chunk_and_no_other():
@@ -188,7 +185,7 @@ def test_a_manifest_of_another_snapshot_is_refused():
     machine, seal, kinds = world()
     name = kinds["manifests"].name
     at_remote = remote_manifests.read(machine.bucket, seal, name)
-    other = remote_manifests.RemoteManifest("s2", at_remote.content, at_remote.packs)
+    other = remote_manifests.RemoteManifest("s2", at_remote.content, at_remote.packs, "one")
     with pytest.raises((RemoteObjectInvalid, ManifestInvalid)):
         other.manifest()
     machine.bucket.overwrite(name, seal.seal_record(name, other))

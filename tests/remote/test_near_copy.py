@@ -36,7 +36,7 @@ from jupyter_gpuckpt.wire.snapshot_records import UploadRequest, UploadState
 from jupyter_gpuckpt.wire.states import KernelState
 from tests.remote.installations import ask
 from tests.remote.joined import join
-from tests.remote.stores import chunks
+from tests.remote.stores import chunks, mark_deleted
 from tests.remote.test_fetching import Here, held, saved
 
 #: Each snapshot has chunks of its own, which take about this.
@@ -233,7 +233,7 @@ def test_what_the_remote_does_not_have_after_all_stays(near, tmp_path, how):
         at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
         refs = {path.name for path in (folder / "packs").iterdir()}
         if how == "unlisted":
-            Sessions(opened.bucket, opened.key.seal, opened.seen).mark_deleted("k1", "s1", 9.0)
+            mark_deleted(Sessions(opened.bucket, opened.key.seal, opened.seen), "k1", "s1", 9.0)
         elif how == "no session":
             (folder / "sessions/k1").unlink()
         elif how == "manifest":

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.remote import unneeded
-from jupyter_gpuckpt.remote.collector import Packs, collect
+from jupyter_gpuckpt.remote.collector import Collector, collect
 from jupyter_gpuckpt.remote.listed_facts import About, Amendment, Told, about, told
 from jupyter_gpuckpt.remote.remote_sessions import Facts
 from jupyter_gpuckpt.wire.manifest_records import Cause
 from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
 from tests.manifests import manifest
 from tests.remote.conftest import memory_bucket
-from tests.remote.stores import Machine, chunks
+from tests.remote.stores import Machine, chunks, mark_deleted
 from tests.remote.test_collect import assert_sound, at_every_request, stopped
 from tests.unit.test_store_local import put
 
@@ -60,7 +60,8 @@ class Keeper(Machine):
 
     def verdicts(self, **policy):
         found = unneeded.all_of(self.sessions)
-        return unneeded.judge(found, RetentionPolicy(**policy), Packs(self.bucket, self.seal).of)
+        packs_of = Collector(self.bucket, self.seal, self.seen).packs_of
+        return unneeded.judge(found, RetentionPolicy(**policy), packs_of)
 
     def judged(self, **policy):
         verdicts = self.verdicts(**policy)
@@ -225,7 +226,8 @@ def test_machines_tell_only_what_they_changed(keeper):
     a.tell("s1", first, renamed)
     assert a.sessions.get("one").facts.title == "Mine"
     # What is deleted there is not told anything.
-    a.sessions.mark_deleted("one", "s0", 5.0)
+    a.tell("s0", Told(relied_on_in="one"), first, machine="b")
+    mark_deleted(a.sessions, "one", "s0", 5.0)
     assert a.tell("s0", first, pinned) == set()
     # An upload anew does not undo what others have told.
     a.tell("s1", first, pinned)

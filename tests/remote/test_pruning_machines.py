@@ -26,7 +26,7 @@ from jupyter_gpuckpt.wire.snapshot_records import (
     UploadState,
 )
 from tests.remote.joined import join
-from tests.remote.stores import chunks
+from tests.remote.stores import chunks, mark_deleted
 from tests.remote.test_fetching import saved
 from tests.remote.test_near_copy import BYTES, Near
 
@@ -217,7 +217,7 @@ def test_a_removal_between_the_question_and_the_eviction_wins(both, monkeypatch)
         def removed_first(data_dir, opened, changes):
             sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
             for change in changes:
-                sessions.mark_deleted("k", change.snapshot_id, time.time())
+                mark_deleted(sessions, "k", change.snapshot_id, time.time())
             return amend(data_dir, opened, changes)
 
         monkeypatch.setattr(amending, "amend", removed_first)

@@ -20,6 +20,7 @@ from jupyter_gpuckpt.wire import decoding
 from jupyter_gpuckpt.wire.manifest_records import Cause
 from jupyter_gpuckpt.wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
 from tests.remote.conftest import memory_bucket
+from tests.remote.stores import mark_deleted
 from tests.remote.test_collect import assert_sound, at_every_request, stopped
 from tests.remote.test_pruning import Keeper, _change, keepers
 
@@ -39,9 +40,9 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
     a = keeper()
     _taken(a, 3)
     verdicts = a.verdicts(keep_last=1)
-    gone = {"one": {a.entry("s0").manifest}}
+    gone = {a.entry("s0").manifest}
     if change == "the end of a tombstone":
-        a.sessions.mark_deleted("one", "s0", 5.0)
+        mark_deleted(a.sessions, "one", "s0", 5.0)
     read, reads = Sessions._read, []
 
     def read_and_erase(self, name):
@@ -54,7 +55,7 @@ def test_a_session_that_is_erased_meanwhile_is_not_created_anew(keeper, monkeypa
     if change == "a removal":
         assert unneeded.remove(a.sessions, verdicts, 9.0) == set()
     elif change == "the end of a tombstone":
-        collecting._forget_deleted(a.bucket, a.seal, a.seen, gone)
+        collecting.Collector(a.bucket, a.seal, a.seen)._forget_deleted("one", gone)
     else:
         with pytest.raises(RemoteObjectMissing):
             a.tell("s1", None, Told(pinned=True))
@@ -98,7 +99,7 @@ def test_what_the_rules_count_must_be_there_still(keeper):
     _taken(a, 5)
     verdicts = a.verdicts(keep_last=3)
     for name in ("s2", "s3"):
-        b.sessions.mark_deleted("one", name, 9.0)
+        mark_deleted(b.sessions, "one", name, 9.0)
     assert unneeded.remove(a.sessions, verdicts, 9.0) == set()
     assert a.prunes(keep_last=3) == 0
     assert a.listed() == ["s0", "s1", "s4"]

@@ -17,6 +17,7 @@ from jupyter_gpuckpt.wire.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.wire.snapshot_records import RemoteCollection, RemoteUploads
 from tests.remote.installations import ask, save, some_chunks, store_of
 from tests.remote.joined import join
+from tests.remote.stores import mark_deleted
 
 HOUR = 3600.0
 
@@ -52,7 +53,7 @@ def one(tmp_path, share):
             found.joined.upload(store, f"s{number}")
     opened = remote_keys.opened(tmp_path / "one", found.joined.remote)
     sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
-    sessions.mark_deleted("of-s1", "s1", time.time() - 3 * 24 * HOUR)
+    mark_deleted(sessions, "of-s1", "s1", time.time() - 3 * 24 * HOUR)
     age(share / "packs", 3 * 24)
     return found
 
@@ -123,7 +124,7 @@ def test_a_daemon_that_leaves_ends_its_collector(one, share):
 
     async def leave():
         looking = asyncio.create_task(one.look())
-        while one._process is None:  # noqa: ASYNC110 - of another thread
+        while one._sending is None:  # noqa: ASYNC110 - of another thread
             await asyncio.sleep(0)
         await one.close()
         await looking

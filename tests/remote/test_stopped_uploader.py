@@ -16,7 +16,7 @@ import pytest
 from jupyter_gpuckpt.remote.collector import collect
 from tests.remote.conftest import opened
 from tests.remote.installations import content_of
-from tests.remote.stores import FACTS, Machine, chunks
+from tests.remote.stores import FACTS, Machine, chunks, mark_deleted
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND = chunks(1, 12), chunks(2, 24)
@@ -46,7 +46,7 @@ def _comes_back(remote, folder, number) -> bool:
         machine.save("s1", *FIRST)
         machine.upload("s1")
         # From now on only the upload that begins needs these packs.
-        machine.sessions.mark_deleted(FACTS.session_id, "s1", 1.0)
+        mark_deleted(machine.sessions, FACTS.session_id, "s1", 1.0)
         machine.save("s2", *FIRST, *SECOND)
     words = [sys.executable, "-m", "tests.remote.uploading", str(folder / "a")]
     words += [msgspec.json.encode(remote).decode(), "s2", str(number)]

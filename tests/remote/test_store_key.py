@@ -27,11 +27,15 @@ from tests.remote.conftest import CopyingStore, memory_bucket, quick
 from tests.remote.mutations import mutations
 from tests.remote.stores import FACTS, Machine, chunks
 
-#: Guessing is not to be made hard here.
-CHEAP = 10
 OWN = Secret(EntryKind.FILE, b"o" * 32)
 OTHER = Secret(EntryKind.FILE, b"p" * 32)
 WORDS = store_key.password("correct horse battery staple")
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch):
+    """Guessing is not to be made hard here."""
+    monkeypatch.setattr(store_key, "_COST", 10)
 
 
 @pytest.fixture
@@ -40,14 +44,14 @@ def seen(tmp_path):
 
 
 def made(bucket, seen, *secrets):
-    key = store_key.create(bucket, seen, secrets or [OWN], cost=CHEAP)
+    key = store_key.create(bucket, seen, secrets or [OWN])
     assert key is not None
     return key
 
 
 def test_a_store_is_made_once(bucket, seen):
     key = made(bucket, seen)
-    assert store_key.create(bucket, seen, [OTHER], cost=CHEAP) is None
+    assert store_key.create(bucket, seen, [OTHER]) is None
     assert store_key.open_with(bucket, seen, OWN).masters == key.masters
 
 
@@ -55,7 +59,7 @@ def test_every_secret_opens_its_own_entry_only(seen, tmp_path):
     bucket = memory_bucket()
     key = made(bucket, seen)
     for new in (WORDS, OTHER):
-        added = store_key.add_entry(bucket, seen, OWN, new, cost=CHEAP)
+        added = store_key.add_entry(bucket, seen, OWN, new)
         assert added.masters == key.masters
     assert [one.kind for one in added.entries] == [OWN.kind, WORDS.kind, OTHER.kind]
     assert all(one.host and one.user for one in added.entries)
@@ -72,12 +76,12 @@ def test_every_secret_opens_its_own_entry_only(seen, tmp_path):
 def test_the_secret_of_a_removed_entry_does_not_open_it(seen):
     bucket = memory_bucket()
     made(bucket, seen)
-    key = store_key.add_entry(bucket, seen, OWN, WORDS, cost=CHEAP)
+    key = store_key.add_entry(bucket, seen, OWN, WORDS)
     with pytest.raises(ConfigurationError, match="its own entry"):
-        store_key.remove_entry(bucket, seen, WORDS, key.entry_id)
+        store_key.remove_entry(bucket, seen, WORDS, key.entries[-1].entry_id)
     with pytest.raises(ConfigurationError, match="no entry"):
         store_key.remove_entry(bucket, seen, OWN, "nobody")
-    store_key.remove_entry(bucket, seen, OWN, key.entry_id)
+    store_key.remove_entry(bucket, seen, OWN, key.entries[-1].entry_id)
     with pytest.raises(KeyUnavailable, match="removed"):
         store_key.open_with(bucket, seen, WORDS)
 
@@ -85,9 +89,9 @@ def test_the_secret_of_a_removed_entry_does_not_open_it(seen):
 def test_a_rotation_keeps_old_objects_and_shuts_others_out_of_new_ones(seen):
     bucket = memory_bucket()
     old = made(bucket, seen)
-    store_key.add_entry(bucket, seen, OWN, OTHER, cost=CHEAP)
+    store_key.add_entry(bucket, seen, OWN, OTHER)
     sealed = old.seal.seal("a", b"before")
-    new = store_key.rotate(bucket, seen, [OWN, WORDS], cost=CHEAP)
+    new = store_key.rotate(bucket, seen, [OWN, WORDS])
     assert new.seal.open("a", sealed) == b"before"
     with pytest.raises(RemoteObjectInvalid):
         old.seal.open("b", new.seal.seal("b", b"after"))
@@ -102,7 +106,7 @@ def test_machines_that_add_themselves_at_once_lose_nothing(bucket, seen, tmp_pat
     new = {Secret(EntryKind.FILE, os.urandom(32)): Seen(tmp_path / f"{n}.json") for n in range(4)}
 
     def add(one):
-        store_key.add_entry(bucket, new[one], code, one, cost=CHEAP)
+        store_key.add_entry(bucket, new[one], code, one)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, new))
@@ -128,14 +132,14 @@ class Forgetful(Bucket):
 def test_a_change_whose_answer_was_lost_is_made_once(seen, action):
     bucket = Forgetful(CopyingStore(), "forgetful", retries=quick())
     made(bucket, seen)
-    key = store_key.add_entry(bucket, seen, OWN, WORDS, cost=CHEAP)
+    key = store_key.add_entry(bucket, seen, OWN, WORDS)
     bucket.loses = True
     if action == "add":
-        store_key.add_entry(bucket, seen, OWN, OTHER, cost=CHEAP)
+        store_key.add_entry(bucket, seen, OWN, OTHER)
     elif action == "remove":
-        store_key.remove_entry(bucket, seen, OWN, key.entry_id)
+        store_key.remove_entry(bucket, seen, OWN, key.entries[-1].entry_id)
     else:
-        store_key.rotate(bucket, seen, [OWN, WORDS], cost=CHEAP)
+        store_key.rotate(bucket, seen, [OWN, WORDS])
     after = store_key.open_with(bucket, seen, OWN)
     assert after.public.generation == key.public.generation + 1
     assert len(after.entries) == {"add": 3, "remove": 1, "rotate": 2}[action]
@@ -146,7 +150,7 @@ def test_an_older_key_is_refused_by_machines_and_lines_that_know_the_newer(seen,
     bucket = memory_bucket()
     made(bucket, seen)
     old = bucket.get(store_key.NAME).data
-    line = store_key.add_entry(bucket, seen, OWN, WORDS, cost=CHEAP).line("s3://b")
+    line = store_key.add_entry(bucket, seen, OWN, WORDS).line("s3://b")
     bucket.overwrite(store_key.NAME, old)
     with pytest.raises(RemoteObjectInvalid, match="older copy of its key"):
         store_key.open_with(bucket, seen, OWN)
@@ -187,7 +191,7 @@ def test_a_lost_key_comes_back_from_a_machine_and_takes_no_others_place(bucket, 
     assert bucket.head(store_key.NAME) is None
     seen.key_path.write_bytes(data)
     assert store_key.restore(bucket, seen, OWN).masters == key.masters
-    store_key.add_entry(bucket, Seen(tmp_path / "b.json"), OWN, OTHER, cost=CHEAP)
+    store_key.add_entry(bucket, Seen(tmp_path / "b.json"), OWN, OTHER)
     with pytest.raises(ConfigurationError, match="has a key already"):
         store_key.restore(bucket, seen, OWN)
     assert len(store_key.open_with(bucket, seen, OTHER).entries) == 2
@@ -200,7 +204,7 @@ def test_a_rotation_disturbs_no_upload_that_runs(tmp_path):
         content = chunks(1)
         one.save("s1", *content)
         uploader = one.uploader()
-        store_key.rotate(bucket, two.seen, [OWN, WORDS], cost=CHEAP)
+        store_key.rotate(bucket, two.seen, [OWN, WORDS])
         uploader.upload(one.store, "s1", FACTS)
         # Whoever has the new key reads what was sealed with the old one.
         two.fetch("s1")
@@ -234,7 +238,7 @@ def test_a_deleted_session_is_noticed_and_its_next_upload_lists_it_again(tmp_pat
 def _sound():
     bucket = memory_bucket()
     master = os.urandom(32)
-    entry = store_key._wrap(master, OWN, b"s" * 16, CHEAP)
+    entry = store_key._wrap(master, OWN, b"s" * 16)
     public = store_key._Public(b"s" * 16, 1, [entry])
     bucket.create(store_key.NAME, store_key._encoded(public, [master]))
     return bucket.get(store_key.NAME).data

@@ -7,6 +7,5 @@
 - `only_copies`: the check whether a remote has the only copies of snapshots, made before it or its content is removed.
 - `remote_command`: the command `jupyter gpuckpt remote`.
 - `upload_command`: the commands `jupyter gpuckpt remote status` and `remote upload`.
-- `verify_command`: the command `jupyter gpuckpt remote verify`.
 - `prune_command`: the command `jupyter gpuckpt remote prune`.
 """

@@ -8,10 +8,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, GpuCkptError
 from ...wire.plurals import counted
 from ...wire.remote_records import (
     Capabilities,
+    Drill,
     Remote,
     RemoteAnswer,
     RemoteVerb,
@@ -29,7 +30,6 @@ from . import (
     only_copies,
     prune_command,
     upload_command,
-    verify_command,
 )
 from .key_command import ask
 
@@ -40,7 +40,8 @@ Credentials are never given here: they are found where the provider's own tools 
 """
 
 _KEY = "let other machines join, list and remove what opens a remote's key, put it back"
-_ANSWERS = {None: "unknown", True: "yes", False: "no"}
+_MAX_SNAPSHOTS = 100_000
+_ANSWERS = {True: "yes", False: "no"}
 
 
 def add_arguments(to: Parser) -> None:
@@ -85,7 +86,7 @@ def add_arguments(to: Parser) -> None:
     upload_command.add_upload_arguments(
         verb("upload", "upload snapshots now, and wait for the end")
     )
-    verify_command.add_arguments(
+    _add_verify_arguments(
         verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
     )
     prune_command.add_arguments(verb("prune", "remove the snapshots that no rule keeps"))
@@ -224,6 +225,46 @@ def _list(args: Namespace) -> int:
     return 0
 
 
+def _add_verify_arguments(to: ArgumentParser) -> None:
+    """Add the arguments of `remote verify`."""
+    to.add_argument("name", metavar="NAME", help="the remote's name")
+    to.add_argument(
+        "--sample",
+        metavar="N",
+        type=_count,
+        default=10,
+        help="fetch N chunks of each of N snapshots. Default: 10",
+    )
+
+
+def _verify(args: Namespace) -> int:
+    """Fetch a sample and compare it with its digests; return 1 if any of it is damaged."""
+    answer = ask(RemoteVerb.VERIFY, args.name, sample=args.sample)
+    found = answer.drill or Drill()
+    if args.json:
+        printing.say_json({"remote": args.name, "drill": found})
+    else:
+        _say_drill(found)
+    return exit_code(GpuCkptError) if found.damaged else 0
+
+
+def _say_drill(found: Drill) -> None:
+    for one in found.damaged:
+        where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
+        printing.warn(f"{where}: {one.name}: {one.why}")
+    printing.say(
+        f"{found.snapshots} of {counted(found.listed, 'snapshot')},"
+        f" {counted(found.chunks, 'chunk')} with {printing.size(found.chunk_bytes)}:"
+        f" {len(found.damaged) or 'nothing'} damaged."
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_SNAPSHOTS:
+        raise argparse.ArgumentTypeError(f"it has to be a number from 1 to {_MAX_SNAPSHOTS}")
+    return int(text)
+
+
 _VERBS: dict[str, Callable[[Namespace], int]] = {
     "create": _create,
     "add": _add,
@@ -238,7 +279,7 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "upload": upload_command.upload,
     "key": key_command.run,
     "erase": erase_command.run,
-    "verify": verify_command.run,
+    "verify": _verify,
     "prune": prune_command.run,
 }
 
@@ -267,8 +308,6 @@ def _rows(found: Capabilities) -> list[list[str]]:
         ["reports a missing object as missing", _ANSWERS[found.tells_missing]],
         ["deletes", _ANSWERS[found.deletes]],
         ["keeps old versions", _ANSWERS[found.versioned]],
-        ["forbids deletions for a while", _ANSWERS[found.object_lock]],
-        ["has rules that delete or move objects", _ANSWERS[found.life_cycle]],
         ["its clock is ahead by", f"{round(found.clock_ahead_seconds)} s"],
     ]
 

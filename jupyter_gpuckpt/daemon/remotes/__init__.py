@@ -3,8 +3,6 @@
 - `amending`: the changes of this machine's snapshots that must be sent to a remote.
 - `change_sender`: the sender of changes of this machine's snapshots to a remote.
 - `collecting`: the schedule of the remote collector.
-- `collector_messages`: the messages between the daemon and the process that removes what a remote does not need.
-- `collector_process`: the process that removes the objects of a remote that nothing there needs any more, at the lowest priority.
 - `erasing`: the work of `jupyter gpuckpt remote erase`.
 - `kernel_moves`: moves of suspended kernels.
 - `leases`: the leases of this daemon in all remotes.
@@ -13,10 +11,10 @@
 - `pauses`: the pauses between the attempts of one kind of work with a remote that fails.
 - `remote_copies`: the copies of this machine's own snapshots in remotes.
 - `remote_keys`: this machine's keys for remotes.
-- `sending`: the daemon's side of an upload.
+- `sending`: the daemon's side of the process that works with a remote.
 - `session_requests`: requests about the content of remotes.
 - `upload_queue`: the upload queue of one remote.
-- `upload_worker`: the process that uploads one snapshot, gives an upload up, or sends changes of snapshots to a remote.
+- `upload_worker`: the process that uploads a snapshot, gives an upload up, sends changes of snapshots, or collects.
 - `uploads`: background uploads of snapshots to remotes, one at a time per remote and the newest first.
 - `without_daemon`: the work of `jupyter gpuckpt remote`, done without a daemon.
 - `pruning`: the work of `jupyter gpuckpt remote prune`: the removal of snapshots of all machines from a remote, by rules that a user gives.

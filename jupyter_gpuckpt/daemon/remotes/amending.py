@@ -29,7 +29,6 @@ from ...remote.remote_list import state_folder
 from ...remote.remote_sessions import Sessions
 from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
-from . import remote_keys
 from .remote_keys import Opened
 
 if TYPE_CHECKING:
@@ -219,22 +218,15 @@ def amend(data_dir: Path, opened: Opened, changes: Sequence[Amendment]) -> Amend
 
     A remote session that cannot be read is logged and left as it is. A remote that only another machine may write to is not changed.
     """
-    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
+    if not opened.may_write:
         why = Kept("only another machine may write to this remote", waits=False)
         return Amended(
             {one.snapshot_id: one.sessions[0] for one in changes if not one.deletion},
             kept={one.snapshot_id: why for one in changes if one.deletion},
         )
-    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     state_dir = state_folder(data_dir, opened.remote.name)
-    found = opened.remote.capabilities
-    ahead = found.clock_ahead_seconds if found else 0.0
-    run = _Amending(sessions, this_machine(data_dir), state_dir, changes, ahead)
+    machine = opened.machine_id, socket.gethostname()
+    run = _Amending(opened.sessions, machine, state_dir, changes, opened.remote.clock_ahead_seconds)
     for place in range(max((len(one.sessions) for one in changes), default=0)):
         run.tell(place)
     return run.result()
-
-
-def this_machine(data_dir: Path) -> tuple[str, str]:
-    """Return the id and the host name by which remote sessions know this machine."""
-    return remote_keys.machine_id(data_dir), socket.gethostname()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ...errors import RemoteNotFound, StoreUnavailable
-from ...host import commands, own_programs
-from ...images.worker_messages import receive, send
+from ...errors import GpuCkptError, OperationCancelled, RemoteNotFound, record_of
 from ...remote.remote_list import Remotes, state_folder
 from ...wire import decoding
 from ...wire.plurals import counted
@@ -23,7 +19,7 @@ from ...wire.snapshot_records import RemoteCollection, RemoteUploads
 from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
-from .collector_messages import Task
+from .sending import Sending
 
 _FILE = "collected.json"
 _LOOK_SECONDS = 60.0
@@ -43,7 +39,7 @@ class RemoteCollecting:
         is_busy: Callable[[], bool],
     ) -> None:
         self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
-        self._process: subprocess.Popen[bytes] | None = None
+        self._sending: Sending | None = None
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
@@ -57,8 +53,8 @@ class RemoteCollecting:
     async def close(self) -> None:
         """Stop the schedule and a running collection; the next collection continues it."""
         self._is_over = True
-        if self._process is not None:
-            await asyncio.to_thread(commands.stop, self._process)
+        if self._sending is not None:
+            self._sending.stop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -91,45 +87,27 @@ class RemoteCollecting:
         return not 0 <= time.time() - last.looked_at < wait
 
     def _collect(self, remote: Remote) -> None:
-        done = self._asked(Task(str(self._data_dir), remote, self._interval))
-        if done is None:
+        now = time.time()
+        self._sending = Sending(self._data_dir, remote)
+        try:
+            if self._is_over:
+                return
+            done = self._sending.collect(self._interval)
+        except OperationCancelled:
             return
-        if done.error is not None:
-            _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
+        except GpuCkptError as error:
+            _log.warning("nothing was collected in remote %s: %s", remote.name, error)
+            done = RemoteCollection(now, error=record_of(error))
+        finally:
+            self._sending = None
         if done.at:
             _log.info(
                 "collected in remote %s: removed %s with %d bytes, condemned %d",
                 *(remote.name, counted(done.removed, "pack"), done.freed_bytes, done.condemned),
             )
-        last = self._last(remote.name)
-        if not done.at and last is not None:
+        elif last := self._last(remote.name):
             done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
         self._note(remote, done)
-
-    def _asked(self, task: Task) -> RemoteCollection | None:
-        """Run the collector in a separate process; return its result, or None if it was killed."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                try:
-                    # The process gets the whole environment, because it may contain credentials.
-                    self._process = own_programs.spawn(
-                        f"{__package__}.collector_process", stdin=theirs.fileno()
-                    )
-                except commands.CommandFailed as error:
-                    raise StoreUnavailable(
-                        f"The collector could not be started: {error}"
-                    ) from error
-            try:
-                if self._is_over:
-                    return None
-                send(ours, task)
-                return receive(ours, RemoteCollection)
-            except OSError:
-                return None
-            finally:
-                commands.stop(self._process)
-                self._process = None
 
     def _last(self, name: str) -> RemoteCollection | None:
         path = state_folder(self._data_dir, name) / _FILE

@@ -17,6 +17,7 @@ from ...errors import (
     SnapshotNotFound,
 )
 from ...remote import (
+    collector,
     epochs,
     index_objects,
     lease_objects,
@@ -25,13 +26,19 @@ from ...remote import (
     remote_sessions,
     store_key,
 )
-from ...remote import erasure as remote_erase
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.objects import ListedObject
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import RemoteSession, Sessions
+from ...remote.remote_sessions import RemoteSession
 from ...remote.retries import Retries
-from ...wire.remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToErase
+from ...wire.remote_records import (
+    ErasePlan,
+    Erasure,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    SessionToErase,
+)
 from . import remote_keys
 from .leases import LeaseFile
 
@@ -50,7 +57,7 @@ _AT_ONCE = 8
 _ROUNDS = 3
 
 
-def plan(call: RemoteCall, remote: Remote) -> ErasePlan:
+def plan(call: RemoteCall, remote: Remote) -> RemoteAnswer:
     """Return what would be erased: one remote session, or everything, for which no key is needed.
 
     Raises SnapshotNotFound for an unknown session, ConfigurationError for an ambiguous name.
@@ -59,37 +66,28 @@ def plan(call: RemoteCall, remote: Remote) -> ErasePlan:
     found = [*_ours(bucket)]
     unreadable, known = "", list[RemoteSession]()
     try:
-        known = _known(remote_keys.opened(Path(call.data_dir), remote))
+        sessions = remote_keys.opened(Path(call.data_dir), remote).sessions
+        known = [sessions.get(session_id) for session_id in sessions.ids()]
     except (KeyUnavailable, RemoteObjectInvalid, RemoteObjectMissing) as error:
         if call.session:
             raise
         unreadable = error.message
     wanted = [_one(call.session, known, remote.name)] if call.session else known
-    versioned = remote.capabilities.versioned if remote.capabilities else None
-    return ErasePlan(
-        [_shown(one) for one in wanted if one.listed or call.session],
-        len(found),
-        sum(one.size for one in found),
-        unreadable,
-        versioned,
-    )
+    versioned = remote.capabilities is not None and remote.capabilities.versioned
+    shown = [_shown(one) for one in wanted if one.listed or call.session]
+    size = sum(one.size for one in found)
+    return RemoteAnswer(plan=ErasePlan(shown, len(found), size, unreadable, versioned))
 
 
-def erase(call: RemoteCall, remotes: Remotes) -> Erasure:
+def erase(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
     """Erase one remote session by its id, or everything and the record of the remote. Raises what `Bucket` raises."""
-    return _session(call, remotes) if call.session else _everything(call, remotes)
+    return RemoteAnswer(erasure=(_session if call.session else _everything)(call, remotes))
 
 
 def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     data_dir, now = Path(call.data_dir), time.time()
     opened = remote_keys.opened(data_dir, remotes.get(call.name))
-    only = opened.key.public.only_machine
-    if only not in {"", remote_keys.machine_id(data_dir)}:
-        raise ConfigurationError(
-            f"Only the machine that made remote {call.name} may erase a session of it: its endpoint cannot compare and swap.",
-            hint="Erase it there. Everything can be erased here as well.",
-        )
-
+    opened.require_writable()
     going_on = LeaseFile(state_folder(data_dir, call.name)).going_on_in(call.session)
 
     def take(remote: Remote) -> Remote:
@@ -99,7 +97,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     remotes.change(call.name, take)
     with remote_keys.alone_with(data_dir, call.name):
         seal = opened.key.seal
-        return Erasure(*remote_erase.erase(opened.bucket, seal, opened.seen, call.session))
+        return collector.erase(opened.bucket, seal, opened.seen, call.session)
 
 
 def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
@@ -151,11 +149,6 @@ def _ours(bucket: Bucket) -> Iterator[ListedObject]:
 def _bucket(call: RemoteCall, remote: Remote) -> Bucket:
     lock_dir = Path(call.data_dir) / "remotes"
     return open_bucket(remote, retries=Retries.while_somebody_waits(), lock_dir=lock_dir)
-
-
-def _known(opened: remote_keys.Opened) -> list[RemoteSession]:
-    found = Sessions(opened.bucket, opened.key.seal, opened.seen)
-    return [found.get(session_id) for session_id in found.ids()]
 
 
 def _one(named: str, known: list[RemoteSession], remote: str) -> RemoteSession:

@@ -499,13 +499,10 @@ class LeasesAtRemote:
         if self._leases is None or self._sessions is None:
             retries = Retries.while_somebody_waits(self._daemon.is_over)
             opened = remote_keys.opened(self._daemon.data_dir, self.remote, retries)
-            only = opened.key.public.only_machine
-            self._may_write = only in {"", remote_keys.machine_id(self._daemon.data_dir)}
-            seal = opened.key.seal
-            self._sessions = Sessions(opened.bucket, seal, opened.seen)
+            self._may_write, self._sessions = opened.may_write, opened.sessions
             self._leases = Leases(
                 opened.bucket,
-                seal,
+                opened.key.seal,
                 self._sessions,
                 self._daemon.daemon_id,
                 host_name=self._daemon.host_name,

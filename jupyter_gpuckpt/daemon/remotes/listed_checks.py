@@ -14,30 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from ...errors import (
     FormatTooNew,
     GpuCkptError,
     RemoteObjectInvalid,
     RemoteObjectMissing,
 )
+from ...linux.disk_reserve import with_room
 from ...linux.file_locks import alone_at_once, eviction
 from ...remote.remote_list import state_folder
-from ...remote.remote_sessions import RemoteSession, Sessions
-from ...remote.retries import Retries
+from ...remote.remote_sessions import RemoteSession
 from ...store.faults import store_errors
-from ...wire import decoding
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
-from ..kernels.whole_files import write_file
 from ..repeating import repeat
 from . import remote_keys
 from .change_sender import correct_record
 from .leases import LeaseFile
 from .uploads import Uploads
 
-_FILE = "checked.json"
+#: The file whose time is that of the last check.
+_FILE = "checked"
 _LOOK_SECONDS = 60.0
 _EVERY_SECONDS = 86400.0
 
@@ -49,12 +46,6 @@ class Listed(NamedTuple):
 
     there: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
-
-
-class _Checked(msgspec.Struct, frozen=True):
-    """The record of the last check. `at`: seconds since the epoch."""
-
-    at: float = 0.0
 
 
 class ListedChecks:
@@ -113,18 +104,16 @@ class ListedChecks:
             return listed(self._data_dir, remote, infos) if infos else Listed()
 
     def _is_due(self, remote: Remote) -> bool:
-        try:
-            last = decoding.from_json(self._path(remote).read_bytes(), _Checked).at
-        except (OSError, msgspec.DecodeError):
-            last = 0.0
-        return not 0 <= time.time() - last < _EVERY_SECONDS
+        with suppress(OSError):
+            return not 0 <= time.time() - self._path(remote).stat().st_mtime < _EVERY_SECONDS
+        return True
 
     def _note(self, remote: Remote) -> None:
         """Record the attempt, so that a remote that cannot be reached is not tried at each look."""
         path = self._path(remote)
         with store_errors(path.parent):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_file(path, msgspec.json.encode(_Checked(time.time())))
+            with_room(path, path.touch)
 
     def _path(self, remote: Remote) -> Path:
         return state_folder(self._data_dir, remote.name) / _FILE
@@ -135,8 +124,7 @@ def listed(data_dir: Path, remote: Remote, infos: Sequence[SnapshotInfo]) -> Lis
 
     An unlisted snapshot does not count as gone if a session that may list it cannot be read.
     """
-    opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
-    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
+    sessions = remote_keys.opened(data_dir, remote).sessions
     leases = LeaseFile(state_folder(data_dir, remote.name))
     by_snapshot = {info.snapshot_id: leases.sessions_of(info) for info in infos}
     found, unclear = dict[str, RemoteSession](), set[str]()

@@ -11,11 +11,10 @@ import msgspec
 
 from ...errors import ConfigurationError, RemoteObjectMissing
 from ...remote import capabilities, lease_objects, unneeded
-from ...remote.collector import Packs, collect
+from ...remote.collector import Collector
 from ...remote.remote_sessions import RemoteSession, RemoteSnapshot, Sessions
-from ...remote.retries import Retries
 from ...remote.unneeded import Judged
-from ...wire.remote_records import Remote, RemoteCall, RemotePruning, RemoteVerdict
+from ...wire.remote_records import Remote, RemoteAnswer, RemoteCall, RemotePruning, RemoteVerdict
 from . import remote_keys
 
 _READERS = 8
@@ -24,21 +23,26 @@ _HEARTBEAT_SECONDS = 3600.0
 _CHANGED = "its session has changed meanwhile"
 
 
-def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
+def prune(call: RemoteCall, remote: Remote) -> RemoteAnswer:
     """Remove from a remote the snapshots that no rule keeps; return the verdicts. A dry run changes nothing.
 
     What earlier removals left there is collected first, so that an object that cannot be read prevents the removal of snapshots.
 
     Raises ConfigurationError if nothing can be removed from the remote, or if only another machine may write to it.
     """
-    data_dir, wanted = Path(call.data_dir), call.prune
-    opened = remote_keys.opened(data_dir, remote, Retries.while_somebody_waits())
+    wanted = call.prune
+    opened = remote_keys.opened(Path(call.data_dir), remote)
     bucket, seal, seen = opened.bucket, opened.key.seal, opened.seen
-    _require_useful(data_dir, opened)
-    sessions, packs, lost = Sessions(bucket, seal, seen), Packs(bucket, seal), _Lost()
+    if not bucket.deletes:
+        raise ConfigurationError(
+            f"Remote {remote.name} does not let this machine delete anything, so no snapshot can be removed there.",
+            hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",
+        )
+    opened.require_writable()
+    sessions, collector, lost = opened.sessions, Collector(bucket, seal, seen), _Lost()
     known = unneeded.all_of(sessions)
     if wanted.lost_machine:
-        lost = _lost(data_dir, opened, known, wanted.lost_machine)
+        lost = _lost(opened, known, wanted.lost_machine)
         if not wanted.dry_run:
             _release(sessions, known, lost)
             known = unneeded.all_of(sessions)
@@ -46,10 +50,14 @@ def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
     if not wanted.policy.removes_nothing:
         judged = list(map(lost.without, known))
         with ThreadPoolExecutor(_READERS, "manifests") as pool:
-            list(pool.map(packs.of, {one.manifest for each in judged for one in each.listed}))
-        verdicts = unneeded.judge(judged, wanted.policy, packs.of)
+            list(
+                pool.map(
+                    collector.packs_of, {one.manifest for each in judged for one in each.listed}
+                )
+            )
+        verdicts = unneeded.judge(judged, wanted.policy, collector.packs_of)
         if not wanted.dry_run:
-            collect(bucket, seal, seen, read_before=packs.read)
+            collector.collect()
             marked = unneeded.remove(sessions, verdicts, capabilities.time_there(bucket))
             verdicts = [
                 one
@@ -57,8 +65,9 @@ def prune(call: RemoteCall, remote: Remote) -> RemotePruning:
                 else one._replace(removed=False, reason=_CHANGED)
                 for one in verdicts
             ]
-        freed = unneeded.would_free(verdicts, packs.of)
-    return RemotePruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
+        freed = unneeded.would_free(verdicts, collector.packs_of)
+    found = RemotePruning(list(map(_shown, verdicts)), freed, sorted(lost.snapshots))
+    return RemoteAnswer(pruning=found)
 
 
 class _Lost(NamedTuple):
@@ -77,15 +86,13 @@ class _Lost(NamedTuple):
         return msgspec.structs.replace(one, relied_on_by=left)
 
 
-def _lost(
-    data_dir: Path, opened: remote_keys.Opened, sessions: list[RemoteSession], machine: str
-) -> _Lost:
+def _lost(opened: remote_keys.Opened, sessions: list[RemoteSession], machine: str) -> _Lost:
     """Return a lost machine, given by host name or id. Raises ConfigurationError if that is ambiguous, or if the machine seems alive."""
     name, known = opened.remote.name, dict[str, str]()
     for session in sessions:
         for one in session.listed:
             known |= one.relied_on_by
-    known.pop(remote_keys.machine_id(data_dir), None)
+    known.pop(opened.machine_id, None)
     of_name = sorted(one for one, host in known.items() if host == machine)
     machines = [machine] if machine in known else of_name
     if not machines:
@@ -136,21 +143,6 @@ def _release(sessions: Sessions, known: list[RemoteSession], lost: _Lost) -> Non
         if lost.without(session) != session:
             with suppress(RemoteObjectMissing):  # it was erased just now
                 sessions.change(session.facts.session_id, lost.without)
-
-
-def _require_useful(data_dir: Path, opened: remote_keys.Opened) -> None:
-    """Raise ConfigurationError for a remote from which this machine can remove nothing."""
-    remote = opened.remote
-    if not opened.bucket.deletes:
-        raise ConfigurationError(
-            f"Remote {remote.name} does not let this machine delete anything, so no snapshot can be removed there.",
-            hint=f"Give it the right to delete objects; then `jupyter gpuckpt remote test {remote.name}`.",
-        )
-    if opened.key.public.only_machine not in {"", remote_keys.machine_id(data_dir)}:
-        raise ConfigurationError(
-            f"Only the machine that made remote {remote.name} may write to it: its endpoint cannot compare and swap.",
-            hint="Run the command there.",
-        )
 
 
 def _shown(one: Judged) -> RemoteVerdict:

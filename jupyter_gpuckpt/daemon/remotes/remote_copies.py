@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import (
-    ConfigurationError,
     GpuCkptError,
     OperationCancelled,
     RemoteNotFound,
@@ -23,7 +22,7 @@ from ...errors import (
 )
 from ...remote.listed_facts import Amendment, Told, about, title_of, told
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import RemoteSnapshot, Sessions
+from ...remote.remote_sessions import RemoteSnapshot
 from ...remote.retries import Retries
 from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
@@ -44,11 +43,10 @@ def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> RemoteSnapshot:
 
 def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, RemoteSnapshot]:
     """Return the id of the remote session that lists a snapshot, and its entry there."""
-    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
     leases = LeaseFile(state_folder(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
         with suppress(RemoteObjectMissing):
-            for one in sessions.get(session_id).listed:
+            for one in opened.sessions.get(session_id).listed:
                 if one.snapshot_id == info.snapshot_id:
                     return session_id, one
     raise _not_listed(opened, info)
@@ -68,11 +66,7 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
 
     Raises SnapshotNotFound if the remote does not list it any more, ConfigurationError if this machine may not write there.
     """
-    only = opened.key.public.only_machine
-    if only not in {"", remote_keys.machine_id(data_dir)}:
-        raise ConfigurationError(
-            f"This machine may not write to remote {opened.remote.name}, so it cannot record there which snapshots it relies on."
-        )
+    opened.require_writable()
     session_id, _ = _find(data_dir, opened, info)
     file, name = SentChanges(state_folder(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)

@@ -17,13 +17,21 @@ from ...linux.file_locks import alone
 from ...remote import store_key
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.remote_list import Remotes, state_folder
+from ...remote.remote_sessions import Sessions
 from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...remote.store_key import Secret, StoreKey
 from ...store.faults import store_errors
 from ...wire import join_line
 from ...wire.join_line import JoinLine
-from ...wire.remote_records import EntryKind, EntryView, Remote, RemoteCall
+from ...wire.remote_records import (
+    EntryKind,
+    EntryView,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    RemoteVerb,
+)
 
 _NEW_SECRET_BYTES = 32
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 32, 4096
@@ -165,6 +173,25 @@ class Opened(NamedTuple):
     bucket: Bucket
     seen: Seen
     key: StoreKey
+    machine_id: str
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the remote's sessions."""
+        return Sessions(self.bucket, self.key.seal, self.seen)
+
+    @property
+    def may_write(self) -> bool:
+        """Return whether this machine may write: to an endpoint that cannot compare and swap only the machine that made the remote may."""
+        return self.key.public.only_machine in {"", self.machine_id}
+
+    def require_writable(self) -> None:
+        """Raise ConfigurationError if only another machine may write to the remote."""
+        if not self.may_write:
+            raise ConfigurationError(
+                f"Only the machine that made remote {self.remote.name} may write to it: its endpoint cannot compare and swap.",
+                hint="Do this on that machine.",
+            )
 
 
 def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Opened:
@@ -173,50 +200,35 @@ def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Op
     Raises ConfigurationError, KeyUnavailable, and what `Bucket` raises.
     """
     bucket, known, own = _own(data_dir, remote, retries)
-    return Opened(remote, bucket, known, store_key.open_with(bucket, known, own))
+    key = store_key.open_with(bucket, known, own)
+    return Opened(remote, bucket, known, key, machine_id(data_dir))
 
 
-def entries(call: RemoteCall, remote: Remote) -> list[EntryView]:
-    """Return the entries of a remote's key."""
-    return _views(opened(Path(call.data_dir), remote).key)
-
-
-def add_code(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
-    """Add a new code; return all entries and the line with it."""
-    return _added(call, remote, store_key.new_code())
-
-
-def add_password(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
-    """Add a password; return all entries and the line by which machines join with it."""
-    return _added(call, remote, store_key.password(call.secret.password if call.secret else ""))
-
-
-def _added(call: RemoteCall, remote: Remote, new: Secret) -> tuple[list[EntryView], str]:
-    bucket, known, own = _own(Path(call.data_dir), remote)
-    own_id = store_key.open_with(bucket, known, own).entry_id
-    key = store_key.add_entry(bucket, known, own, new)
-    code = new if new.kind is EntryKind.CODE else None
-    return _views(key._replace(entry_id=own_id)), key.line(remote.url, code).text()
-
-
-def remove_entry(call: RemoteCall, remote: Remote) -> list[EntryView]:
-    """Remove an entry; return the others."""
-    bucket, known, own = _own(Path(call.data_dir), remote)
-    return _views(store_key.remove_entry(bucket, known, own, call.entry))
-
-
-def rotate(call: RemoteCall, remote: Remote) -> tuple[list[EntryView], str]:
-    """Use a new key for later writes, opened by this machine and a new code only; return the entries and the line with the code."""
-    bucket, known, own = _own(Path(call.data_dir), remote)
-    code = store_key.new_code()
-    key = store_key.rotate(bucket, known, [own, code])
-    return _views(key), key.line(remote.url, code).text()
-
-
-def restore(call: RemoteCall, remote: Remote) -> list[EntryView]:
-    """Put this machine's copy of the key back into a remote that has none; return its entries."""
-    bucket, known, own = _own(Path(call.data_dir), remote)
-    return _views(store_key.restore(bucket, known, own))
+def answer(call: RemoteCall, remote: Remote) -> RemoteAnswer:
+    """Change or list the entries of a remote's key; return them, and the line by which machines join with a new secret."""
+    at = bucket, known, own = _own(Path(call.data_dir), remote)
+    new = code = None
+    if call.verb in {RemoteVerb.ADD_CODE, RemoteVerb.ROTATE_KEY}:
+        new = code = store_key.new_code()
+    elif call.verb is RemoteVerb.ADD_PASSWORD:
+        new = store_key.password(call.secret.password if call.secret else "")
+    if call.verb is RemoteVerb.REMOVE_ENTRY:
+        key = store_key.remove_entry(*at, call.entry)
+    elif call.verb is RemoteVerb.RESTORE_KEY:
+        key = store_key.restore(*at)
+    elif new is None:
+        key = store_key.open_with(*at)
+    elif call.verb is RemoteVerb.ROTATE_KEY:
+        key = store_key.rotate(bucket, known, [own, new])
+    else:
+        key = store_key.add_entry(*at, new)
+    views = [
+        EntryView(
+            one.entry_id, one.kind, one.host, one.user, one.added, one.entry_id == key.entry_id
+        )
+        for one in key.entries
+    ]
+    return RemoteAnswer(entries=views, line=key.line(remote.url, code).text() if new else "")
 
 
 def line_of(call: RemoteCall) -> JoinLine | None:
@@ -238,15 +250,6 @@ def _key_path(data_dir: Path, remote: Remote) -> Path:
 def _bucket(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Bucket:
     retries = retries or Retries.while_somebody_waits()
     return open_bucket(remote, retries=retries, lock_dir=data_dir / "remotes")
-
-
-def _views(key: StoreKey) -> list[EntryView]:
-    return [
-        EntryView(
-            one.entry_id, one.kind, one.host, one.user, one.added, one.entry_id == key.entry_id
-        )
-        for one in key.entries
-    ]
 
 
 def _new_secret(path: Path) -> Secret:

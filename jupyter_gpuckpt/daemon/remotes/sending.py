@@ -1,7 +1,8 @@
-"""The daemon's side of an upload. A separate process uploads, at the lowest priority; it asks the daemon what the open store knows.
+"""The daemon's side of the process that works with a remote at the lowest priority: it uploads, sends changes, and collects.
 
-The process reads packs by itself. It requests the locations of chunks, and chunks that were moved meanwhile. It ends when its socket
-is closed: when the upload is stopped, or when the daemon is killed. Its journal records what was sent (`remote/upload_progress.py`).
+An upload asks the daemon what the open store knows: the locations of chunks, and chunks that were moved meanwhile. The process reads packs
+by itself. It ends when its socket is closed: when the task is stopped, or when the daemon is killed. The journal of an upload records what
+was sent (`remote/upload_progress.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ...store import manifests
 from ...store.codecs import DIGEST_BYTES
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
-from ...wire.snapshot_records import Traffic
+from ...wire.snapshot_records import RemoteCollection, Traffic
 from .amending import Amended
 
 if TYPE_CHECKING:
@@ -74,6 +75,14 @@ class Amend(msgspec.Struct, frozen=True, tag=True):
     data_dir: str
     remote: Remote
     changes: list[Amendment]
+
+
+class Collect(msgspec.Struct, frozen=True, tag=True):
+    """A task to collect in the remote, unless any machine did so within `interval_seconds`."""
+
+    data_dir: str
+    remote: Remote
+    interval_seconds: float
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -136,28 +145,37 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The end of the task: an upload, giving one up, or sending changes."""
+    """The end of a task. `amended`, `collected`: its results."""
 
     count_bytes: int = 0
     packs: int = 0
     traffic: Traffic = Traffic()
     error: ErrorRecord | None = None
     amended: Amended = Amended()
+    collected: RemoteCollection = RemoteCollection()
     #: Whether the remote did not list the snapshot before the upload.
     is_new: bool = True
 
 
+AnyTask = Task | GiveUp | Amend | Collect
 #: A callback for progress: (bytes that the remote has received, total bytes).
 OnProgress = Callable[[int, int], None]
 #: A callback for the remote's current error; None when it works again.
 OnTrouble = Callable[[ErrorRecord | None], None]
 
 
+_Answers = Callable[[Locate | Read], Located | Chunk | Refused]
+
+
+def _nothing(asked: Locate | Read) -> Refused:
+    return Refused(record_of(TypeError(f"{type(asked).__name__} has no answer here")))
+
+
 class Sending:
-    """One upload of one snapshot. `run`, `give_up` or `amend` is called in one thread, the other methods in any."""
+    """One task of the process. `run`, `give_up`, `amend` or `collect` is called in one thread, the other methods in any."""
 
     def __init__(
-        self, data_dir: Path, remote: Remote, snapshot_id: str, *, is_urgent: bool = False
+        self, data_dir: Path, remote: Remote, snapshot_id: str = "", *, is_urgent: bool = False
     ) -> None:
         self._data_dir, self._remote, self._snapshot_id = data_dir, remote, snapshot_id
         self._is_urgent = is_urgent
@@ -203,12 +221,17 @@ class Sending:
     def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
         """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""
         task = GiveUp(str(self._data_dir), self._remote, self._snapshot_id)
-        self._done(task, _nothing, lambda done, total: None, trouble)
+        self._done(task, trouble=trouble)
 
     def amend(self, changes: list[Amendment], trouble: OnTrouble = lambda error: None) -> Amended:
         """Send changes of snapshots to the remote. Raises as `run` does."""
         task = Amend(str(self._data_dir), self._remote, changes)
-        return self._done(task, _nothing, lambda done, total: None, trouble).amended
+        return self._done(task, trouble=trouble).amended
+
+    def collect(self, interval_seconds: float) -> RemoteCollection:
+        """Remove what nothing in the remote needs, as `Collect` says. Raises as `run` does."""
+        task = Collect(str(self._data_dir), self._remote, interval_seconds)
+        return self._done(task).collected
 
     def hold(self, *, on: bool) -> None:
         """Pause the upload before it reads another chunk (`on`), or continue it. May block while the process reads no messages."""
@@ -232,7 +255,9 @@ class Sending:
                 # The process gets the whole environment, because it may contain credentials.
                 process = own_programs.spawn(f"{__package__}.upload_worker", stdin=theirs.fileno())
         except commands.CommandFailed as error:
-            raise StoreUnavailable(f"The upload could not be started: {error}") from error
+            raise StoreUnavailable(
+                f"The process for remote {self._remote.name} could not be started: {error}"
+            ) from error
         try:
             yield
         finally:
@@ -240,10 +265,10 @@ class Sending:
 
     def _done(
         self,
-        task: Task | GiveUp | Amend,
-        answer: _Answers,
-        progress: OnProgress,
-        trouble: OnTrouble,
+        task: AnyTask,
+        answer: _Answers = _nothing,
+        progress: OnProgress = lambda done, total: None,
+        trouble: OnTrouble = lambda error: None,
     ) -> Ended:
         ours, theirs = socket.socketpair()
         with ours, self._worker(theirs):
@@ -256,7 +281,7 @@ class Sending:
                 with self._lock:
                     self._connection = None
 
-    def _connect(self, ours: socket.socket, task: Task | GiveUp | Amend) -> None:
+    def _connect(self, ours: socket.socket, task: AnyTask) -> None:
         with self._lock:
             self._connection = ours
             if self._is_stopped:
@@ -298,17 +323,11 @@ class Sending:
 
     def _cut_off(self) -> GpuCkptError:
         if self._is_stopped:
-            return OperationCancelled("The upload was stopped.")
+            return OperationCancelled("The task was stopped.")
         return StoreUnavailable(
-            "The process that uploaded was ended.", hint="What was uploaded is kept."
+            f"The process for remote {self._remote.name} was killed.",
+            hint="What was uploaded is kept.",
         )
-
-
-_Answers = Callable[[Locate | Read], Located | Chunk | Refused]
-
-
-def _nothing(asked: Locate | Read) -> Refused:
-    return Refused(record_of(TypeError(f"{type(asked).__name__} has no answer here")))
 
 
 def answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused:

@@ -32,7 +32,7 @@ from ...errors import (
 )
 from ...remote import capabilities
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import RemoteSession, RemoteSnapshot, Sessions
+from ...remote.remote_sessions import RemoteSession, RemoteSnapshot
 from ...remote.retries import Retries
 from ...store import manifests
 from ...wire.manifest_records import Manifest, Sizes
@@ -338,7 +338,7 @@ def _whose_credentials() -> Iterator[None]:
 
 def _read(opened: Opened) -> Iterator[RemoteSession | GpuCkptError]:
     """Yield the remote sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
-    sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
+    sessions = opened.sessions
 
     def get(session_id: str) -> RemoteSession | GpuCkptError | None:
         try:
@@ -358,9 +358,8 @@ def _look_up(
     """Return the entry of this snapshot in a remote, with its remote session. Raises SnapshotNotFound."""
     found: Iterator[RemoteSession | GpuCkptError] = _read(opened)
     if session_id:
-        sessions = Sessions(opened.bucket, opened.key.seal, opened.seen)
         try:
-            found = iter([sessions.get(session_id)])
+            found = iter([opened.sessions.get(session_id)])
         except RemoteObjectMissing:
             found = iter([])
     unreadable = []

@@ -1,4 +1,4 @@
-"""The process that uploads one snapshot, gives an upload up, or sends changes of snapshots to a remote.
+"""The process that works with a remote: it uploads a snapshot, gives an upload up, sends changes of snapshots, or collects.
 
 It has the lowest priority unless this machine goes soon. `sending.py` starts it and defines the messages.
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,9 +27,11 @@ from ...errors import ObjectCorrupt, error_from, record_of
 from ...host import idle_priority
 from ...images.worker_messages import receive, send
 from ...linux.fresh_memory import Scratch
+from ...remote import collector, epochs
 from ...remote.remote_list import state_folder
 from ...remote.request_errors import of_the_whole_remote
 from ...remote.retries import Retries
+from ...remote.seen import Seen
 from ...remote.upload import Uploader
 from ...store import manifests, packs
 from ...store.codecs import decompress
@@ -35,12 +39,14 @@ from ...store.index.places import PLACE, Places
 from ...store.packs import RECORD_BYTES, Entry
 from ...wire.manifest_records import Manifest
 from ...wire.remote_records import Remote
-from ...wire.snapshot_records import Traffic
+from ...wire.snapshot_records import RemoteCollection, Traffic
 from . import amending, remote_keys
 from .remote_keys import Opened
 from .sending import (
     Amend,
+    AnyTask,
     Chunk,
+    Collect,
     Ended,
     GiveUp,
     Hold,
@@ -224,8 +230,8 @@ class Source:
 
 def main(connection: socket.socket) -> None:
     """Receive a task by `connection`, carry it out, and report its end."""
-    task = receive(connection, Task, GiveUp, Amend)
-    if not isinstance(task, Task | GiveUp | Amend):
+    task = receive(connection, Task, GiveUp, Amend, Collect)
+    if not isinstance(task, AnyTask):
         return
     if not _is_urgent(task):
         idle_priority.take()
@@ -239,12 +245,14 @@ def main(connection: socket.socket) -> None:
     daemon.tell(ended)
 
 
-def _is_urgent(task: Task | GiveUp | Amend) -> bool:
+def _is_urgent(task: AnyTask) -> bool:
     return isinstance(task, Task) and task.is_urgent
 
 
-def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
+def _done(daemon: _Daemon, task: AnyTask) -> Ended:
     data_dir = Path(task.data_dir)
+    if isinstance(task, Collect):
+        return Ended(collected=_collected(data_dir, task))
     # This waits for the worker of a killed daemon, which is about to end.
     with remote_keys.uploading(data_dir, task.remote):
         opened = _opened(daemon, data_dir, task.remote)
@@ -269,6 +277,25 @@ def _done(daemon: _Daemon, task: Task | GiveUp | Amend) -> Ended:
         return Ended(sent.count_bytes, sent.packs, traffic, is_new=uploaded.is_new)
 
 
+def _collected(data_dir: Path, task: Collect) -> RemoteCollection:
+    """Collect in a remote, without its lock: uploads go on meanwhile."""
+    remote, now = task.remote, time.time()
+    opened = remote_keys.opened(data_dir, remote)
+    if not opened.may_write:
+        return RemoteCollection(now)
+    epoch = opened.bucket.head(epochs.NAME)
+    there = now + remote.clock_ahead_seconds
+    if epoch is not None and there - epoch.modified.timestamp() < task.interval_seconds:
+        return RemoteCollection(now)
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder:
+        # A copy of what was seen: if the remote is removed meanwhile, its state must not be written again.
+        seen = Path(folder) / "seen.json"
+        with suppress(FileNotFoundError):
+            shutil.copyfile(state_folder(data_dir, remote.name) / seen.name, seen)
+        found = collector.collect(opened.bucket, opened.key.seal, Seen(seen))
+    return RemoteCollection(now, now, found.removed, found.freed_bytes, found.condemned)
+
+
 def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:
     retries = Retries(tell=lambda error: daemon.tell(Trouble(record_of(error) if error else None)))
     with of_the_whole_remote():
@@ -281,7 +308,7 @@ def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
         opened.key,
         opened.seen,
         state=state_folder(data_dir, opened.remote.name),
-        machine_id=remote_keys.machine_id(data_dir),
+        machine_id=opened.machine_id,
         upload_rate=upload_rate,
     )
 

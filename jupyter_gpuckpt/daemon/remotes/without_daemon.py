@@ -20,8 +20,6 @@ from ...remote.remote_list import Remotes
 from ...remote.retries import Retries
 from ...wire import decoding
 from ...wire.remote_records import (
-    Damage,
-    Drill,
     Remote,
     RemoteAnswer,
     RemoteCall,
@@ -34,31 +32,34 @@ from . import erasing, pruning, remote_keys
 def answer(call: RemoteCall) -> RemoteAnswer:
     """Run a command; return its result, or its error."""
     try:
-        return _VERBS[call.verb](call)
+        remotes = Remotes(Path(call.data_dir))
+        if work := _OF_LIST.get(call.verb):
+            return work(call, remotes)
+        return _OF_REMOTE.get(call.verb, remote_keys.answer)(call, remotes.get(call.name))
     except GpuCkptError as error:
         return RemoteAnswer(error=record_of(error))
 
 
-def _create(call: RemoteCall) -> RemoteAnswer:
-    remotes, tried = _new(call)
+def _create(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
+    tried = _new(call, remotes)
     created, line = remote_keys.create(Path(call.data_dir), tried)
     remotes.add(created)
     return RemoteAnswer([_view(created)], line=line)
 
 
-def _add(call: RemoteCall) -> RemoteAnswer:
-    remotes, tried = _new(call)
+def _add(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
+    tried = _new(call, remotes)
     password = call.secret.password if call.secret else ""
     added = remote_keys.join(Path(call.data_dir), tried, remote_keys.line_of(call), password)
     remotes.add(added)
     return RemoteAnswer([_view(added)])
 
 
-def _new(call: RemoteCall) -> tuple[Remotes, Remote]:
+def _new(call: RemoteCall, remotes: Remotes) -> Remote:
     """Test the endpoint of the remote to be added, and return it. Nothing is left of a former remote of its name."""
     if call.remote is None:
         raise ConfigurationError("The remote to add is missing.")
-    remotes, remote = _remotes(call), call.remote
+    remote = call.remote
     if not remote.url and (line := remote_keys.line_of(call)):
         remote = msgspec.structs.replace(remote, url=line.url)
     remotes.require_new(remote)
@@ -68,11 +69,10 @@ def _new(call: RemoteCall) -> tuple[Remotes, Remote]:
     with remote_keys.alone_with(data_dir, remote.name):
         # A process that had read a removed remote of this name may have written its state again.
         remote_keys.forget(data_dir, remote.name)
-    return remotes, tried
+    return tried
 
 
-def _test(call: RemoteCall) -> RemoteAnswer:
-    remotes = _remotes(call)
+def _test(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
     tried = _tried(remotes.get(call.name))
 
     def updated(remote: Remote) -> Remote:
@@ -84,12 +84,11 @@ def _test(call: RemoteCall) -> RemoteAnswer:
     return RemoteAnswer([_view(remotes.change(call.name, updated))])
 
 
-def _list(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer([_view(remote) for remote in _remotes(call).all()])
+def _list(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
+    return RemoteAnswer([_view(remote) for remote in remotes.all()])
 
 
-def _remove(call: RemoteCall) -> RemoteAnswer:
-    remotes = _remotes(call)
+def _remove(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
     gone = remotes.get(call.name)
     remotes.remove(call.name)
     data_dir = Path(call.data_dir)
@@ -99,99 +98,34 @@ def _remove(call: RemoteCall) -> RemoteAnswer:
     return RemoteAnswer([_view(gone)])
 
 
-def _plan_erase(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(plan=erasing.plan(call, _remotes(call).get(call.name)))
+def _verify(call: RemoteCall, remote: Remote) -> RemoteAnswer:
+    opened = remote_keys.opened(Path(call.data_dir), remote)
+    bucket, seal, chance = opened.bucket, opened.key.seal, random.SystemRandom()
+    return RemoteAnswer(drill=drill.drill(bucket, seal, opened.seen, call.sample, chance))
 
 
-def _erase(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(erasure=erasing.erase(call, _remotes(call)))
-
-
-def _verify(call: RemoteCall) -> RemoteAnswer:
-    remote = _remotes(call).get(call.name)
-    opened = remote_keys.opened(Path(call.data_dir), remote, Retries.while_somebody_waits())
-    chance = random.SystemRandom()
-    bucket, seal = opened.bucket, opened.key.seal
-    found = drill.drill(bucket, seal, opened.seen, call.sample, chance)
-    result = Drill(
-        found.listed,
-        found.snapshots,
-        found.chunks,
-        found.chunk_bytes,
-        [Damage(*one) for one in found.damaged],
-    )
-    return RemoteAnswer(drill=result)
-
-
-def _prune(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(pruning=pruning.prune(call, _remotes(call).get(call.name)))
-
-
-def _pause(call: RemoteCall) -> RemoteAnswer:
-    return _set_paused(call, paused=True)
-
-
-def _resume(call: RemoteCall) -> RemoteAnswer:
-    return _set_paused(call, paused=False)
-
-
-def _set_paused(call: RemoteCall, *, paused: bool) -> RemoteAnswer:
-    changed = _remotes(call).change(
-        call.name, lambda remote: msgspec.structs.replace(remote, paused=paused)
-    )
+def _set_paused(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
+    paused = call.verb is RemoteVerb.PAUSE
+    changed = remotes.change(call.name, lambda one: msgspec.structs.replace(one, paused=paused))
     return RemoteAnswer([_view(changed)])
 
 
-def _list_key(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(entries=remote_keys.entries(call, _remotes(call).get(call.name)))
-
-
-def _add_code(call: RemoteCall) -> RemoteAnswer:
-    entries, line = remote_keys.add_code(call, _remotes(call).get(call.name))
-    return RemoteAnswer(entries=entries, line=line)
-
-
-def _add_password(call: RemoteCall) -> RemoteAnswer:
-    entries, line = remote_keys.add_password(call, _remotes(call).get(call.name))
-    return RemoteAnswer(entries=entries, line=line)
-
-
-def _remove_entry(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(entries=remote_keys.remove_entry(call, _remotes(call).get(call.name)))
-
-
-def _rotate_key(call: RemoteCall) -> RemoteAnswer:
-    entries, line = remote_keys.rotate(call, _remotes(call).get(call.name))
-    return RemoteAnswer(entries=entries, line=line)
-
-
-def _restore_key(call: RemoteCall) -> RemoteAnswer:
-    return RemoteAnswer(entries=remote_keys.restore(call, _remotes(call).get(call.name)))
-
-
-_VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
+_OF_LIST: dict[RemoteVerb, Callable[[RemoteCall, Remotes], RemoteAnswer]] = {
     RemoteVerb.CREATE: _create,
     RemoteVerb.ADD: _add,
     RemoteVerb.TEST: _test,
     RemoteVerb.LIST: _list,
     RemoteVerb.REMOVE: _remove,
-    RemoteVerb.PAUSE: _pause,
-    RemoteVerb.RESUME: _resume,
-    RemoteVerb.LIST_KEY: _list_key,
-    RemoteVerb.ADD_CODE: _add_code,
-    RemoteVerb.ADD_PASSWORD: _add_password,
-    RemoteVerb.REMOVE_ENTRY: _remove_entry,
-    RemoteVerb.ROTATE_KEY: _rotate_key,
-    RemoteVerb.RESTORE_KEY: _restore_key,
-    RemoteVerb.PLAN_ERASE: _plan_erase,
-    RemoteVerb.ERASE: _erase,
-    RemoteVerb.VERIFY: _verify,
-    RemoteVerb.PRUNE: _prune,
+    RemoteVerb.PAUSE: _set_paused,
+    RemoteVerb.RESUME: _set_paused,
+    RemoteVerb.ERASE: erasing.erase,
 }
-
-
-def _remotes(call: RemoteCall) -> Remotes:
-    return Remotes(Path(call.data_dir))
+#: The commands about one remote in the list; those about its key are in `remote_keys`.
+_OF_REMOTE: dict[RemoteVerb, Callable[[RemoteCall, Remote], RemoteAnswer]] = {
+    RemoteVerb.PLAN_ERASE: erasing.plan,
+    RemoteVerb.VERIFY: _verify,
+    RemoteVerb.PRUNE: pruning.prune,
+}
 
 
 def _tried(remote: Remote) -> Remote:
