@@ -225,7 +225,7 @@ def _list(args: Namespace) -> int:
     return 0
 
 
-def _add_verify_arguments(to: ArgumentParser) -> None:
+def _add_verify_arguments(to: argparse.ArgumentParser) -> None:
     """Add the arguments of `remote verify`."""
     to.add_argument("name", metavar="NAME", help="the remote's name")
     to.add_argument(
