@@ -122,12 +122,11 @@ def spawn(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    umask: int = -1,
 ) -> subprocess.Popen[bytes]:
     """Start a program and return at once; the caller owns it: `wait` for it or `stop` it.
 
-    The program leads a session and a process group of its own (pgid = pid). `umask` -1 leaves the
-    caller's. Other arguments as in `run`; raises `CommandFailed` when it cannot be started.
+    The program leads a session and a process group of its own (pgid = pid).
+    Other arguments as in `run`; raises `CommandFailed` when it cannot be started.
     """
     program = os.fspath(argv[0])
     try:
@@ -139,7 +138,6 @@ def spawn(
             pass_fds=tuple(pass_fds),
             env=environment() if env is None else dict(env),
             cwd=cwd,
-            umask=umask,
             start_new_session=True,
         )
     except OSError as error:

@@ -61,12 +61,9 @@ def exists(pid: int) -> bool:
     return (PROC / str(pid)).exists()
 
 
-def alive(pid: int, start_ticks: int | None = None) -> bool:
-    """Return whether `pid` exists and is no zombie; with `start_ticks`, also whether it is the same process."""
-    stat = _stat(pid)
-    return (
-        stat is not None and stat[0] not in {"Z", "X", "x"} and start_ticks in {None, int(stat[19])}
-    )
+def alive(pid: int) -> bool:
+    """Return whether `pid` exists and is no zombie."""
+    return state(pid) not in {None, "Z", "X", "x"}
 
 
 def is_ending(pid: int) -> bool:

@@ -15,7 +15,6 @@ For some spawners there is a ready class, which has a name: `c.JupyterHub.spawne
 - `start_check`: the check at the hub's start that the configuration of the chosen spawner leaves enough time for suspends.
 - `systemd`: the spawner for servers that are transient services of systemd.
 - `turns`: turns for servers of one machine.
-- `pod_settings`: the settings of a pod in Kubernetes with which kernels can be saved and no suspend is cut short, as plain values.
 """
 
 from importlib import import_module

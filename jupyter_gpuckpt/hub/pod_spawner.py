@@ -1,6 +1,7 @@
 """The spawner for servers in pods of Kubernetes.
 
-Covers: the time that the end of a pod may take, and the settings without which no kernel can be saved in it (pod_settings.py).
+Covers: the time that the end of a pod may take, and the settings without which no kernel can be saved in it. deploy/kubernetes has
+files with the same settings for pods without a hub.
 Does not cover: the volume on which snapshots outlive the pod, and the seccomp filter's file on the nodes.
 """
 # kubespawner carries no types:
@@ -8,6 +9,7 @@ Does not cover: the volume on which snapshots outlive the pod, and the seccomp f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,9 +20,16 @@ from kubernetes_asyncio.client import V1EnvVar, V1Lifecycle
 from kubespawner import KubeSpawner
 from traitlets import Enum, default, observe
 
-from . import pod_settings
 from .pod_volumes import keep_snapshots
 from .spawner import GpuCkptSpawnerMixin
+
+#: The filter's file in the kubelet's folder of seccomp profiles, as deploy/kubernetes/node-filter.yaml writes it.
+SECCOMP_FILE = "gpuckpt-seccomp.json"
+#: Where the snapshots of the user of the image that deploy/build-image builds are.
+HOME = "/home/jovyan"
+#: The capabilities with which root can save kernels, even if parts of /proc are hidden.
+_CAPABILITIES = ["SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN"]
+
 
 #: The names of a pod's grace period in c.KubeSpawner.extra_pod_config: as in YAML, and as in the Python client.
 _GRACE = ("terminationGracePeriodSeconds", "termination_grace_period_seconds")
@@ -32,6 +41,38 @@ _ROOT, _HOME_OF_ROOT = 0, "/root"
 
 #: Set while KubeSpawner itself may stop a pod: True to stop it at once. It belongs to the task, because the hub may stop the pod meanwhile.
 _own_stop: ContextVar[bool | None] = ContextVar("_own_stop", default=None)
+
+
+def container_security(privileges: str) -> dict[str, Any]:
+    """Return the security context of a container."""
+    filters = {
+        # Some container runtimes refuse vmsplice, which CRIU needs, even to root with all capabilities.
+        "seccompProfile": {"type": "Localhost", "localhostProfile": SECCOMP_FILE},
+        # The runtimes' default profile refuses mounts.
+        "appArmorProfile": {"type": "Unconfined"},
+    }
+    if privileges == "capabilities":
+        return {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": True,  # Kubernetes requires it with SYS_ADMIN
+            "capabilities": {"add": list(_CAPABILITIES)},
+            **filters,
+        }
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "procMount": "Unmasked",
+        **filters,
+    }
+
+
+def pre_stop_hook(suspend_seconds: float, *, disk_survives: bool) -> dict[str, Any]:
+    """Return the preStop hook: it suspends the kernels while their server still runs, so that open pages show it.
+
+    `disk_survives`: the snapshots are on a volume, so uploads to a remote need not be awaited.
+    """
+    command = ["jupyter", "gpuckpt", "notice", f"--within={math.ceil(suspend_seconds)}s"]
+    return {"exec": {"command": [*command, *(["--disk-survives"] if disk_survives else [])]}}
 
 
 @contextmanager
@@ -51,7 +92,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
     """
 
     privileges = Enum(
-        pod_settings.PRIVILEGES,
+        ("user-namespace", "capabilities"),
         "user-namespace",
         help="""How pods get what kernels need, besides the seccomp filter of deploy/kubernetes/node-filter.yaml.
         "user-namespace": hostUsers is false and procMount is Unmasked, without any capability, for Kubernetes 1.33 and newer.
@@ -102,7 +143,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
                 "c.KubeSpawner.volumes and volume_mounts have no lasting volume at the directory of the snapshots, which is in %s unless"
                 " c.KubeSpawner.environment has HOME or JUPYTER_GPUCKPT_DATA_DIR: the snapshots of a user are removed with the pod,"
                 " unless a remote has them.",
-                pod_settings.HOME,
+                HOME,
             )
 
     async def get_pod_manifest(self) -> object:
@@ -127,9 +168,9 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         # Kubernetes gives root the home /root, and the image's user has another.
         moves_home = self.privileges == "capabilities" and user == _ROOT and "HOME" not in environ
         if moves_home and not keep_snapshots(volumes, mounts, environ, _HOME_OF_ROOT):
-            notebook.env = [*(notebook.env or ()), V1EnvVar(name="HOME", value=pod_settings.HOME)]
+            notebook.env = [*(notebook.env or ()), V1EnvVar(name="HOME", value=HOME)]
         survives = self._keeps_snapshots(volumes, mounts, environ, user)
-        stop = pod_settings.pre_stop(self.suspend_timeout, disk_survives=survives)
+        stop = pre_stop_hook(self.suspend_timeout, disk_survives=survives)
         hooks = notebook.lifecycle = notebook.lifecycle or V1Lifecycle()
         if isinstance(hooks, dict):  # from c.KubeSpawner.extra_container_config
             notebook.lifecycle = hooks if "pre_stop" in hooks else {"preStop": stop} | hooks
@@ -170,7 +211,7 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         explicit = set() if callable(configured) else set(configured)
         if self.uid is not None:
             explicit.add("runAsUser")
-        ours = pod_settings.security_context(self.privileges)
+        ours = container_security(self.privileges)
         # KubeSpawner always sets allowPrivilegeEscalation, to false by default.
         kept = own if callable(configured) else {name: own[name] for name in own.keys() & explicit}
         return own | ours | kept
@@ -183,9 +224,9 @@ class GpuCkptKubeSpawner(GpuCkptSpawnerMixin, KubeSpawner):  # type: ignore[misc
         user: object,
     ) -> bool:
         """Return whether the snapshots outlive a pod with these volumes, mounts and variables, whose servers are run by `user`."""
-        homes = [_HOME_OF_ROOT] if user == _ROOT else [pod_settings.HOME]
+        homes = [_HOME_OF_ROOT] if user == _ROOT else [HOME]
         if self.privileges == "capabilities":
-            homes.append(pod_settings.HOME)
+            homes.append(HOME)
         return any(keep_snapshots(volumes, mounts, environ, home) for home in homes)
 
     def _choose(self, name: str, seconds: int) -> int:

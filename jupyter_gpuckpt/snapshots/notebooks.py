@@ -60,18 +60,13 @@ def read(described: dict[str, Any]) -> tuple[Notebook | None, list[str]]:
         return None, []
     try:
         data, modified = _content(Path(root, path))
+        parts = _split(data)
+        if len(parts) > MAX_PARTS:
+            raise ValueError(f"it has more than {MAX_PARTS:,} cells and outputs")
     except FileNotFoundError:
         return None, []  # it was moved, or Jupyter keeps its notebooks elsewhere than in files
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         return None, [f"The snapshot does not contain the notebook {path}: {error}."]
-    try:
-        parts = _split(data)
-    except msgspec.DecodeError as error:
-        return None, [f"The snapshot does not contain the notebook {path}: {error}."]
-    if len(parts) > MAX_PARTS:
-        return None, [
-            f"The snapshot does not contain the notebook {path}: it has more than {MAX_PARTS:,} cells and outputs."
-        ]
     sources = [BytesSource(name, part) for name, part in parts]
     return Notebook(modified, sources), []
 

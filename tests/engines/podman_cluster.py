@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from jupyter_gpuckpt.hub import pod_settings
+from jupyter_gpuckpt.hub import pod_spawner
 from tests.conftest import wait_for
 from tests.engines import pod_runtime
 from tests.engines.podman_api import ROOT, PodmanApi
@@ -172,7 +172,7 @@ class Cluster:
         seccomp = self.folder / "seccomp"
         seccomp.mkdir(exist_ok=True)
         # As the node filter's DaemonSet writes it.
-        (seccomp / pod_settings.SECCOMP_FILE).write_bytes((profiles / "seccomp.json").read_bytes())
+        (seccomp / pod_spawner.SECCOMP_FILE).write_bytes((profiles / "seccomp.json").read_bytes())
         options = ["--network=none", f"--seccomp-profile-root={seccomp}"]
         if pod.manifest["spec"].get("hostUsers") is False:
             options.append(f"--userns={_OWN_USERS}")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from jupyter_gpuckpt.hub import pod_settings
+from jupyter_gpuckpt.hub import pod_spawner
 from tests.as_user import ROOT
 from tests.conftest import environment, missing, wait_for
 from tests.documented import block
@@ -97,7 +97,7 @@ def test_the_pods_of_the_filter_for_nodes_write_it(image, short_dir):
     try:
         image("kube", "play", "--network=none", str(path))
         (written,) = (short_dir / "kubelet").iterdir()
-        assert written.name == pod_settings.SECCOMP_FILE
+        assert written.name == pod_spawner.SECCOMP_FILE
         ours = ROOT / "jupyter_gpuckpt/profiles/seccomp.json"
         assert json.loads(written.read_text()) == json.loads(ours.read_text())
         state = "{{.State.Status}}"

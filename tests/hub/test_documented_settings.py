@@ -7,7 +7,7 @@ import yaml
 from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
-from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, pod_settings
+from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, pod_spawner
 from tests.documented import block, blocks
 
 HUB = "jupyterhub.md"
@@ -56,6 +56,6 @@ def test_any_spawner_can_be_named():
 
 def test_the_security_context_for_kubernetes_is_part_of_the_printed_one():
     context = yaml.safe_load(block("containers.md", "yaml", "securityContext"))["securityContext"]
-    printed = pod_settings.security_context("user-namespace")
+    printed = pod_spawner.container_security("user-namespace")
     assert context.items() <= printed.items()
     assert printed.keys() - context.keys() == {"allowPrivilegeEscalation", "capabilities"}

@@ -20,7 +20,7 @@ from traitlets.config import Config
 
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import doctor_remedies
-from jupyter_gpuckpt.hub import pod_settings
+from jupyter_gpuckpt.hub import pod_spawner
 from jupyter_gpuckpt.wire.hub_records import Waiting, WaitingKernel
 from tests.hub.chart import document, documents, merged, settings_of
 from tests.hub.refused_hubs import refusal_at_start
@@ -383,7 +383,7 @@ def test_values_for_the_chart_lead_to_the_pod_of_the_folder(caplog, privileges, 
 def test_the_filter_for_nodes_is_the_one_that_pods_name():
     config_map, daemon_set = documents("node-filter.yaml")
     ((name, text),) = config_map["data"].items()
-    assert name == pod_settings.SECCOMP_FILE == doctor_remedies.SECCOMP_FILE
+    assert name == pod_spawner.SECCOMP_FILE == doctor_remedies.SECCOMP_FILE
     ours = json.loads((ROOT / "jupyter_gpuckpt/profiles/seccomp.json").read_text())
     assert json.loads(text) == ours
     template = daemon_set["spec"]["template"]
@@ -403,9 +403,9 @@ def test_the_command_of_the_filter_for_nodes_copies_it(tmp_path):
         folder = tmp_path / mount["name"]
         folder.mkdir()
         script = script.replace(mount["mountPath"] + "/", f"{folder}/")
-    (tmp_path / "filter" / pod_settings.SECCOMP_FILE).write_text("{}")
+    (tmp_path / "filter" / pod_spawner.SECCOMP_FILE).write_text("{}")
     subprocess.run(["sh", "-c", script], check=True, timeout=60)
-    assert [path.name for path in (tmp_path / "kubelet").iterdir()] == [pod_settings.SECCOMP_FILE]
+    assert [path.name for path in (tmp_path / "kubelet").iterdir()] == [pod_spawner.SECCOMP_FILE]
 
 
 def test_user_of_the_check_at_start_is_enough_for_the_class():

@@ -34,7 +34,6 @@ def test_kernels_are_saved_first_and_suspended_when_twice_that_time_is_left(cloc
     timing.begin()
     clock[0] = 740.0
     timing.complete()
-    assert timing.is_complete
     clock[0] = 919.0
     assert done(timing, notice) == "saving"
     clock[0] = 920.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
 from datetime import UTC, datetime
 from http import HTTPStatus
 
@@ -16,15 +15,13 @@ import msgspec
 
 from ...wire.reclaim_records import Notice, NoticeKind
 from .endpoints import Answer, Endpoint, NoAnswerError
-from .polling import Source, polled
+from .polling import PolledSource, Source
 
-_SERVICE = "Amazon's instance metadata service"
 _HINT = (
     "In a container the service may be one hop too far: allow two by `aws ec2 modify-instance-metadata-options"
     " --http-put-response-hop-limit 2`."
 )
 _TOKEN_SECONDS = 21_600
-_SPOT_EVERY, _OTHERS_EVERY = 5.0, 30.0
 _LATEST = "/latest/meta-data"
 _ACTIONS = {"terminate": NoticeKind.RECLAIM, "stop": NoticeKind.STOP}
 #: Codes of scheduled events, and whether the disk can be read afterwards. The disk of a retired instance with an instance store is lost.
@@ -88,35 +85,22 @@ class Imds:
         self._token, self._renew_at = token, time.monotonic() + _TOKEN_SECONDS / 2
 
 
-class _AwsSource:
+class _AwsSource(PolledSource):
     """The common base of this module's sources."""
 
-    name = ""
-    _every = _OTHERS_EVERY
+    service, hint = "Amazon's instance metadata service", _HINT
+    every_seconds, is_quiet = 30.0, True
 
-    def __init__(self, imds: Imds, pace: float = 1.0) -> None:
-        self._imds, self._pace = imds, pace
-
-    def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
-        """Yield notices for ever."""
-        return polled(
-            self._look,
-            name=self.name,
-            service=_SERVICE,
-            every_seconds=self._every * self._pace,
-            known=known,
-            hint=_HINT,
-            is_quiet=self.name != AwsSpot.name,
-        )
-
-    async def _look(self) -> list[Notice]:
-        raise NotImplementedError
+    def __init__(self, imds: Imds, pace: float) -> None:
+        super().__init__(pace)
+        self._imds = imds
 
 
 class AwsSpot(_AwsSource):
     """The source of spot interruptions."""
 
-    name, _every = "aws-spot", _SPOT_EVERY
+    name = "aws-spot"
+    every_seconds, is_quiet = 5.0, False
 
     async def _look(self) -> list[Notice]:
         answer = await self._imds.ask(f"{_LATEST}/spot/instance-action")

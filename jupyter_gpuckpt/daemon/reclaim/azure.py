@@ -13,13 +13,11 @@ import msgspec
 
 from ...wire.reclaim_records import Notice, NoticeKind, now
 from .endpoints import Answer, Endpoint, NoAnswerError
-from .polling import Source, polled
+from .polling import PolledSource, Source
 
-_SERVICE = "Azure's instance metadata service"
 _HEADERS = {"Metadata": "true"}
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-_EVERY_SECONDS = 1.0
 #: The first request switches the service on for the machine, which may take two minutes.
 _FIRST_SECONDS, _NEXT_SECONDS = 130.0, 10.0
 #: The time until the machine goes if the service does not say it: that of a spot machine, which is the shortest.
@@ -44,13 +42,14 @@ class _Events(msgspec.Struct, frozen=True, rename="pascal"):
     events: list[_Event] = []
 
 
-class AzureEvents:
+class AzureEvents(PolledSource):
     """The source of scheduled events."""
 
-    name = "azure"
+    name, service = "azure", "Azure's instance metadata service"
 
-    def __init__(self, endpoint: Endpoint, pace: float = 1.0) -> None:
-        self._endpoint, self._pace = endpoint, pace
+    def __init__(self, endpoint: Endpoint, pace: float) -> None:
+        super().__init__(pace)
+        self._endpoint = endpoint
         self._own_name = ""
         self._is_on = False
         #: The deadlines of events that have begun, for which the service no longer gives the time.
@@ -60,13 +59,7 @@ class AzureEvents:
         """Yield notices for ever."""
         known = list(known)
         self._deadlines = {one.id: one.deadline for one in known if one.deadline is not None}
-        return polled(
-            self._look,
-            name=self.name,
-            service=_SERVICE,
-            every_seconds=_EVERY_SECONDS * self._pace,
-            known=known,
-        )
+        return super().notices(known)
 
     async def _look(self) -> list[Notice]:
         own_name = await self._name()

@@ -11,26 +11,26 @@ from urllib.parse import quote
 
 from ...wire.reclaim_records import Notice, NoticeKind, now
 from .endpoints import Answer, Endpoint, NoAnswerError
-from .polling import Source, polled
+from .polling import PolledSource, Source
 
-_SERVICE = "Google's metadata server"
 _HEADERS = {"Metadata-Flavor": "Google"}
 #: How long the server waits for a change, and how much longer the answer may take.
 _WAIT_SECONDS, _MORE_SECONDS = 60, 15.0
-#: The shortest interval between two requests, in case a server or proxy does not wait for a change.
-_MIN_INTERVAL_SECONDS = 1.0
 #: The time until the machine goes after each announcement. Preemption may be configured to leave two minutes; that is not announced.
 PREEMPTED_SECONDS, MAINTENANCE_SECONDS = 30.0, 60.0
 
 
-class _GcpValue:
+class _GcpValue(PolledSource):
     """The source that watches one value of the metadata server."""
 
-    name = ""
+    service = "Google's metadata server"
+    #: The shortest interval between two requests, in case a server or proxy does not wait for a change.
+    every_seconds = 1.0
     _path = ""
 
-    def __init__(self, endpoint: Endpoint, pace: float = 1.0) -> None:
-        self._endpoint, self._pace = endpoint, pace
+    def __init__(self, endpoint: Endpoint, pace: float) -> None:
+        super().__init__(pace)
+        self._endpoint = endpoint
         self._etag = ""
         self._deadline: float | None = None
 
@@ -40,14 +40,7 @@ class _GcpValue:
         # The server gives no time of the announcement, so its first reading counts, also by another process.
         deadlines = [one.deadline for one in known if one.id.startswith(f"{self.name}:")]
         self._deadline, self._etag = next(iter(deadlines), None), ""
-        return polled(
-            self._look,
-            name=self.name,
-            service=_SERVICE,
-            every_seconds=_MIN_INTERVAL_SECONDS * self._pace,
-            known=known,
-            is_quiet=self.name != GcpPreempted.name,
-        )
+        return super().notices(known)
 
     async def _look(self) -> list[Notice]:
         value = await self._value()
@@ -97,7 +90,7 @@ class GcpPreempted(_GcpValue):
 class GcpMaintenance(_GcpValue):
     """The source of host maintenance for which the machine will be stopped."""
 
-    name, _path = "gcp-maintenance", "maintenance-event"
+    name, _path, is_quiet = "gcp-maintenance", "maintenance-event", True
 
     def _notice_of(self, value: str) -> tuple[NoticeKind, float, bool] | None:
         if value != "TERMINATE_ON_HOST_MAINTENANCE":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -72,53 +72,58 @@ def _is_same(known: Notice, notice: Notice) -> bool:
     return near and msgspec.structs.replace(notice, deadline=known.deadline) == known
 
 
-async def polled(
-    look: Callable[[], Awaitable[list[Notice]]],
-    *,
-    name: str,
-    service: str,
-    every_seconds: float,
-    known: Iterable[Notice] = (),
-    hint: str = "",
-    is_quiet: bool = False,
-) -> AsyncGenerator[Notice]:
-    """Poll `look` for the notices that stand, at most every `every_seconds`; yield those that are new or changed.
+class PolledSource:
+    """A source that is polled for the notices that stand, at most every `every_seconds`; `pace` multiplies that.
 
-    `service`: its name in the log; `hint`: what may cause a time-out. A failure leaves all notices standing. It is logged once until
-    the next answer comes, and a pause follows. A service that throttles requests gets fewer of them. `is_quiet`: another source of
-    the same service logs failures.
+    `service`: its name in the log; `hint`: what may cause a time-out. `is_quiet`: another source of the same service logs failures.
     """
-    standing = Standing(notice for notice in known if notice.id.startswith(f"{name}:"))
-    level = logging.DEBUG if is_quiet else logging.WARNING
-    loop, failures, slower = asyncio.get_running_loop(), 0, 1.0
-    while True:
-        began = loop.time()
-        try:
-            found = await look()
-        except NoAnswerError as error:
-            if failures == 0:
-                why = f" {hint}" if hint and error.timed_out else ""
-                _log.log(
-                    level,
-                    "%s: %s. Notices that this machine goes cannot be seen until it answers.%s",
-                    service,
-                    error,
-                    why,
-                )
-            pause = _pause(failures, error.wait_seconds)
-            failures += 1
-            if error.throttled:
-                slower = min(slower * _SLOWER, _MAX_SLOWER)
-        else:
-            if failures:
-                _log.log(level, "%s answers again", service)
-            failures, slower = 0, max(slower * _FASTER, 1.0)
-            for notice in standing.changes(found):
-                yield notice
-            # A random part keeps the daemons of a machine, and of many machines, from polling at the same moment.
-            interval = every_seconds * slower * random.uniform(0.9, 1.1)  # noqa: S311
-            pause = began + interval - loop.time()
-        await asyncio.sleep(max(0.0, pause))
+
+    name = service = hint = ""
+    every_seconds = 1.0
+    is_quiet = False
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+
+    async def _look(self) -> list[Notice]:
+        """Return the notices that stand. Raises NoAnswerError."""
+        raise NotImplementedError
+
+    async def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
+        """Yield notices that are new or changed, for ever.
+
+        A failure leaves all notices standing. It is logged once until the next answer comes, and a pause follows. A service that
+        throttles requests gets fewer of them.
+        """
+        standing = Standing(notice for notice in known if notice.id.startswith(f"{self.name}:"))
+        level = logging.DEBUG if self.is_quiet else logging.WARNING
+        loop, failures, slower = asyncio.get_running_loop(), 0, 1.0
+        while True:
+            began = loop.time()
+            try:
+                found = await self._look()
+            except NoAnswerError as error:
+                if failures == 0:
+                    why = f" {self.hint}" if self.hint and error.timed_out else ""
+                    text = (
+                        "%s: %s. Notices that this machine goes cannot be seen until it answers.%s"
+                    )
+                    _log.log(level, text, self.service, error, why)
+                pause = _pause(failures, error.wait_seconds)
+                failures += 1
+                if error.throttled:
+                    slower = min(slower * _SLOWER, _MAX_SLOWER)
+            else:
+                if failures:
+                    _log.log(level, "%s answers again", self.service)
+                failures, slower = 0, max(slower * _FASTER, 1.0)
+                for notice in standing.changes(found):
+                    yield notice
+                # A random part keeps the daemons of a machine, and of many machines, from polling at the same moment.
+                random_part = random.uniform(0.9, 1.1)  # noqa: S311
+                interval = self.every_seconds * self._pace * slower * random_part
+                pause = began + interval - loop.time()
+            await asyncio.sleep(max(0.0, pause))
 
 
 def _pause(failures: int, wait_seconds: float) -> float:

@@ -41,11 +41,6 @@ class Timing:
         if self._began is not None and self._took is None:
             self._took = now() - self._began
 
-    @property
-    def is_complete(self) -> bool:
-        """Return whether all first saves are uploaded."""
-        return self._took is not None
-
     def applied(self, notice: Notice, need_seconds: float) -> Notice:
         """Return a notice with what is done for it now. `need_seconds`: the expected time of the suspends of all kernels."""
         left = notice.seconds_left

@@ -33,6 +33,7 @@ from ...remote import upload_progress
 from ...remote.listed_facts import Amendment, Told, title_of
 from ...remote.remote_list import Remotes, state_folder
 from ...store import manifests
+from ...store.stub_files import Stub
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import (
@@ -45,7 +46,6 @@ from ...wire.snapshot_records import (
 )
 from ..kernels.machine import Machine
 from ..snapshots.inventory import Inventory
-from ..snapshots.local_snapshots import LocalSnapshots
 from . import remote_keys
 from .amending import Amended, LocalState
 from .change_sender import ChangeSender
@@ -62,6 +62,35 @@ _log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, Told] = MappingProxyType({})
 _Result = TypeVar("_Result")
+
+
+class LocalSnapshots:
+    """A cache of the local store's snapshots. Used on the event loop's thread; `found` may be read in any."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._one_at_a_time = asyncio.Lock()
+        self.is_stale = True
+        #: Snapshots by id, newest first. The dictionary is never changed, only replaced.
+        self.found: dict[str, SnapshotInfo] = {}
+        #: Stubs by snapshot id: only a remote has their chunks. The dictionary is changed in place.
+        self.stubs: dict[str, Stub] = {}
+
+    async def refresh(self) -> None:
+        """Read the list of snapshots if it may have changed. Raises StoreError."""
+        async with self._one_at_a_time:
+            if not self.is_stale:
+                return
+            self.is_stale = False
+            try:
+                found = await asyncio.to_thread(self._machine.snapshots, None)
+                stubs = await asyncio.to_thread(self._machine.store.stubs.all)
+            except BaseException:
+                self.is_stale = True
+                raise
+            self.found = {info.snapshot_id: info for info in found}
+            self.stubs.clear()
+            self.stubs.update(stubs)
 
 
 class _Current(msgspec.Struct):

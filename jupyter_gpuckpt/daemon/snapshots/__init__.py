@@ -2,7 +2,6 @@
 
 - `inflow`: a bounded pipe that passes the body of a request from the event loop to a thread that reads it.
 - `inventory`: the snapshots of the store, and which of them kernels need.
-- `local_snapshots`: a cache of the local store's list of snapshots, read again only when it may have changed.
 - `removal`: removal of snapshots.
 - `transfers`: verifications, exports and imports of whole snapshots.
 - `user_deletions`: the record of users' deletions that must be sent to remotes.
