@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from traitlets import Bool, DefaultHandler, Float, Int, Unicode, default
+from traitlets import Bool, Float, Int, Unicode, default
 from traitlets.config import Configurable
 
 from ..wire import daemon_settings
@@ -11,12 +11,12 @@ from ..wire.daemon_settings import Settings
 from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
 
 
-def _of_environment(name: str) -> DefaultHandler:
+def _of_environment(name: str) -> object:
     """Return a default that the environment may set."""
     return default(name)(lambda _: getattr(daemon_settings.from_environment(), name))
 
 
-def _of_hub(name: str) -> DefaultHandler:
+def _of_hub(name: str) -> object:
     """Return a default that the hub's retention rules may set."""
     return default(name)(
         lambda self: daemon_settings.default_retention().get(

@@ -83,7 +83,7 @@ class Route(Generic[_Reply]):
 
     def __call__(self, *given: object, **named: object) -> Call[_Reply]:
         """Return a request with these ids, then the fields of its body, or the body itself, or query arguments."""
-        fields = list(given)
+        fields: list[Any] = list(given)
 
         def segment(match: re.Match[str]) -> str:
             return _segment(str(named.pop(match[1]) if match[1] in named else fields.pop(0)))

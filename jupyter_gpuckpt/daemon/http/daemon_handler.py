@@ -1,4 +1,4 @@
-"""The base of all handlers: the daemon that they serve, streams of events, and the log of errors."""
+"""The base of all handlers: the daemon that they serve, streams of events, and the log of errors; and calls that one method answers."""
 
 from __future__ import annotations
 
