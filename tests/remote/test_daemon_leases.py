@@ -335,8 +335,7 @@ def test_the_next_daemon_goes_on_with_its_predecessors_leases(two):
         await a.start()
         await until(lambda: held_by(a))
         before = a.lease_renewal
-        before._task.cancel()
-        await asyncio.wait({before._task})
+        await before._tasks.cancel()
         a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels, this_place(a.data_dir))
         a.lease_renewal = LeaseRenewal(a.leases, a.kernels, a.uploads.by_remote, before._on_lost)
         a.lease_renewal.start()

@@ -203,7 +203,7 @@ def test_without_a_remote_or_a_limit_nothing_goes(near):
         near_copy.start()
         near_copy.wake()
         await asyncio.sleep(0)
-        assert near_copy._task is None
+        assert not near_copy._tasks._running
         await near_copy.close()
         ask(RemoteVerb.REMOVE, m.data_dir, "share")
         assert await m.kept(1) == (True, [])

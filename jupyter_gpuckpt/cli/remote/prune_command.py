@@ -6,7 +6,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 
-from ...errors import ConfigurationError, OperationCancelled
+from ...errors import OperationCancelled
 from ...wire.plurals import counted
 from ...wire.remote_records import RemotePruneRequest, RemotePruning, RemoteVerb, RemoteVerdict
 from ...wire.retention_policy import RetentionPolicy
@@ -67,12 +67,7 @@ def run(args: Namespace) -> int:
 
 
 def _asked(args: Namespace, request: RemotePruneRequest) -> RemotePruning:
-    found = ask(RemoteVerb.PRUNE, args.name, prune=request).pruning
-    if found is None:
-        raise ConfigurationError(
-            f"The content of remote {args.name} is not known.", hint="Try again."
-        )
-    return found
+    return ask(RemoteVerb.PRUNE, args.name, prune=request).pruning or RemotePruning()
 
 
 def _say_done(args: Namespace, found: RemotePruning) -> None:

@@ -37,7 +37,6 @@ from ...wire.snapshot_records import RemoteCollection, Traffic
 from .amending import Amended
 
 if TYPE_CHECKING:
-    from ...remote.upload import Sent
     from ...store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -194,13 +193,11 @@ class Sending:
         session_id: str = "",
         tenure: Tenure | None = None,
         term: int = 0,
-    ) -> Sent:
+    ) -> Ended:
         """Upload the snapshot to remote session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
-        from ...remote.upload import Sent  # noqa: PLC0415 - slow to import, and only an upload needs it
-
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
         task = Task(
@@ -216,7 +213,7 @@ class Sending:
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: answer(store, asked), progress, trouble)
         self.told = told(manifest.info) if done.is_new else None
-        return Sent(done.count_bytes, done.packs, done.traffic)
+        return done
 
     def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
         """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""
