@@ -233,7 +233,8 @@ def test_a_session_that_is_taken_over_becomes_a_branch_where_it_was(two):
         opened = remote_keys.opened(a.data_dir, a.joined.remote)
         for snapshot_id in ("s1", "s2"):
             info = a.store.manifest(snapshot_id).info
-            assert remote_copies.find(a.data_dir, opened, info).snapshot_id == snapshot_id
+            _, found = remote_copies.find(a.data_dir, opened, info)
+            assert found.snapshot_id == snapshot_id
         # And goes on as such on yet another machine.
         a.suspend(kernel, "s2")
         await until(lambda: a.leased_to(a.goes_on_in) is None)

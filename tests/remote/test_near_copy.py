@@ -230,7 +230,7 @@ def test_what_the_remote_does_not_have_after_all_stays(near, tmp_path, how):
     async def test(m):
         folder = tmp_path / "share"
         opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
+        _, at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
         refs = {path.name for path in (folder / "packs").iterdir()}
         if how == "unlisted":
             mark_deleted(Sessions(opened.bucket, opened.key.seal, opened.seen), "k1", "s1", 9.0)

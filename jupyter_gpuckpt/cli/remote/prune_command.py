@@ -28,7 +28,7 @@ def add_arguments(to: ArgumentParser) -> None:
         "--lost-machine",
         metavar="HOST",
         default="",
-        help="declare that machine HOST (its name or id) never comes back: snapshots that only it needed may be removed",
+        help="declare machine HOST (its name or id) gone: snapshots that only it needed may be removed",
     )
 
 
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
             short = ", ".join(sorted(printing.short_ids(plan.lost).values()))
             if not printing.ask(
                 f"Machine {args.lost_machine} relies on {counted(len(plan.lost), 'snapshot')} in remote {args.name} ({short}),"
-                " which can then be lost for it. Does it never come back?"
+                " and may lose them. Is the machine gone for good?"
             ):
                 raise OperationCancelled("Nothing was deleted.")
         if doomed:

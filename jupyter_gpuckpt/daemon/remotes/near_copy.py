@@ -214,11 +214,11 @@ class NearCopy:
             if (opened := asked[name]) is None:
                 return False
             try:
-                remote_copies.find(self._data_dir, opened, info)
+                _, found = remote_copies.find(self._data_dir, opened, info)
             except SnapshotNotFound:
                 not_there.append((name, info.snapshot_id))
                 raise
-            remote_copies.require_whole(self._data_dir, opened, store, info)
+            remote_copies.require_whole(opened, found, store, info)
             remote_copies.rely_on(self._data_dir, opened, info, store.stubs.identity())
         except OperationCancelled:
             raise

@@ -42,14 +42,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Task(msgspec.Struct, frozen=True, tag=True):
+class _AtRemote(msgspec.Struct, frozen=True):
+    """The remote of a task, and the data directory that lists it."""
+
+    data_dir: str
+    remote: Remote
+
+
+class Task(_AtRemote, frozen=True, tag=True):
     """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
 
     `tenure`: the lease of its remote session, which is checked when the snapshot is listed there.
     """
 
-    data_dir: str
-    remote: Remote
     facts: Facts
     info: SnapshotInfo
     content: bytes
@@ -60,27 +65,21 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     term: int = 0
 
 
-class GiveUp(msgspec.Struct, frozen=True, tag=True):
+class GiveUp(_AtRemote, frozen=True, tag=True):
     """A task to give up an upload whose snapshot is gone."""
 
-    data_dir: str
-    remote: Remote
     snapshot_id: str
 
 
-class Amend(msgspec.Struct, frozen=True, tag=True):
+class Amend(_AtRemote, frozen=True, tag=True):
     """A task to send changes of snapshots that the remote has."""
 
-    data_dir: str
-    remote: Remote
     changes: list[Amendment]
 
 
-class Collect(msgspec.Struct, frozen=True, tag=True):
+class Collect(_AtRemote, frozen=True, tag=True):
     """A task to collect in the remote, unless any machine did so within `interval_seconds`."""
 
-    data_dir: str
-    remote: Remote
     interval_seconds: float
 
 
