@@ -1,14 +1,38 @@
-"""Work of the daemon that is done again and again, whether or not it succeeds."""
+"""Work of the daemon in the background: tasks, and work that is done again and again, whether or not it succeeds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn
 
 from ..errors import GpuCkptError
 from ..wire.deadlines import Deadline
+
+
+class Tasks:
+    """The running tasks of one part of the daemon. On the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def wait(self) -> None:
+        """Wait until all tasks have ended, whatever their results."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks, and wait until they have ended."""
+        for task in self._running:
+            task.cancel()
+        await self.wait()
 
 
 async def repeat(

@@ -164,18 +164,10 @@ class Bucket:
 
         def create() -> bool:
             try:
-                self._once(lambda: self._put(name, data, "create"), name)
-            except _Lost:
-                return self._is_ours(name, data)
+                return self._is_written(name, data, lambda: self._put(name, data, "create"))
             except RemoteObjectMissing as error:
                 # In a folder another machine may collect the file before it is on the disk. The next attempt writes it again.
                 raise request_errors.failed(self.name, name, "the file was deleted") from error
-            except StoreUnavailable:
-                # The write may have succeeded although its response was lost.
-                if self._is_ours(name, data):
-                    return True
-                raise
-            return True
 
         return self.retries.run(create)
 
@@ -187,22 +179,17 @@ class Bucket:
         """
         _require_header(name, data)
 
+        def put() -> None:
+            if not self._swaps and _version(self._head(name)) != old:
+                raise _Lost
+            self._put(name, data, dict(old) if self._swaps else "overwrite")
+
         def swap() -> bool:
             with alone(self._lock) if self._lock else nullcontext():
                 try:
-                    if self._swaps:
-                        self._once(lambda: self._put(name, data, dict(old)), name)
-                    elif _version(self._head(name)) == old:
-                        self._once(lambda: self._put(name, data, "overwrite"), name)
-                    else:
-                        raise _Lost
-                except (_Lost, RemoteObjectMissing):
+                    return self._is_written(name, data, put)
+                except RemoteObjectMissing:
                     return self._is_ours(name, data)
-                except StoreUnavailable:
-                    if self._is_ours(name, data):
-                        return True
-                    raise
-            return True
 
         return self.retries.run(swap)
 
@@ -274,6 +261,21 @@ class Bucket:
                 hint="The credentials may have expired; they are read again at the next attempt.",
                 details=error.details,
             ) from error
+
+    def _is_written(
+        self, name: str, data: bytes | bytearray | memoryview, put: Callable[[], object]
+    ) -> bool:
+        """Write an object by `put`; return whether it has this content now."""
+        try:
+            self._once(put, name)
+        except _Lost:
+            return self._is_ours(name, data)
+        except StoreUnavailable:
+            # The write may have succeeded although its response was lost.
+            if self._is_ours(name, data):
+                return True
+            raise
+        return True
 
     def _is_ours(self, name: str, data: bytes | bytearray | memoryview) -> bool:
         """Return whether the object has the header and the length of `data`."""

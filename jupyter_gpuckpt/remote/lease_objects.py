@@ -112,7 +112,8 @@ class Leases:
         for _ in range(_ATTEMPTS):
             began = self._now()
             self._number += 1
-            data = self._seal.seal_record(_name(self.daemon_id), self._heartbeat())
+            beat = Heartbeat(self.daemon_id, self._host_name, self._life_seconds, self._number)
+            data = self._seal.seal_record(_name(self.daemon_id), beat)
             if self._beaten is None:
                 written = self._bucket.create(_name(self.daemon_id), data)
             else:
@@ -255,9 +256,6 @@ class Leases:
         if heartbeat.daemon_id != daemon_id:
             raise invalid(name, "it is another daemon's")
         return heartbeat
-
-    def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.daemon_id, self._host_name, self._life_seconds, self._number)
 
 
 def held(session: RemoteSession, lease: Lease) -> SessionHeld:

@@ -110,25 +110,21 @@ def told(info: SnapshotInfo, relied_on_in: str = "", store: str = "") -> Told:
 
 
 def amended(one: Entry, change: Amendment, machine: tuple[str, str]) -> dict[str, object]:
-    """Return the fields of a snapshot's entry in a remote session after a change by `machine`, given by its id and host name."""
+    """Return the fields of a snapshot's entry in a remote session after a change by `machine`, given by its id and host name.
+
+    A change replaces only what it changes itself.
+    """
     others = {name: host for name, host in one.relied_on_by.items() if name != machine[0]}
+    # If it is not known what was sent before, only changes that protect the snapshot are sent.
+    before, now, facts = change.before or Told(), change.now, one.about
+    if change.about is not None:
+        facts = msgspec.structs.replace(
+            facts,
+            pinned=now.pinned if now.pinned != before.pinned else facts.pinned,
+            named=now.named if now.named != before.named else facts.named,
+        )
     return {
-        "title": change.now.title if change.renames else one.title,
-        "about": amended_facts(one.about, change),
-        "relied_on_by": others | dict([machine] if change.now.relied_on_in else []),
+        "title": now.title if change.renames else one.title,
+        "about": facts,
+        "relied_on_by": others | dict([machine] if now.relied_on_in else []),
     }
-
-
-def amended_facts(known: About, change: Amendment) -> About:
-    """Return the facts about a snapshot in a remote session after a change, which replaces only what it changes itself."""
-    before, now = change.before, change.now
-    if change.about is None:
-        return known
-    if before is None:
-        # What was sent before is not known, so only changes that protect the snapshot are sent.
-        before = Told()
-    return msgspec.structs.replace(
-        known,
-        pinned=now.pinned if now.pinned != before.pinned else known.pinned,
-        named=now.named if now.named != before.named else known.named,
-    )

@@ -56,11 +56,6 @@ def snapshot_of(name: str) -> str | None:
     return snapshot_id if folder == FOLDER and sound and ids.is_id(snapshot_id) else None
 
 
-def is_name(name: str, snapshot_id: str) -> bool:
-    """Return whether `name` is a possible name of a remote manifest of this snapshot."""
-    return snapshot_of(name) == snapshot_id
-
-
 def write(bucket: Bucket, seal: Seal, name: str, manifest: RemoteManifest) -> bytes:
     """Write a remote manifest; return the digest of the object."""
     data = seal.seal_record(name, manifest)
@@ -75,7 +70,7 @@ def read(bucket: Bucket, seal: Seal, name: str, digest: bytes = b"") -> RemoteMa
     if digest and digest_of(data) != digest:
         raise invalid(name, "it is not the object that its session lists")
     found = seal.open_record(name, data, RemoteManifest)
-    if not is_name(name, found.snapshot_id) or not all(map(_sound, found.packs)):
+    if snapshot_of(name) != found.snapshot_id or not all(map(_sound, found.packs)):
         raise invalid(name, "its snapshot or a pack in it is impossible")
     return found
 

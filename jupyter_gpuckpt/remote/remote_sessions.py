@@ -18,7 +18,6 @@ from ..wire import ids
 from ..wire.snapshot_order import MAX_ARRIVING_NUMBER, MAX_NUMBER
 from .listed_facts import About, Amendment, amended
 from .objects import Objects, Remembering, Sealing, Version
-from .remote_manifests import is_name as is_manifest_name
 from .remote_manifests import snapshot_of
 from .sealing import invalid
 
@@ -387,7 +386,7 @@ def _is_sound_snapshot(snapshot: RemoteSnapshot) -> bool:
     return (
         ids.is_id(snapshot.snapshot_id)
         and ids.is_id(snapshot.kernel_id)
-        and is_manifest_name(snapshot.manifest, snapshot.snapshot_id)
+        and snapshot_of(snapshot.manifest) == snapshot.snapshot_id
         and len(snapshot.digest) == DIGEST_BYTES
         and is_time(snapshot.created)
         and is_time(snapshot.deleted_at)

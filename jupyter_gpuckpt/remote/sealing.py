@@ -66,15 +66,10 @@ class Seal:
 
     def key_of(self, name: str, header: bytes) -> AESGCM:
         """Return the cipher of the object `name` that begins with `header`. Raises RemoteObjectInvalid, FormatTooNew."""
-        self._check(name, header)
-        return self._key(header)
+        return cipher(self.secret_of(name, header))
 
     def secret_of(self, name: str, header: bytes) -> bytes:
         """Return the bytes of that key, for another process. Raises RemoteObjectInvalid, FormatTooNew."""
-        self._check(name, header)
-        return self._secret(header)
-
-    def _check(self, name: str, header: bytes) -> None:
         if len(header) < HEADER_BYTES:
             raise invalid(name, "it is truncated")
         magic, version, number, _ = _HEADER.unpack_from(header)
@@ -87,6 +82,7 @@ class Seal:
             )
         if number >= len(self._masters):
             raise invalid(name, "it was sealed with a key that this store does not have")
+        return self._secret(header)
 
     def associated_data(self, name: str, header: bytes) -> bytes:
         """Return the associated data of the object `name`, which binds it to its header, store and name."""
@@ -195,5 +191,5 @@ def invalid(name: str, why: str) -> RemoteObjectInvalid:
     """Return the error for an object that must not be used."""
     return RemoteObjectInvalid(
         f"{name[:200]} in the remote is damaged or was altered: {why}.",
-        hint="It is not used. Somebody changed the remote, or the remote lost data.",
+        hint="It is not used. The remote lost data, or something else wrote to it.",
     )

@@ -28,7 +28,6 @@ from ..store.codecs import CodecError, digest_of_stored
 from ..store.index.places import Places
 from ..store.packs import Entry
 from ..wire.manifest_records import Manifest
-from ..wire.snapshot_records import Traffic
 from . import epochs, index_objects, remote_manifests, remote_packs
 from .buckets import Bucket
 from .epochs import CurrentEpoch
@@ -78,8 +77,6 @@ class Sent(NamedTuple):
 
     count_bytes: int = 0
     packs: int = 0
-    #: Of all requests; filled in by the caller that measures it.
-    traffic: Traffic = Traffic()
 
 
 class Uploaded(NamedTuple):

@@ -54,7 +54,7 @@ class Journal:
             entries = self._entries()
             if not entries or entries[0].store_id != store_id:
                 path.unlink(missing_ok=True)
-                self._append(_Entry(store_id=store_id))
+                self._add(_Entry(store_id=store_id))
                 return
             for entry in entries:
                 self.epoch = self.epoch or entry.epoch
@@ -88,16 +88,13 @@ class Journal:
 
     def _add(self, entry: _Entry) -> None:
         with store_errors(self._path.parent):
-            self._append(entry)
-
-    def _append(self, entry: _Entry) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
-            # The leading newline ends a line that a crash truncated.
-            file.write(b"\n" + msgspec.json.encode(entry) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
+                # The leading newline ends a line that a crash truncated.
+                file.write(b"\n" + msgspec.json.encode(entry) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def _entries(self) -> list[_Entry]:
         try:

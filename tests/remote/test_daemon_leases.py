@@ -233,7 +233,8 @@ def test_a_session_that_is_taken_over_becomes_a_branch_where_it_was(two):
         opened = remote_keys.opened(a.data_dir, a.joined.remote)
         for snapshot_id in ("s1", "s2"):
             info = a.store.manifest(snapshot_id).info
-            assert remote_copies.find(a.data_dir, opened, info).snapshot_id == snapshot_id
+            _, found = remote_copies.find(a.data_dir, opened, info)
+            assert found.snapshot_id == snapshot_id
         # And goes on as such on yet another machine.
         a.suspend(kernel, "s2")
         await until(lambda: a.leased_to(a.goes_on_in) is None)
@@ -335,8 +336,7 @@ def test_the_next_daemon_goes_on_with_its_predecessors_leases(two):
         await a.start()
         await until(lambda: held_by(a))
         before = a.lease_renewal
-        before._task.cancel()
-        await asyncio.wait({before._task})
+        await before._tasks.cancel()
         a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels, this_place(a.data_dir))
         a.lease_renewal = LeaseRenewal(a.leases, a.kernels, a.uploads.by_remote, before._on_lost)
         a.lease_renewal.start()

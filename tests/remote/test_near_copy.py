@@ -203,7 +203,7 @@ def test_without_a_remote_or_a_limit_nothing_goes(near):
         near_copy.start()
         near_copy.wake()
         await asyncio.sleep(0)
-        assert near_copy._task is None
+        assert not near_copy._tasks._running
         await near_copy.close()
         ask(RemoteVerb.REMOVE, m.data_dir, "share")
         assert await m.kept(1) == (True, [])
@@ -230,7 +230,7 @@ def test_what_the_remote_does_not_have_after_all_stays(near, tmp_path, how):
     async def test(m):
         folder = tmp_path / "share"
         opened = remote_keys.opened(m.data_dir, m.joined.remote)
-        at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
+        _, at_remote = remote_copies.find(m.data_dir, opened, m.store.manifest("s1").info)
         refs = {path.name for path in (folder / "packs").iterdir()}
         if how == "unlisted":
             mark_deleted(Sessions(opened.bucket, opened.key.seal, opened.seen), "k1", "s1", 9.0)

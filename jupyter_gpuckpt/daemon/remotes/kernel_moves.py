@@ -21,6 +21,7 @@ from ...wire.states import KernelState
 from ..kernels.kernels import Kernels, ManagedKernel
 from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
+from ..repeating import Tasks
 from .leases import DaemonLeases, LeaseFile
 from .uploads import Uploads
 
@@ -56,7 +57,7 @@ class _MoveSubject:
 
 
 class Moves:
-    """The moves that run. On the event loop's thread. `release_seconds`: how long the release of a session is waited for."""
+    """The moves that run. On the event loop's thread."""
 
     def __init__(
         self,
@@ -66,16 +67,13 @@ class Moves:
         streams: Streams,
         uploads: Uploads,
         leases: DaemonLeases,
-        *,
-        release_seconds: float = RELEASE_SECONDS,
     ) -> None:
         self._data_dir, self._kernels = data_dir, kernels
         self._operations, self._streams = operations, streams
         self._uploads, self._leases = uploads, leases
-        self._release_seconds = release_seconds
         #: The running moves and their remotes, by the kernel's id.
         self._running: dict[str, tuple[str, RunningOperation]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def move(self, kernel_id: str, request: MoveRequest) -> RunningOperation:
         """Start moving a suspended kernel to a remote, or return the operation that does so already.
@@ -98,19 +96,14 @@ class Moves:
         subject = _MoveSubject(kernel, self._streams)
         operation = self._operations.add(OperationKind.MOVE, subject)
         self._running[kernel_id] = remote.name, operation
-        task = asyncio.get_running_loop().create_task(
-            self._run(operation, kernel, remote, snapshot_id)
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._run(operation, kernel, remote, snapshot_id))
         return operation
 
     async def close(self) -> None:
         """Cancel the running moves. Their uploads continue with the next daemon."""
         for _, operation in self._running.values():
             operation.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     async def _run(
         self, operation: RunningOperation, kernel: ManagedKernel, remote: Remote, snapshot_id: str
@@ -161,7 +154,7 @@ class Moves:
         progress = operation.progress
         file = LeaseFile(state_folder(self._data_dir, remote.name))
         session_id = await asyncio.to_thread(file.session_to_go_on, kernel.kernel_id, snapshot_id)
-        deadline = time.monotonic() + self._release_seconds
+        deadline = time.monotonic() + RELEASE_SECONDS
         with progress.stage(Stage.RELEASE):
             while time.monotonic() < deadline:
                 _require_suspended(kernel)

@@ -57,6 +57,7 @@ from ..kernels.kernels import Kernels, ManagedKernel
 from ..kernels.machine import Machine
 from ..kernels.verbs import Verbs
 from ..kernels.whole_files import change_records
+from ..repeating import Tasks
 from . import remote_keys
 from .upload_queue import read_uploaded, record_path
 
@@ -766,17 +767,15 @@ class LeaseRenewal:
         self._on_lost = on_lost
         #: The needs that each remote was told last.
         self._told: dict[str, Needs] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start renewing leases, also for kernels that run already."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks.start(self._run())
 
     async def close(self) -> None:
         """Release the leases that are not needed; return soon even if a remote does not answer."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
         if self._leases.are_in_use:
             self._leases.reserved.clear()
             with suppress(TimeoutError, GpuCkptError):
@@ -848,7 +847,7 @@ class LostLeases:
     def __init__(self, data_dir: Path, kernels: Kernels, verbs: Verbs) -> None:
         self._data_dir, self._kernels, self._verbs = data_dir, kernels, verbs
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def note(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
         """Make a kernel whose session another machine has taken over a branch, in a new remote session, and tell the user. In any thread.
@@ -867,9 +866,7 @@ class LostLeases:
             return
         taken_over.note(self._kernels, kernel, error)
         if pauses(kernel.record) and kernel.state in ALIVE:
-            task = self._loop.create_task(self._pause(kernel, error))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._pause(kernel, error))
 
     async def _pause(self, kernel: ManagedKernel, error: ErrorRecord) -> None:
         try:

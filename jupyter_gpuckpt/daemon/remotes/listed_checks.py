@@ -27,7 +27,7 @@ from ...remote.remote_sessions import RemoteSession
 from ...store.faults import store_errors
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.remote_records import Remote
-from ..repeating import repeat
+from ..repeating import Tasks, repeat
 from . import remote_keys
 from .change_sender import correct_record
 from .leases import LeaseFile
@@ -53,19 +53,16 @@ class ListedChecks:
 
     def __init__(self, data_dir: Path, uploads: Uploads, is_busy: Callable[[], bool]) -> None:
         self._data_dir, self._uploads, self._is_busy = data_dir, uploads, is_busy
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start the schedule."""
-        self._task = asyncio.get_running_loop().create_task(
-            repeat(self.look, _LOOK_SECONDS, _log, "a check of what remotes list failed")
-        )
+        failure = "a check of what remotes list failed"
+        self._tasks.start(repeat(self.look, _LOOK_SECONDS, _log, failure))
 
     async def close(self) -> None:
         """Stop the schedule."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
 
     async def look(self) -> None:
         """Check each remote whose check is due, until a user waits for other work."""

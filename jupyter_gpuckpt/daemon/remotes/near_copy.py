@@ -34,6 +34,7 @@ from ...wire.manifest_records import SnapshotInfo
 from ...wire.plurals import counted
 from ...wire.snapshot_records import SnapshotChange, SnapshotChangeKind, UploadState
 from ..kernels.machine import Machine
+from ..repeating import Tasks
 from ..snapshots.inventory import Inventory, needed_ids
 from . import remote_copies, remote_keys
 from .change_sender import telling_lock
@@ -57,10 +58,6 @@ class _Candidate(NamedTuple):
     remotes: list[str]
 
 
-class _NotThere(Exception):  # noqa: N818 - an event
-    """The event that a remote no longer lists a snapshot."""
-
-
 class NearCopy:
     """A background task that enforces the limit `near_bytes` (0: none). `is_busy`: whether work runs for which a user waits."""
 
@@ -82,12 +79,12 @@ class NearCopy:
         self._woken = asyncio.Event()
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="near copy")
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start enforcing the limit, if there is one."""
         if self._near_bytes:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.start(self._run())
 
     def wake(self) -> None:
         """Check again soon, because snapshots or their uploads have changed."""
@@ -96,9 +93,7 @@ class NearCopy:
     async def close(self) -> None:
         """Stop enforcing the limit; the next daemon continues."""
         self._stop.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
@@ -179,15 +174,18 @@ class NearCopy:
         count = 0
         for one in wanted:
             for name in one.remotes:
-                try:
-                    if self._is_evicted(one.info, name, asked):
-                        count += 1
-                        break
-                except _NotThere:
-                    not_there.append((name, one.info.snapshot_id))
+                if self._is_evicted(one.info, name, asked, not_there):
+                    count += 1
+                    break
         return count
 
-    def _is_evicted(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
+    def _is_evicted(
+        self,
+        info: SnapshotInfo,
+        name: str,
+        asked: dict[str, Opened | None],
+        not_there: list[tuple[str, str]],
+    ) -> bool:
         """Make a stub of a snapshot, unless the remote is being removed or erased; return whether it is one now."""
         with (
             store_errors(self._data_dir),
@@ -195,19 +193,17 @@ class NearCopy:
             telling_lock(self._data_dir, name) as is_alone,
         ):
             if free and is_alone:
-                return self._is_stub_now(info, name, asked)
+                return self._is_stub_now(info, name, asked, not_there)
             self._is_blocked = True
             return False
 
-    def _require_listed(self, opened: Opened, info: SnapshotInfo) -> None:
-        """Raise _NotThere if a remote does not list a snapshot any more."""
-        try:
-            remote_copies.find(self._data_dir, opened, info)
-        except SnapshotNotFound as error:
-            _log.warning("snapshot %s stays on this disk: %s", info.snapshot_id, error)
-            raise _NotThere from error
-
-    def _is_stub_now(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
+    def _is_stub_now(
+        self,
+        info: SnapshotInfo,
+        name: str,
+        asked: dict[str, Opened | None],
+        not_there: list[tuple[str, str]],
+    ) -> bool:
         """Make a stub of a snapshot if this remote has it; return whether it is one now. `asked`: None for a remote that did not answer."""
         store = self._machine.store
         try:
@@ -217,8 +213,12 @@ class NearCopy:
                 asked[name] = remote_keys.opened(self._data_dir, remote, Retries(stop=self._stop))
             if (opened := asked[name]) is None:
                 return False
-            self._require_listed(opened, info)
-            remote_copies.require_whole(self._data_dir, opened, store, info)
+            try:
+                _, found = remote_copies.find(self._data_dir, opened, info)
+            except SnapshotNotFound:
+                not_there.append((name, info.snapshot_id))
+                raise
+            remote_copies.require_whole(opened, found, store, info)
             remote_copies.rely_on(self._data_dir, opened, info, store.stubs.identity())
         except OperationCancelled:
             raise

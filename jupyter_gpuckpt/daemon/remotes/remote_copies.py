@@ -36,13 +36,8 @@ if TYPE_CHECKING:
     from ...store.local import LocalStore
 
 
-def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> RemoteSnapshot:
-    """Return a snapshot's entry in the remote session of its kernel. Raises SnapshotNotFound, and what `Bucket` raises."""
-    return _find(data_dir, opened, info)[1]
-
-
-def _find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, RemoteSnapshot]:
-    """Return the id of the remote session that lists a snapshot, and its entry there."""
+def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, RemoteSnapshot]:
+    """Return the id of the remote session that lists a snapshot, and its entry. Raises SnapshotNotFound, and what `Bucket` raises."""
     leases = LeaseFile(state_folder(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
         with suppress(RemoteObjectMissing):
@@ -67,7 +62,7 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
     Raises SnapshotNotFound if the remote does not list it any more, ConfigurationError if this machine may not write there.
     """
     opened.require_writable()
-    session_id, _ = _find(data_dir, opened, info)
+    session_id, _ = find(data_dir, opened, info)
     file, name = SentChanges(state_folder(data_dir, opened.remote.name)), info.snapshot_id
     before = file.all().get(name)
     # It is recorded here first: if this daemon is killed, the next one can withdraw it in the remote.
@@ -83,12 +78,13 @@ def rely_on(data_dir: Path, opened: Opened, info: SnapshotInfo, store: str) -> N
     file.note({name: change.now})
 
 
-def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:
-    """Check that a remote has all of a snapshot. Raises the error that would make a fetch fail, as far as it can be foreseen."""
+def require_whole(
+    opened: Opened, found: RemoteSnapshot, store: LocalStore, info: SnapshotInfo
+) -> None:
+    """Check that a remote has all of a snapshot, which it lists as `found`. Raises the error of a fetch, as far as it can be foreseen."""
     from .. import late_modules  # noqa: PLC0415 - late: see there
 
     manifest = store.manifest(info.snapshot_id)
-    found = find(data_dir, opened, info)
     late_modules.fetch.require_whole(opened.bucket, opened.key.seal, found, manifest)
 
 
@@ -99,7 +95,7 @@ def repair(
     from .. import late_modules  # noqa: PLC0415 - late: see there
 
     opened = remote_keys.opened(data_dir, Remotes(data_dir).get(remote), Retries(stop=stop))
-    found = find(data_dir, opened, info)
+    _, found = find(data_dir, opened, info)
     late_modules.fetch.repair(opened.bucket, opened.key.seal, found, store)
 
 
@@ -154,7 +150,7 @@ def _look(
     remotes = Remotes(data_dir)
     try:
         opened = remote_keys.opened(data_dir, remotes.get(stub.remote), retries)
-        return opened, find(data_dir, opened, info)
+        return opened, find(data_dir, opened, info)[1]
     except (RemoteNotFound, SnapshotNotFound) as error:
         # The remote may have been added again under another name, and another remote under this name.
         for remote in remotes.all():
@@ -162,7 +158,7 @@ def _look(
                 continue
             with suppress(StoreError):
                 opened = remote_keys.opened(data_dir, remote, retries)
-                return opened, find(data_dir, opened, info)
+                return opened, find(data_dir, opened, info)[1]
         if not stub.remote:
             raise RemoteNotFound(
                 f"It is not known which remote has snapshot {info.snapshot_id}, because its file `{info.snapshot_id}.stub` is damaged;"

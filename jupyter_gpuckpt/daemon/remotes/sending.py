@@ -37,20 +37,24 @@ from ...wire.snapshot_records import RemoteCollection, Traffic
 from .amending import Amended
 
 if TYPE_CHECKING:
-    from ...remote.upload import Sent
     from ...store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
 
-class Task(msgspec.Struct, frozen=True, tag=True):
+class _AtRemote(msgspec.Struct, frozen=True):
+    """The remote of a task, and the data directory that lists it."""
+
+    data_dir: str
+    remote: Remote
+
+
+class Task(_AtRemote, frozen=True, tag=True):
     """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
 
     `tenure`: the lease of its remote session, which is checked when the snapshot is listed there.
     """
 
-    data_dir: str
-    remote: Remote
     facts: Facts
     info: SnapshotInfo
     content: bytes
@@ -61,27 +65,21 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     term: int = 0
 
 
-class GiveUp(msgspec.Struct, frozen=True, tag=True):
+class GiveUp(_AtRemote, frozen=True, tag=True):
     """A task to give up an upload whose snapshot is gone."""
 
-    data_dir: str
-    remote: Remote
     snapshot_id: str
 
 
-class Amend(msgspec.Struct, frozen=True, tag=True):
+class Amend(_AtRemote, frozen=True, tag=True):
     """A task to send changes of snapshots that the remote has."""
 
-    data_dir: str
-    remote: Remote
     changes: list[Amendment]
 
 
-class Collect(msgspec.Struct, frozen=True, tag=True):
+class Collect(_AtRemote, frozen=True, tag=True):
     """A task to collect in the remote, unless any machine did so within `interval_seconds`."""
 
-    data_dir: str
-    remote: Remote
     interval_seconds: float
 
 
@@ -194,13 +192,11 @@ class Sending:
         session_id: str = "",
         tenure: Tenure | None = None,
         term: int = 0,
-    ) -> Sent:
+    ) -> Ended:
         """Upload the snapshot to remote session `session_id`, by default that of `facts_of`. `tenure` and `term`: as in `Task`.
 
         Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
-        from ...remote.upload import Sent  # noqa: PLC0415 - slow to import, and only an upload needs it
-
         manifest = store.manifest(self._snapshot_id)
         facts = facts_of(manifest.info, manifest.launch.jupyter)
         task = Task(
@@ -216,7 +212,7 @@ class Sending:
         with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
             done = self._done(task, lambda asked: answer(store, asked), progress, trouble)
         self.told = told(manifest.info) if done.is_new else None
-        return Sent(done.count_bytes, done.packs, done.traffic)
+        return done
 
     def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
         """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -50,6 +50,7 @@ from ...wire.remote_records import Remote
 from ..kernels.machine import Machine
 from ..kernels.operations import Operations, RunningOperation
 from ..kernels.streams import Streams
+from ..repeating import Tasks
 from . import remote_keys
 from .leases import DaemonLeases, LeaseFile
 from .remote_keys import Opened
@@ -115,7 +116,7 @@ class RemoteSessions:
         self._is_over = threading.Event()
         #: The running fetches, by the snapshot's id.
         self._running: dict[str, RunningOperation] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def remotes(self) -> list[RemoteState]:
         """List the remotes as they were when they were last tried; none is asked."""
@@ -174,9 +175,7 @@ class RemoteSessions:
         subject = _FetchSubject(found.snapshot.kernel_id, self._streams, stop)
         operation = self._operations.add(OperationKind.FETCH, subject)
         self._running[snapshot_id] = operation
-        task = asyncio.get_running_loop().create_task(self._run(operation, found))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._run(operation, found))
         return operation
 
     async def close(self) -> None:
@@ -184,8 +183,7 @@ class RemoteSessions:
         self._is_over.set()
         for operation in self._running.values():
             operation.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
         for threads in self._fetching.values():
             await asyncio.to_thread(threads.shutdown)
         for threads in self._asking.values():
@@ -252,7 +250,8 @@ class RemoteSessions:
                 )
         except OperationCancelled:
             # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
-            self._sweep()
+            with suppress(StoreError):
+                store.sweep()
             raise
         sizes = Sizes(info.sizes.raw_bytes, info.sizes.stored_bytes, moved, info.sizes.gpu_bytes)
         return Result(
@@ -262,12 +261,6 @@ class RemoteSessions:
             seconds_by_stage=dict(progress.seconds_by_stage),
             warnings=[*found.estimate.obstacles, *found.estimate.warnings],
         )
-
-    def _sweep(self) -> None:
-        try:
-            self._machine.store.sweep()
-        except StoreError as error:
-            _log.warning("Packs of a fetch that was cancelled are still there: %s", error)
 
     def _open(self, remote: Remote, stop: threading.Event | None = None) -> Opened:
         retries = Retries.while_somebody_waits(stop or self._is_over)

@@ -38,10 +38,8 @@ from ...store.codecs import decompress
 from ...store.index.places import PLACE, Places
 from ...store.packs import RECORD_BYTES, Entry
 from ...wire.manifest_records import Manifest
-from ...wire.remote_records import Remote
 from ...wire.snapshot_records import RemoteCollection, Traffic
 from . import amending, remote_keys
-from .remote_keys import Opened
 from .sending import (
     Amend,
     AnyTask,
@@ -255,11 +253,21 @@ def _done(daemon: _Daemon, task: AnyTask) -> Ended:
         return Ended(collected=_collected(data_dir, task))
     # This waits for the worker of a killed daemon, which is about to end.
     with remote_keys.uploading(data_dir, task.remote):
-        opened = _opened(daemon, data_dir, task.remote)
+        retries = Retries(
+            tell=lambda error: daemon.tell(Trouble(record_of(error) if error else None))
+        )
+        with of_the_whole_remote():
+            opened = remote_keys.opened(data_dir, task.remote, retries)
         if isinstance(task, Amend):
             return Ended(amended=amending.amend(data_dir, opened, task.changes))
-        rate = 0 if _is_urgent(task) else opened.remote.upload_rate
-        uploader = _uploader(opened, data_dir, rate)
+        uploader = Uploader(
+            opened.bucket,
+            opened.key,
+            opened.seen,
+            state=state_folder(data_dir, opened.remote.name),
+            machine_id=opened.machine_id,
+            upload_rate=0 if _is_urgent(task) else opened.remote.upload_rate,
+        )
         if isinstance(task, GiveUp):
             uploader.give_up(task.snapshot_id)
             return Ended()
@@ -294,23 +302,6 @@ def _collected(data_dir: Path, task: Collect) -> RemoteCollection:
             shutil.copyfile(state_folder(data_dir, remote.name) / seen.name, seen)
         found = collector.collect(opened.bucket, opened.key.seal, Seen(seen))
     return RemoteCollection(now, now, found.removed, found.freed_bytes, found.condemned)
-
-
-def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:
-    retries = Retries(tell=lambda error: daemon.tell(Trouble(record_of(error) if error else None)))
-    with of_the_whole_remote():
-        return remote_keys.opened(data_dir, remote, retries)
-
-
-def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
-    return Uploader(
-        opened.bucket,
-        opened.key,
-        opened.seen,
-        state=state_folder(data_dir, opened.remote.name),
-        machine_id=opened.machine_id,
-        upload_rate=upload_rate,
-    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from ...wire.snapshot_records import (
     UploadState,
 )
 from ..kernels.machine import Machine
+from ..repeating import Tasks
 from ..snapshots.inventory import Inventory
 from . import remote_keys
 from .amending import Amended, LocalState
@@ -124,8 +125,7 @@ class RemoteUploader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
         # This thread may wait for the end of the running upload.
         self._records = ThreadPoolExecutor(1, thread_name_prefix="record")
-        self._task: asyncio.Task[None] | None = None
-        self._notes: set[asyncio.Task[None]] = set()
+        self._tasks, self._notes = Tasks(), Tasks()
         self._changes = ChangeSender(uploads.data_dir, queue.remote.name)
         #: The snapshots of suspended kernels at the last look.
         self._needed: Collection[str] = ()
@@ -144,17 +144,14 @@ class RemoteUploader:
 
     def start(self) -> None:
         """Start with the uploads that earlier daemons left."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks.start(self._run())
 
     async def close(self) -> None:
         """Stop; another uploader, or the next daemon, continues."""
-        if self._task is not None:
-            self._task.cancel()
-            if self._current is not None:
-                self._current.sending.stop()
-            await asyncio.wait({self._task})
-        if self._notes:
-            await asyncio.wait(self._notes)
+        if self._current is not None:
+            self._current.sending.stop()
+        await self._tasks.cancel()
+        await self._notes.wait()
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._records.shutdown)
 
@@ -234,9 +231,7 @@ class RemoteUploader:
             except (GpuCkptError, OSError) as error:
                 _log.warning("remote %s will be asked what it has: %s", self.remote.name, error)
 
-        task = asyncio.get_running_loop().create_task(note())
-        self._notes.add(task)
-        task.add_done_callback(self._notes.discard)
+        self._notes.start(note())
 
     async def _put_on_record(
         self, change: Callable[[Uploaded], Uploaded], fetched: Mapping[str, Told] = _NOTHING
@@ -470,7 +465,7 @@ class Uploads:
         #: The snapshots of this daemon's suspended kernels at the last look.
         self._suspended: set[str] = set()
         #: Tasks that close the uploaders of changed or removed remotes.
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
         self.snapshots = LocalSnapshots(machine)
         self._one_at_a_time = asyncio.Lock()
         self._is_started = self._hurries = False
@@ -503,9 +498,8 @@ class Uploads:
 
     async def close(self) -> None:
         """Stop the uploads; the next daemon continues."""
-        await asyncio.gather(
-            *(uploader.close() for uploader in self._uploaders.values()), *self._closing
-        )
+        await asyncio.gather(*(uploader.close() for uploader in self._uploaders.values()))
+        await self._closing.wait()
 
     async def look(self) -> None:
         """Apply added, changed and removed remotes. Never raises, so that the caller's loop continues."""
@@ -666,13 +660,13 @@ class Uploads:
                     RemoteQueue(remote, uploaded[remote.name], self.snapshots.stubs)
                 )
             elif uploader.remote != remote:
-                self._close(uploader)
+                self._closing.start(uploader.close())
                 uploader = self._new_uploader(
                     uploader.queue.taken_over(remote, uploaded[remote.name])
                 )
             self._uploaders[remote.name] = uploader
         for uploader in before.values():
-            self._close(uploader)
+            self._closing.start(uploader.close())
         self.snapshots.is_stale = True
         self._wake()
 
@@ -682,11 +676,6 @@ class Uploads:
         if self._is_started:
             uploader.start()
         return uploader
-
-    def _close(self, uploader: RemoteUploader) -> None:
-        task = asyncio.get_running_loop().create_task(uploader.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     def _wake(self) -> None:
         for uploader in self._uploaders.values():

@@ -28,7 +28,7 @@ from ..kernels.machine import Machine
 from ..remotes import remote_copies
 from ..remotes.pauses import Pauses
 from ..remotes.uploads import Uploads
-from ..repeating import repeat
+from ..repeating import Tasks, repeat
 from .pack_reader import Next, PackRead, PieceRead
 
 if TYPE_CHECKING:
@@ -60,20 +60,16 @@ class Scrubbing:
         self._told: list[str] = []
         self._pauses = Pauses()
         self._stop = threading.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start the schedule."""
-        self._task = asyncio.get_running_loop().create_task(
-            repeat(self.look, _LOOK_SECONDS, _log, "packs are not read for now")
-        )
+        self._tasks.start(repeat(self.look, _LOOK_SECONDS, _log, "packs are not read for now"))
 
     async def close(self) -> None:
         """Stop the schedule."""
         self._stop.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
 
     async def look(self) -> None:
         """Read the packs that are due, tell which snapshots are damaged, and repair them from remotes."""
