@@ -44,7 +44,7 @@ class UnnamedTree(NamedTuple):
     @property
     def alive(self) -> bool:
         """Whether its init still runs."""
-        return processes.alive(self.init_pid, self.start)
+        return processes.start_time(self.init_pid) == self.start and processes.alive(self.init_pid)
 
 
 def write(tree: Tree, encoded: bytes) -> None:
