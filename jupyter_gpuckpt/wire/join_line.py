@@ -49,6 +49,8 @@ def parse(text: str) -> JoinLine:
             len(line.store_id) == _STORE_ID_BYTES
             and 0 < number < _MAX_GENERATION
             and secret == line.code + line._checksum()
+            # The last character has bits that do not count.
+            and base64.b32encode(secret).decode() == code.upper()
         ):
             return line
     except (ValueError, binascii.Error):
