@@ -14,7 +14,7 @@ EXTENSION = Path(__file__).parents[2] / "labextension"
 
 def commands() -> str:
     """Return the table of the commands on a session: name, description, shortcut."""
-    source = (EXTENSION / "src" / "commands.ts").read_text()
+    source = (EXTENSION / "src" / "kernel" / "commands.ts").read_text()
     ids = dict(re.findall(r"^ {2}(\w+): '(gpuckpt:[\w-]+)'", source, re.MULTILINE))
     labels, captions = _texts(source, "actionLabel"), _texts(source, "actionCaption")
     keys = {

@@ -131,7 +131,7 @@ GUIDES = ("README", "docs/getting-started", "docs/gpu", "docs/remotes", "docs/us
 
 def test_every_control_that_the_guides_and_the_demo_name_exists():
     extension = ROOT / "labextension"
-    sources = "".join(path.read_text() for path in (extension / "src").glob("*.ts*"))
+    sources = "".join(path.read_text() for path in (extension / "src").rglob("*.ts*"))
     schemas = [json.loads(path.read_text()) for path in (extension / "schema").glob("*.json")]
     titles = {schema["title"] for schema in schemas}
     titles |= {one["title"] for schema in schemas for one in schema.get("properties", {}).values()}
