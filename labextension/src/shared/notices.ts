@@ -46,17 +46,21 @@ export async function orTell<T>(
   }
 }
 
-/** Return the result of a task, during which a notification says that it has started. The task replaces it by that of the end. */
-export async function during<T>(
+/** Carry out a task, during which a notification says that it has `started`. The task, or its failure, replaces that text. */
+export async function during(
   started: string,
-  task: (id: string) => Promise<T>
-): Promise<T> {
+  failed: string,
+  task: (id: string) => Promise<void>
+): Promise<void> {
   const id = Notification.emit(started, 'in-progress', { autoClose: false });
   try {
-    return await task(id);
+    await task(id);
   } catch (error) {
-    Notification.dismiss(id);
-    throw error;
+    if (!(error instanceof GpuCkptError)) {
+      Notification.dismiss(id);
+      throw error;
+    }
+    tellFailure(id, failed, error);
   }
 }
 

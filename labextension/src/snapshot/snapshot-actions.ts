@@ -60,11 +60,13 @@ export class SnapshotActions {
     if (file === null) {
       return;
     }
-    await orTell(trans.__('Importing %1 failed', file.name), () =>
-      during(trans.__('Importing %1…', file.name), async id => {
+    await during(
+      trans.__('Importing %1…', file.name),
+      trans.__('Importing %1 failed', file.name),
+      async id => {
         await this._snapshots.import(file);
         conclude(id, trans.__('Imported %1', file.name), 'success');
-      })
+      }
     );
   }
 
@@ -214,7 +216,8 @@ export class SnapshotActions {
 
   private async _verify(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
-    await during(trans.__('Verifying %1…', name), async id => {
+    const failed = this._failed('verify', name);
+    await during(trans.__('Verifying %1…', name), failed, async id => {
       const found = await this._snapshots.api.verify(snapshot.snapshot_id);
       const text = verifiedText(name, found);
       if (found.ok) {
