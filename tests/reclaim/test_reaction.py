@@ -150,7 +150,7 @@ class Kernels:
             "c": KernelState.RUNNING,
         }
         served = {one: self.served(one) for one in self.states}
-        self.link = SimpleNamespace(served=served, daemon=self)
+        self.link = SimpleNamespace(served=served, daemon=self, managed=list)
         self.saved = []
         self.refused = {
             "refusing": KernelBusy("It is being saved."),
@@ -198,7 +198,7 @@ class Slow(Kernels):
 
     def __init__(self):
         super().__init__()
-        self.link = SimpleNamespace(served={"a": self.served("a")}, daemon=self)
+        self.link = SimpleNamespace(served={"a": self.served("a")}, daemon=self, managed=list)
         self.begun, self.ends = asyncio.Event(), asyncio.Event()
 
     async def require_answer(self):
@@ -237,10 +237,10 @@ def test_a_nearer_notice_undoes_what_was_begun_for_a_later_one():
         policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
         later = Notice("requested:later", NoticeKind.REQUESTED, now() + 1000, is_due=True)
         policy.notice_changed(later)
-        await kernels.begun.wait()
-        nearer = Notice("requested:nearer", NoticeKind.REQUESTED, now() + 0.2, is_due=True)
-        policy.notice_changed(nearer)
         async with asyncio.timeout(60):
+            await kernels.begun.wait()
+            nearer = Notice("requested:nearer", NoticeKind.REQUESTED, now() + 0.2, is_due=True)
+            policy.notice_changed(nearer)
             await kernels.ends.wait()
         await policy.server_stops()
         return kernels.saved
