@@ -1,7 +1,6 @@
 """Operations on one process tree: launch, freeze, thaw, park. Only this package uses CRIU, ptrace and CUDA's checkpoints.
 
 - `capture`: files that CRIU does not save.
-- `conflicts`: avoidance of conflicts between a restored tree and running programs.
 - `content`: what a thaw needs of a snapshot's bytes.
 - `freeze`: the freeze of a process tree.
 - `gpu_files`: the files with GPU memory that a thaw writes while CRIU restores the rest.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,21 +21,29 @@ from ..host import commands, processes
 from ..wire.file_records import KeptFile
 from ..wire.manifest_records import Manifest
 from ..wire.progress import Progress, Stage
-from . import conflicts, kept_file_copies
+from . import kept_file_copies
 from .audit import fact_records as audit_records
 from .audit.mending import mend
 from .capture import clear
 from .content import Content
-from .criu import action_script, dropped_locks, file_images, missing_files, owner_images, scheduling
+from .criu import (
+    action_script,
+    file_images,
+    inet_images,
+    lock_images,
+    memory_images,
+    missing_files,
+    owner_images,
+    unix_images,
+)
 from .criu import cache as criu_cache
 from .criu import command_lines as criu_options
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
-from .criu.post_restore import PostRestore
 from .gpu import restore as gpu_restore
 from .gpu.ferry import ferry_windows
 from .gpu_files import GpuFiles
-from .memory import fork_flags, huge_pages
+from .injection import task_memory
 from .memory.filling import Filling
 from .placing import Placing
 from .restore_watch import RestoreWatch
@@ -43,9 +51,14 @@ from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
-from .tree import affinity, server_files, user_namespaces
+from .tree import affinity, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree
+
+#: The content of a page that is nothing but a flag.
+_FLAG = bytes([1]).ljust(criu_images.PAGE, b"\0")
+#: Linux joins neighboring pages to one area. A larger area has other content.
+_MAX_AREA = 1 << 20
 
 
 class Thawed(NamedTuple):
@@ -139,7 +152,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
-            huge_pages.require(images)
+            memory_images.require_huge_pages(images)
             _mend_images(images, ids)
             folders = restore.placing.make_folders
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
@@ -149,15 +162,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             ports = _ports(manifest, own_ports)
-            moved = conflicts.avoid(
-                images,
-                ports,
-                namespaces.init_pid,
-                restore.placing,
-                restore.inside,
-                private_shm=manifest.launch.private_shm,
-                own_sockets=manifest.launch.own_sockets,
-            )
+            moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -197,10 +202,39 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
 
 
+def _avoid_conflicts(
+    restore: _Restore, images: Path, ports: Mapping[int, int]
+) -> inet_images.Moved:
+    """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
+
+    `ports`: of clients outside, old to new. Raises ThawFailed for a conflict that cannot be avoided: a lock that another program holds,
+    or a name or a port that others know.
+    """
+    files, init_pid, launched = (
+        images / "files.img",
+        restore.namespaces.init_pid,
+        restore.manifest.launch,
+    )
+    own_sockets, make_folders = launched.own_sockets, restore.placing.make_folders
+    lock_images.require_free(images, restore.inside("/"))
+    unix_images.rename(files, init_pid)
+    paths = unix_images.listening_files(files, private_shm=launched.private_shm)
+    for path in paths:
+        # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
+        make_folders(Path(path).parent, 0o700)
+    own = set(paths) & set(own_sockets.names) if own_sockets.folder else set[str]()
+    if own and own_sockets.folder != own_sockets.place:
+        make_folders(Path(own_sockets.folder), 0o700)
+        socket_directories.replace(init_pid, own_sockets)
+    if taken := (set(paths) - own) & unix_images.names_in_use():
+        socket_directories.separate(init_pid, taken, restore.inside)
+    return inet_images.move(files, ports)
+
+
 def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
     """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
     file_images.mend(images / "files.img")
-    scheduling.mend(images)
+    criu_images.mend_scheduling(images)
     if ids is not None:
         owner_images.mend(images, ids)
 
@@ -279,7 +313,7 @@ def _run_criu(
 
     with (
         restore.progress.stage(Stage.RESTORE),
-        PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
+        action_script.PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
     ):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: it is
         # untrusted.
@@ -308,9 +342,25 @@ def _restored(restore: _Restore, images: Path, exit_path: Path) -> Tree:
     manifest = restore.manifest
     init_pid = restore.namespaces.init_pid
     tree = find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
-    dropped_locks.take_again(images, tree)
-    fork_flags.clear(images, tree)
+    lock_images.take_again(images, tree)
+    _clear_fork_flags(images, tree)
     return tree
+
+
+def _clear_fork_flags(images: Path, tree: Tree) -> None:
+    """Clear the flags by which libraries notice a fork, so that each copy of a kernel draws new random numbers. Raises OSError.
+
+    BoringSSL (in grpcio) and AWS-LC (in awscrt, and in programs written in Rust) keep the state of their generator in the process. They
+    have a page that Linux empties in a forked process (MADV_WIPEONFORK), whose first byte they set to 1; if it is 0, they seed themselves
+    anew. Two copies of a kernel would make the same keys without that where they do not mix in numbers of the processor. What else a
+    program keeps in memory of that kind stays as it was: the program itself goes on, not a child of it.
+    """
+    areas = memory_images.wiped_on_fork(images)
+    for pid in pids(tree) if areas else ():
+        for start, end in areas.get(processes.nspid(pid) or 0, ()):
+            for page in range(start, min(end, start + _MAX_AREA), criu_images.PAGE):
+                if task_memory.read(pid, page, criu_images.PAGE) == _FLAG:
+                    task_memory.write(pid, page, bytes(1))
 
 
 def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:

@@ -19,10 +19,15 @@ from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import Plan, plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import user_namespaces
-from ..engine.tree.launch import kill, pids
-from ..engine.tree.losses import telling_a_loss
+from ..engine.tree.launch import alive, kill, pids, wait_until
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
+from ..errors import (
+    GpuCkptError,
+    KernelLost,
+    KernelNotCheckpointable,
+    OperationCancelled,
+    StoreError,
+)
 from ..host import gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
@@ -56,6 +61,8 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
+#: How long to wait for the end of processes that are ending: Linux frees some ten GB of memory in a second.
+_END_SECONDS = 60.0
 
 
 class EarlierSnapshots:
@@ -398,3 +405,39 @@ def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
             details="\n".join(problems),
         )
     return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
+
+
+@contextmanager
+def telling_a_loss(tree: Tree, what: str) -> Iterator[None]:
+    """Raise KernelLost in place of an error if the kernel has ended or is ending. `what`: the participle of the operation ("saved").
+
+    When a tree ends during an operation, each step fails in its own, misleading way. By the end of the block init has written the exit
+    status, by which the daemon tells a kernel that ended by itself from one that is lost.
+    """
+    try:
+        yield
+    except OperationCancelled:
+        raise
+    except Exception as error:
+        if not _has_ended(tree):
+            raise
+        if isinstance(error, GpuCkptError):
+            cause = f"{error} ({error.details})" if error.details else str(error)
+        else:
+            cause = f"{type(error).__name__}: {error}"
+        raise KernelLost(
+            f"The kernel ended while it was being {what}.",
+            hint="Resume it from its last snapshot, or restart it. Its log file, or the system's if memory was short, has the cause.",
+            details=cause,
+        ) from error
+
+
+def _has_ended(tree: Tree) -> bool:
+    """Return whether the tree has ended; if it is ending, wait until it has."""
+    wait_until(lambda: not alive(tree) or not _is_ending(tree), timeout=_END_SECONDS)
+    return not alive(tree) or _is_ending(tree)
+
+
+def _is_ending(tree: Tree) -> bool:
+    """Return whether one of the processes has ended or is ending whose end is that of the whole tree."""
+    return any(map(processes.is_ending, (tree.init_pid, tree.keeper_pid, tree.kernel_pid)))
