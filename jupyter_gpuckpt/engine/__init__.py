@@ -9,7 +9,6 @@
 - `placing`: placement of captured files where a restore needs them.
 - `preflight`: checks before a save changes anything.
 - `recovery`: recovery of a tree from a freeze that was interrupted when the daemon was killed.
-- `restore_watch`: the watch over a running `criu restore`.
 - `settings`: the engine's settings.
 - `thaw`: the thaw of a frozen process tree.
 """

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
@@ -46,7 +48,6 @@ from .gpu_files import GpuFiles
 from .injection import task_memory
 from .memory.filling import Filling
 from .placing import Placing
-from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp import unaccepted
@@ -55,6 +56,8 @@ from .tree import affinity, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree
 
+#: How long a restore that has logged an error may take to make progress or to end.
+_ERROR_SECONDS = 5.0
 #: The content of a page that is nothing but a flag.
 _FLAG = bytes([1]).ljust(criu_images.PAGE, b"\0")
 #: Linux joins neighboring pages to one area. A larger area has other content.
@@ -90,6 +93,56 @@ class _Restore:
 
     def inside(self, path: str) -> Path:
         return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
+
+
+class _RestoreWatch:
+    """A watcher that kills a restore without progress: `criu restore` has no timeout of its own and can hang for ever.
+
+    The restore gets less time when CRIU has logged an error: other tasks may wait for ever for one that failed.
+    """
+
+    def __init__(self, restore: _Restore, log: Path) -> None:
+        self._init, self._progress, self._log = restore.namespaces.init_pid, restore.progress, log
+        self._seconds = restore.settings.stall_seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
+        self.killed = False
+        #: The diagnosis of CRIU's log, read before the kill: the log disappears with init's mount namespace.
+        self.diagnosis: criu_log.Diagnosis | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ticks, since = self._ticks(), time.monotonic()
+        while not self._end.wait(0.25):
+            if (now := self._ticks()) != ticks:
+                ticks, since = now, time.monotonic()
+            elif self._is_stalled(time.monotonic() - since):
+                self.diagnosis = criu_log.diagnose(
+                    self._log, fallback="The restore made no progress and was given up."
+                )
+                self.killed = True
+                with suppress(ProcessLookupError):
+                    os.kill(self._init, signal.SIGKILL)
+                return
+
+    def _is_stalled(self, seconds: float) -> bool:
+        return seconds > self._seconds or (
+            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
+        )
+
+    def _ticks(self) -> int:
+        # CRIU's own work, including its reading, is visible only as CPU time.
+        ticks = self._progress.ticks
+        with suppress(OSError):  # no file can be opened
+            ticks += processes.processor_ticks(self._init)
+        return ticks
 
 
 def thaw(  # noqa: PLR0913 - all but the first three by name
@@ -178,7 +231,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
                 by_windows=by_windows,
             )
         )
-        with _watch(restore, images) as watch:
+        with _RestoreWatch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch, gpu)
         tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
@@ -302,7 +355,7 @@ def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
 
 
 def _run_criu(
-    restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch, gpu: GpuFiles
+    restore: _Restore, images: Path, filling: Filling, watch: _RestoreWatch, gpu: GpuFiles
 ) -> None:
     """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
     init_pid = restore.namespaces.init_pid
@@ -363,7 +416,7 @@ def _clear_fork_flags(images: Path, tree: Tree) -> None:
                     task_memory.write(pid, page, bytes(1))
 
 
-def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:
+def _not_filled(error: BaseException, watch: _RestoreWatch) -> BaseException:
     """Return the error for memory that was not filled: the watcher's, if it killed init meanwhile."""
     if not watch.killed:
         return error
@@ -374,16 +427,7 @@ def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:
     )
 
 
-def _watch(restore: _Restore, images: Path) -> RestoreWatch:
-    return RestoreWatch(
-        restore.namespaces.init_pid,
-        restore.progress,
-        images / "restore.log",
-        stall_seconds=restore.settings.stall_seconds,
-    )
-
-
-def _failure(restore: _Restore, images: Path, ending: str, watch: RestoreWatch) -> ThawFailed:
+def _failure(restore: _Restore, images: Path, ending: str, watch: _RestoreWatch) -> ThawFailed:
     """Return the error of a restore that failed. `ending`: how CRIU ended."""
     found = watch.diagnosis or criu_log.diagnose(
         images / "restore.log",

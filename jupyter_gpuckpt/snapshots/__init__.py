@@ -15,7 +15,6 @@
 - `room`: the memory and disk space that a resume needs, compared with those of this machine.
 - `save`: save and suspend.
 - `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
-- `tcp_records`: the TCP connections of a kernel in a save.
 - `trial`: the trial of the engine on a small program.
 - `verify`: verification of a snapshot.
 """

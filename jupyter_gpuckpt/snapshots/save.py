@@ -13,11 +13,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from ..engine.audit import fact_records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import Plan, plan
 from ..engine.settings import EngineSettings
+from ..engine.tcp import record as tcp_record
+from ..engine.tcp import unaccepted
+from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import alive, kill, pids, wait_until
 from ..engine.tree.tree import Tree
@@ -28,7 +33,7 @@ from ..errors import (
     OperationCancelled,
     StoreError,
 )
-from ..host import gpu, machine_profile, processes
+from ..host import connections, gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
@@ -47,7 +52,7 @@ from ..wire.manifest_records import (
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
 from ..wire.snapshot_order import Making, next_number
-from . import kept_files, notebooks, open_files, relied_packs, tcp_records
+from . import kept_files, notebooks, open_files, relied_packs
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -173,8 +178,8 @@ def save(
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
         if stop:
-            listening = tcp_records.listening(tree, spec)
-            warnings += tcp_records.lost(state, spec, cut=not options.cause.spares_connections)
+            listening = _listening(tree, spec)
+            warnings += _lost_connections(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
@@ -230,7 +235,7 @@ def save(
             connections=state.tcp.connections,
             uid=ids.uid,
             gid=ids.gid,
-            lost_connections=tcp_records.unkept(state, spec),
+            lost_connections=_unkept_connections(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
@@ -245,9 +250,7 @@ def save(
                 if not state.tcp.unaccepted:
                     staged.publish()
         if state.tcp.unaccepted:
-            manifest = tcp_records.published_with_unaccepted(
-                manifest, state, store, settings, progress
-            )
+            manifest = _published_with_unaccepted(manifest, state, store, settings, progress)
         complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
@@ -267,7 +270,7 @@ def _prepared(
     """Check whether the kernel can be saved, and do everything before the freeze that may take time."""
     stop = options.stop
     warnings = (
-        tcp_records.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
+        _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
     )
     chosen = plan(
         tree,
@@ -331,7 +334,8 @@ def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
     images, sources = _images(state)
     sources += state.memory
     sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
-    sources += tcp_records.queues(state)
+    if state.tcp.queues:  # what was received and not read
+        sources.append(BytesSource(tcp_record.STREAM, state.tcp.queues))
     if facts := state.facts().encoded():
         sources.append(BytesSource(audit_records.STREAM, facts))
     return images, sources
@@ -441,3 +445,69 @@ def _has_ended(tree: Tree) -> bool:
 def _is_ending(tree: Tree) -> bool:
     """Return whether one of the processes has ended or is ending whose end is that of the whole tree."""
     return any(map(processes.is_ending, (tree.init_pid, tree.keeper_pid, tree.kernel_pid)))
+
+
+def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """Return warnings of the connections with other processes that a suspend cuts; a save cuts none."""
+    own = set(spec.own_ports)
+    found = connections.survey(pids(tree)).outer
+    return _cut(
+        [str(end) for end in found if not own & {end.row.local.port, end.row.remote.port}], cut=cut
+    )
+
+
+def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """Return warnings of the connections within the tree that a resume of this snapshot will not restore."""
+    found = _unkept_connections(state, spec)
+    unread = memoryview(state.tcp.queues)
+    with RemadeConnections(
+        state.tcp.connections, lambda at, length: bytes(unread[at : at + length]), rehearsal=True
+    ) as made:
+        found += made.lost
+    return _cut(found, cut=cut)
+
+
+def _unkept_connections(state: Frozen, spec: LaunchSpec) -> list[str]:
+    """Return the names of inner connections that the snapshot lacks, except those on the kernel's own ports, whose peers reconnect."""
+    own = set(spec.own_ports)
+    return [lost.text for lost in state.tcp.lost if not own & set(lost.ports)]
+
+
+def _listening(tree: Tree, spec: LaunchSpec) -> list[int]:
+    """Return the ports on which programs of the tree listen, except the kernel's own."""
+    found = {end.row.local.port for end in connections.listeners(pids(tree))}
+    return sorted(found - set(spec.own_ports))
+
+
+def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
+    if not found:
+        return []
+    shown = some(found)
+    if not cut:
+        raise KernelNotCheckpointable(
+            f"The kernel has network connections that a suspend would cut: {shown}.",
+            hint="Suspend it yourself if these connections can be made again, or close them.",
+        )
+    return [f"Network connections were cut: {shown}."]
+
+
+def _published_with_unaccepted(
+    manifest: Manifest,
+    state: Frozen,
+    store: LocalStore,
+    settings: EngineSettings,
+    progress: Progress,
+) -> Manifest:
+    """Store what clients in the tree have sent to listeners that have not accepted them; publish and return the manifest with it."""
+    sent = state.tcp.take_unaccepted()
+    source = BytesSource(unaccepted.STREAM, sent)
+    packed = (
+        pack([source], store, threads=settings.threads, progress=progress)
+        if sent
+        else Packed.of_nothing()
+    )
+    streams = [*manifest.streams, *packed.streams]
+    complete = msgspec.structs.replace(manifest, streams=streams, connections=state.tcp.connections)
+    with store.staged(complete) as staged:
+        staged.publish()
+    return complete

@@ -1,6 +1,5 @@
 """The private memory of a tree: it is read while the tree is stopped or runs on, and filled in a restore.
 
-- `eager_pages`: a sink that writes private pages into CRIU's own files.
 - `filling`: the filling of a restored tree's private pages.
 - `ghost`: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
 - `page_plan`: the plan for the private pages of a tree.
