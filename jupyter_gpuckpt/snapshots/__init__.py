@@ -10,7 +10,6 @@
 - `notebooks`: the notebook of a kernel in its snapshot.
 - `open_files`: the files that a kernel has open or mapped and that do not travel with its snapshot.
 - `rehearsal`: the rehearsal of a resume.
-- `relied_packs`: what a save does about packs that another program may have changed.
 - `resume`: from a snapshot in the store to a running process tree.
 - `room`: the memory and disk space that a resume needs, compared with those of this machine.
 - `save`: save and suspend.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -37,11 +37,15 @@ from ..host import connections, gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
+from ..images.worker_threads import share_out
 from ..store.local import LocalStore
+from ..store.pack_identity import Trust
+from ..store.pack_reading import read_pack
 from ..wire.file_records import KeptFile, MappedFile
 from ..wire.manifest_records import (
     SHOWN_VARIABLES,
     CapturedFile,
+    Cause,
     ImageFile,
     LaunchSpec,
     Manifest,
@@ -52,7 +56,7 @@ from ..wire.manifest_records import (
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
 from ..wire.snapshot_order import Making, next_number
-from . import kept_files, notebooks, open_files, relied_packs
+from . import kept_files, notebooks, open_files
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -66,6 +70,8 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
+#: The causes of snapshots that may have a deadline: the machine or the server goes, or a restart waits for a while only.
+_URGENT = frozenset({Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART})
 #: How long to wait for the end of processes that are ending: Linux frees some ten GB of memory in a second.
 _END_SECONDS = 60.0
 
@@ -243,7 +249,7 @@ def save(
         with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
-                lost, unread = relied_packs.problems(store, needed.digests, options.cause)
+                lost, unread = pack_problems(store, needed.digests, options.cause)
                 warnings += unread + _rehearsal_warnings([*lost, *problems], stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
@@ -282,9 +288,7 @@ def _prepared(
     )
     earlier = EarlierSnapshots(store, spec.kernel_id)
     predecessor, earlier_gpu = earlier.predecessor()
-    relied_packs.settle(
-        store, predecessor, options.cause, threads=settings.threads, progress=progress
-    )
+    settle_packs(store, predecessor, options.cause, threads=settings.threads, progress=progress)
     if stop:
         open_files.learn(tree, digests.outlines)
     notebook, not_stored = notebooks.read(spec.jupyter)
@@ -511,3 +515,59 @@ def _published_with_unaccepted(
     with store.staged(complete) as staged:
         staged.publish()
     return complete
+
+
+def settle_packs(
+    store: LocalStore,
+    predecessor: Predecessor | None,
+    cause: Cause,
+    *,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Look at all packs and, if there is time, read the doubtful ones of the predecessor. Raises StoreError, OperationCancelled.
+
+    Another program may have changed them. A suspend that may have a deadline does not wait for that: it stores again what is in packs that
+    were changed, and relies on the other doubtful ones, with a warning; they are read in the background.
+    """
+    checks = store.pack_checks
+    doubtful = [name for name, trust in checks.look().items() if trust < Trust.SAME]
+    unread: list[str] = []
+    if predecessor is not None and cause not in _URGENT:
+        unread = checks.holders(predecessor.digests, doubtful)
+
+    def read(name: str) -> None:
+        try:
+            reading = read_pack(store.path_of(name), progress.check)
+        except OSError as error:
+            logger.warning("Pack %s cannot be read: %s", name, error)
+            return
+        if reading is not None:
+            checks.note(name, reading)
+
+    if unread:
+        share_out(unread, lambda: read, min(threads, len(unread)))
+
+
+def pack_problems(
+    store: LocalStore, digests: Collection[bytes], cause: Cause
+) -> tuple[list[str], list[str]]:
+    """Return why a snapshot with these chunks could not be resumed, and warnings, a sentence each."""
+    found = store.pack_checks.find(digests)
+    if found.lost:
+        return [
+            f"{found.lost} of its chunks are in packs of the store that were removed, cut short or changed meanwhile."
+            " The next attempt stores them again."
+        ], []
+    if not found.unread:
+        return [], []
+    if cause in _URGENT:
+        return [], [
+            f"{len(found.unread)} chunks of the snapshot are in packs that were copied, linked, cut short or indexed anew and not read"
+            " since, and there was no time to read them. `jupyter gpuckpt verify` does so."
+        ]
+    try:
+        store.check(found.unread)
+    except StoreError as error:
+        return [f"{error.message} The next attempt stores it again."], []
+    return [], []
