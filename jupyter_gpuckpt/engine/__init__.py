@@ -1,7 +1,6 @@
 """Operations on one process tree: launch, freeze, thaw, park. Only this package uses CRIU, ptrace and CUDA's checkpoints.
 
 - `capture`: files that CRIU does not save.
-- `conflicts`: avoidance of conflicts between a restored tree and running programs.
 - `content`: what a thaw needs of a snapshot's bytes.
 - `freeze`: the freeze of a process tree.
 - `gpu_files`: the files with GPU memory that a thaw writes while CRIU restores the rest.
@@ -10,7 +9,6 @@
 - `placing`: placement of captured files where a restore needs them.
 - `preflight`: checks before a save changes anything.
 - `recovery`: recovery of a tree from a freeze that was interrupted when the daemon was killed.
-- `restore_watch`: the watch over a running `criu restore`.
 - `settings`: the engine's settings.
 - `thaw`: the thaw of a frozen process tree.
 """

@@ -22,8 +22,8 @@ from ..host import processes
 from ..wire.manifest_records import CapturedFile, GpuProcess, Process, SaveOptions
 from ..wire.progress import Progress, Stage
 from . import kept_file_copies
-from .audit.audit import Audit
 from .audit.fact_records import Facts
+from .audit.reading import Audit
 from .capture import Capture, capture, drop_copies, empty, unlink_strays
 from .criu import command_lines as criu_options
 from .criu import dump as criu_dump
@@ -37,22 +37,21 @@ from .gpu.ferry.ferries import Ferries, Until
 from .gpu.ferry.ferry_copies import FerryCopy
 from .gpu.ferry.ferry_windows import StoreWindow
 from .gpu.gpu_processes import GpuProcesses
-from .memory.ghost import Ghost
-from .memory.memory_watch import MemoryWatch
+from .memory.ghost import Ghost, MemoryWatch
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
 from .preflight import Plan
 from .settings import EngineSettings
 from .tcp import listeners
 from .tcp import record as tcp_record
 from .tree import affinity, landlock, user_namespaces
-from .tree.context_switches import counted_once_stopped, that_has_run
-from .tree.launch import alive, pids
+from .tree.launch import alive, pids, wait_until
 from .tree.standstill import Standstill
 from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
 
-
+#: The content of the `syscall` file of a thread that has not left its CPU, and the most attempts to count context switches.
+_RUNS, _COUNTS = b"running\n", 100
 #: A function that begins to store GPU files: their paths, and what must be stored of those of the ferry, by the names of their streams.
 FilesTaken = Callable[[Mapping[str, Sequence[Path]], Mapping[str, FerryCopy]], None]
 
@@ -99,7 +98,7 @@ class Frozen(msgspec.Struct):
 
     def prove_still(self) -> None:
         """Raise FreezeFailed if a task of a suspend has run since the freeze (an outside SIGCONT), because its pages would not match."""
-        if pid := that_has_run(self._switches):
+        if pid := _that_has_run(self._switches):
             raise FreezeFailed(
                 "A process of the kernel was woken by another program while it was being suspended.",
                 hint="The kernel runs on. Find the program that sends SIGCONT to its processes, then try again.",
@@ -177,7 +176,7 @@ def frozen(
         result.gone, result.facts, result._kept = gone, audit.read(), keeping
         result.copies = kept_file_copies.give_own_names(images, settings.kept_dir)
         if stop:
-            result._switches = counted_once_stopped(tree)
+            result._switches = _counted_once_stopped(tree)
             gpu_files_taken(gpu.files(), gpu.ferries.copies)
         else:
             with progress.stage(Stage.THAW):
@@ -405,4 +404,33 @@ def _result(
         gpu=gpu.records(),
         gpu_bytes=gpu.stored_bytes,
         tcp=tcp,
+    )
+
+
+def _counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
+    """Return the context switches of every thread, by process, once all have left their CPUs.
+
+    A task shows as stopped just before it leaves its processor. Reading its `syscall` file waits until it has left (fs/proc/base.c,
+    proc_pid_syscall: wait_task_inactive), or says "running" if that takes too long. So the threads are counted again until no
+    count has changed and none was running.
+    """
+    members = pids(tree)
+    counted: dict[int, dict[int, int]] = {}
+    for _ in range(_COUNTS):
+        before, still = counted, True
+        for pid in members:
+            for tid in processes.threads(pid):
+                wait_until(lambda tid=tid: processes.state(tid) in ("T", "Z", None), timeout=5.0)  # type: ignore[misc]
+                with suppress(OSError):
+                    still &= Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes() != _RUNS
+        counted = {pid: processes.context_switches(pid) for pid in members}
+        if still and counted == before:
+            break
+    return counted
+
+
+def _that_has_run(counted: Mapping[int, Mapping[int, int]]) -> int | None:
+    """Return a process that has run or ended since `_counted_once_stopped` was called; None if there is none."""
+    return next(
+        (pid for pid, before in counted.items() if processes.context_switches(pid) != before), None
     )

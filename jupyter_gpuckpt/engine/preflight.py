@@ -13,12 +13,12 @@ from contextlib import suppress
 import msgspec
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
-from ..host import fuse, limits, processes, seccomp
+from ..host import commands, fuse, limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
 from .gpu.ferry import ferry_windows
 from .gpu.ferry.ferry_windows import NO_NEEDS, RamNeeds
 from .settings import EngineSettings
-from .tree import silent_mounts, standstill, user_namespaces
+from .tree import standstill, user_namespaces
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -32,6 +32,11 @@ _SMALLEST_GHOST_LIMIT = 256 * _MB
 _PTMX_TRIES = 32
 #: In the text of man proc_pid_fdinfo, for a terminal's /dev/ptmx.
 _TTY_INDEX = re.compile(r"^tty-index:\s*(\d+)$", re.MULTILINE)
+#: The types of file systems that ask a server (man proc_pid_mountinfo).
+_REMOTE = re.compile(r"fuse(\..*|blk)?|nfs4?|cifs|smb3|9p|ceph|afs|lustre|gpfs|beegfs")
+#: Linux writes a blank in a name as \\040.
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_ANSWER_SECONDS = 5.0
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "user", "uts")
 
 
@@ -61,7 +66,7 @@ def plan(
     members = pids(tree)
     standstill.refuse_unended(tree)
     _refuse_servers(members)
-    silent_mounts.refuse(tree, members)
+    _refuse_silent(tree, members)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
@@ -103,6 +108,47 @@ def plan(
             )
     ghosts = _ghost_limit(members)
     return Plan(method, ghosts, private, shared, private_shm, needs, own_sockets)
+
+
+def _refuse_silent(tree: Tree, members: list[int]) -> None:
+    """Raise FreezeFailed if one of the file systems of which these processes have files open or mapped does not answer.
+
+    CRIU would wait for it while the tree stands still. Each is asked for its size by a program that can be left behind: Linux may
+    not end it.
+    """
+    mounts = _remote_mounts(tree)
+    for minor, file in fuse.files(members).items() if mounts else ():
+        if minor in mounts and not _answers(tree, mounts[minor][0]):
+            folder, kind = mounts[minor]
+            raise FreezeFailed(
+                f"The kernel has {file} open, and the file system at {folder} ({kind}) does not answer.",
+                hint="Try again when its server answers. If it never will, unmount it by force (`umount --force --lazy`).",
+                details=f"`stat --file-system` of {folder} did not end within {_ANSWER_SECONDS} s",
+            )
+
+
+def _remote_mounts(tree: Tree) -> dict[int, tuple[str, str]]:
+    """Return folder and type of each mounted file system that asks a server, by the minor number of its device."""
+    found = {}
+    with open(f"/proc/{tree.init_pid}/mountinfo", errors="surrogateescape") as lines:
+        for line in lines:
+            mount, _, system = line.partition(" - ")
+            kind = system.split()[0]
+            if _REMOTE.fullmatch(kind):
+                device, _, folder = mount.split()[2:5]
+                folder = _ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), folder)
+                found[int(device.split(":")[1])] = folder, kind
+    return found
+
+
+def _answers(tree: Tree, folder: str) -> bool:
+    try:
+        commands.run(
+            ["stat", "--file-system", tree.inside(folder)], timeout=_ANSWER_SECONDS, check=False
+        )
+    except commands.CommandFailed as error:
+        return not error.timed_out
+    return True
 
 
 def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:

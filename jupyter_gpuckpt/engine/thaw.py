@@ -9,43 +9,59 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
 from ..wire.file_records import KeptFile
 from ..wire.manifest_records import Manifest
 from ..wire.progress import Progress, Stage
-from . import conflicts, kept_file_copies
+from . import kept_file_copies
 from .audit import fact_records as audit_records
 from .audit.mending import mend
 from .capture import clear
 from .content import Content
-from .criu import action_script, dropped_locks, file_images, missing_files, owner_images, scheduling
+from .criu import (
+    action_script,
+    file_images,
+    inet_images,
+    lock_images,
+    memory_images,
+    missing_files,
+    owner_images,
+    unix_images,
+)
 from .criu import cache as criu_cache
 from .criu import command_lines as criu_options
 from .criu import images as criu_images
 from .criu import log_causes as criu_log
-from .criu.post_restore import PostRestore
 from .gpu import restore as gpu_restore
 from .gpu.ferry import ferry_windows
 from .gpu_files import GpuFiles
-from .memory import fork_flags, huge_pages
+from .injection import task_memory
 from .memory.filling import Filling
 from .placing import Placing
-from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
-from .tree import affinity, server_files, user_namespaces
+from .tree import affinity, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree
+
+#: How long a restore that has logged an error may take to make progress or to end.
+_ERROR_SECONDS = 5.0
+#: The content of a page that is nothing but a flag.
+_FLAG = bytes([1]).ljust(criu_images.PAGE, b"\0")
+#: Linux joins neighboring pages to one area. A larger area has other content.
+_MAX_AREA = 1 << 20
 
 
 class Thawed(NamedTuple):
@@ -77,6 +93,56 @@ class _Restore:
 
     def inside(self, path: str) -> Path:
         return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
+
+
+class _RestoreWatch:
+    """A watcher that kills a restore without progress: `criu restore` has no timeout of its own and can hang for ever.
+
+    The restore gets less time when CRIU has logged an error: other tasks may wait for ever for one that failed.
+    """
+
+    def __init__(self, restore: _Restore, log: Path) -> None:
+        self._init, self._progress, self._log = restore.namespaces.init_pid, restore.progress, log
+        self._seconds = restore.settings.stall_seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
+        self.killed = False
+        #: The diagnosis of CRIU's log, read before the kill: the log disappears with init's mount namespace.
+        self.diagnosis: criu_log.Diagnosis | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ticks, since = self._ticks(), time.monotonic()
+        while not self._end.wait(0.25):
+            if (now := self._ticks()) != ticks:
+                ticks, since = now, time.monotonic()
+            elif self._is_stalled(time.monotonic() - since):
+                self.diagnosis = criu_log.diagnose(
+                    self._log, fallback="The restore made no progress and was given up."
+                )
+                self.killed = True
+                with suppress(ProcessLookupError):
+                    os.kill(self._init, signal.SIGKILL)
+                return
+
+    def _is_stalled(self, seconds: float) -> bool:
+        return seconds > self._seconds or (
+            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
+        )
+
+    def _ticks(self) -> int:
+        # CRIU's own work, including its reading, is visible only as CPU time.
+        ticks = self._progress.ticks
+        with suppress(OSError):  # no file can be opened
+            ticks += processes.processor_ticks(self._init)
+        return ticks
 
 
 def thaw(  # noqa: PLR0913 - all but the first three by name
@@ -139,7 +205,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
-            huge_pages.require(images)
+            memory_images.require_huge_pages(images)
             _mend_images(images, ids)
             folders = restore.placing.make_folders
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
@@ -149,15 +215,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             ports = _ports(manifest, own_ports)
-            moved = conflicts.avoid(
-                images,
-                ports,
-                namespaces.init_pid,
-                restore.placing,
-                restore.inside,
-                private_shm=manifest.launch.private_shm,
-                own_sockets=manifest.launch.own_sockets,
-            )
+            moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -173,7 +231,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
                 by_windows=by_windows,
             )
         )
-        with _watch(restore, images) as watch:
+        with _RestoreWatch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch, gpu)
         tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
@@ -197,10 +255,39 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     return Thawed(tree, made, moved.server_ports, moved.server_addresses, changed, connections.lost)
 
 
+def _avoid_conflicts(
+    restore: _Restore, images: Path, ports: Mapping[int, int]
+) -> inet_images.Moved:
+    """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
+
+    `ports`: of clients outside, old to new. Raises ThawFailed for a conflict that cannot be avoided: a lock that another program holds,
+    or a name or a port that others know.
+    """
+    files, init_pid, launched = (
+        images / "files.img",
+        restore.namespaces.init_pid,
+        restore.manifest.launch,
+    )
+    own_sockets, make_folders = launched.own_sockets, restore.placing.make_folders
+    lock_images.require_free(images, restore.inside("/"))
+    unix_images.rename(files, init_pid)
+    paths = unix_images.listening_files(files, private_shm=launched.private_shm)
+    for path in paths:
+        # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
+        make_folders(Path(path).parent, 0o700)
+    own = set(paths) & set(own_sockets.names) if own_sockets.folder else set[str]()
+    if own and own_sockets.folder != own_sockets.place:
+        make_folders(Path(own_sockets.folder), 0o700)
+        socket_directories.replace(init_pid, own_sockets)
+    if taken := (set(paths) - own) & unix_images.names_in_use():
+        socket_directories.separate(init_pid, taken, restore.inside)
+    return inet_images.move(files, ports)
+
+
 def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
     """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
     file_images.mend(images / "files.img")
-    scheduling.mend(images)
+    criu_images.mend_scheduling(images)
     if ids is not None:
         owner_images.mend(images, ids)
 
@@ -268,7 +355,7 @@ def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
 
 
 def _run_criu(
-    restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch, gpu: GpuFiles
+    restore: _Restore, images: Path, filling: Filling, watch: _RestoreWatch, gpu: GpuFiles
 ) -> None:
     """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
     init_pid = restore.namespaces.init_pid
@@ -279,7 +366,7 @@ def _run_criu(
 
     with (
         restore.progress.stage(Stage.RESTORE),
-        PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
+        action_script.PostRestore(restore.inside(action_script.SOCKET), fill) as filler,
     ):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: it is
         # untrusted.
@@ -308,12 +395,28 @@ def _restored(restore: _Restore, images: Path, exit_path: Path) -> Tree:
     manifest = restore.manifest
     init_pid = restore.namespaces.init_pid
     tree = find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
-    dropped_locks.take_again(images, tree)
-    fork_flags.clear(images, tree)
+    lock_images.take_again(images, tree)
+    _clear_fork_flags(images, tree)
     return tree
 
 
-def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:
+def _clear_fork_flags(images: Path, tree: Tree) -> None:
+    """Clear the flags by which libraries notice a fork, so that each copy of a kernel draws new random numbers. Raises OSError.
+
+    BoringSSL (in grpcio) and AWS-LC (in awscrt, and in programs written in Rust) keep the state of their generator in the process. They
+    have a page that Linux empties in a forked process (MADV_WIPEONFORK), whose first byte they set to 1; if it is 0, they seed themselves
+    anew. Two copies of a kernel would make the same keys without that where they do not mix in numbers of the processor. What else a
+    program keeps in memory of that kind stays as it was: the program itself goes on, not a child of it.
+    """
+    areas = memory_images.wiped_on_fork(images)
+    for pid in pids(tree) if areas else ():
+        for start, end in areas.get(processes.nspid(pid) or 0, ()):
+            for page in range(start, min(end, start + _MAX_AREA), criu_images.PAGE):
+                if task_memory.read(pid, page, criu_images.PAGE) == _FLAG:
+                    task_memory.write(pid, page, bytes(1))
+
+
+def _not_filled(error: BaseException, watch: _RestoreWatch) -> BaseException:
     """Return the error for memory that was not filled: the watcher's, if it killed init meanwhile."""
     if not watch.killed:
         return error
@@ -324,16 +427,7 @@ def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:
     )
 
 
-def _watch(restore: _Restore, images: Path) -> RestoreWatch:
-    return RestoreWatch(
-        restore.namespaces.init_pid,
-        restore.progress,
-        images / "restore.log",
-        stall_seconds=restore.settings.stall_seconds,
-    )
-
-
-def _failure(restore: _Restore, images: Path, ending: str, watch: RestoreWatch) -> ThawFailed:
+def _failure(restore: _Restore, images: Path, ending: str, watch: _RestoreWatch) -> ThawFailed:
     """Return the error of a restore that failed. `ending`: how CRIU ended."""
     found = watch.diagnosis or criu_log.diagnose(
         images / "restore.log",

@@ -10,13 +10,10 @@
 - `notebooks`: the notebook of a kernel in its snapshot.
 - `open_files`: the files that a kernel has open or mapped and that do not travel with its snapshot.
 - `rehearsal`: the rehearsal of a resume.
-- `relied_packs`: what a save does about packs that another program may have changed.
 - `resume`: from a snapshot in the store to a running process tree.
 - `room`: the memory and disk space that a resume needs, compared with those of this machine.
 - `save`: save and suspend.
 - `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
-- `stored_secrets`: the secrets of a kernel in its snapshot.
-- `tcp_records`: the TCP connections of a kernel in a save.
 - `trial`: the trial of the engine on a small program.
 - `verify`: verification of a snapshot.
 """

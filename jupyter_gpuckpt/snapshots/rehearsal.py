@@ -1,7 +1,7 @@
 """The rehearsal of a resume: the last step of a suspend before anything is killed.
 
 Covers: everything that a resume on this machine would refuse a second later, and all private files that it needs. The manifest
-and the images are those that were read back from the store. Does not cover: memory in the store (relied_packs.py), free memory and
+and the images are those that were read back from the store. Does not cover: memory in the store (save.py), free memory and
 GPU memory, which the kernel still occupies, and ports, which the daemon holds.
 """
 

@@ -8,30 +8,44 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from ..engine.audit import fact_records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import Plan, plan
 from ..engine.settings import EngineSettings
+from ..engine.tcp import record as tcp_record
+from ..engine.tcp import unaccepted
+from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
-from ..engine.tree.launch import kill, pids
-from ..engine.tree.losses import telling_a_loss
+from ..engine.tree.launch import alive, kill, pids, wait_until
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
-from ..host import gpu, machine_profile, processes
+from ..errors import (
+    GpuCkptError,
+    KernelLost,
+    KernelNotCheckpointable,
+    OperationCancelled,
+    StoreError,
+)
+from ..host import connections, gpu, machine_profile, processes
 from ..host.file_digests import FileDigests
 from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
+from ..images.worker_threads import share_out
 from ..store.local import LocalStore
+from ..store.pack_identity import Trust
+from ..store.pack_reading import read_pack
 from ..wire.file_records import KeptFile, MappedFile
 from ..wire.manifest_records import (
     SHOWN_VARIABLES,
     CapturedFile,
+    Cause,
     ImageFile,
     LaunchSpec,
     Manifest,
@@ -42,7 +56,7 @@ from ..wire.manifest_records import (
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
 from ..wire.snapshot_order import Making, next_number
-from . import kept_files, notebooks, open_files, relied_packs, tcp_records
+from . import kept_files, notebooks, open_files
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -56,6 +70,10 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 3
 #: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
+#: The causes of snapshots that may have a deadline: the machine or the server goes, or a restart waits for a while only.
+_URGENT = frozenset({Cause.SHUTDOWN, Cause.RECLAIM, Cause.RESTART})
+#: How long to wait for the end of processes that are ending: Linux frees some ten GB of memory in a second.
+_END_SECONDS = 60.0
 
 
 class EarlierSnapshots:
@@ -166,8 +184,8 @@ def save(
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
         if stop:
-            listening = tcp_records.listening(tree, spec)
-            warnings += tcp_records.lost(state, spec, cut=not options.cause.spares_connections)
+            listening = _listening(tree, spec)
+            warnings += _lost_connections(state, spec, cut=not options.cause.spares_connections)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
@@ -223,7 +241,7 @@ def save(
             connections=state.tcp.connections,
             uid=ids.uid,
             gid=ids.gid,
-            lost_connections=tcp_records.unkept(state, spec),
+            lost_connections=_unkept_connections(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
@@ -231,16 +249,14 @@ def save(
         with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
-                lost, unread = relied_packs.problems(store, needed.digests, options.cause)
+                lost, unread = pack_problems(store, needed.digests, options.cause)
                 warnings += unread + _rehearsal_warnings([*lost, *problems], stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
                 if not state.tcp.unaccepted:
                     staged.publish()
         if state.tcp.unaccepted:
-            manifest = tcp_records.published_with_unaccepted(
-                manifest, state, store, settings, progress
-            )
+            manifest = _published_with_unaccepted(manifest, state, store, settings, progress)
         complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
@@ -260,7 +276,7 @@ def _prepared(
     """Check whether the kernel can be saved, and do everything before the freeze that may take time."""
     stop = options.stop
     warnings = (
-        tcp_records.outer(tree, spec, cut=not options.cause.spares_connections) if stop else []
+        _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
     )
     chosen = plan(
         tree,
@@ -272,9 +288,7 @@ def _prepared(
     )
     earlier = EarlierSnapshots(store, spec.kernel_id)
     predecessor, earlier_gpu = earlier.predecessor()
-    relied_packs.settle(
-        store, predecessor, options.cause, threads=settings.threads, progress=progress
-    )
+    settle_packs(store, predecessor, options.cause, threads=settings.threads, progress=progress)
     if stop:
         open_files.learn(tree, digests.outlines)
     notebook, not_stored = notebooks.read(spec.jupyter)
@@ -324,7 +338,8 @@ def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
     images, sources = _images(state)
     sources += state.memory
     sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
-    sources += tcp_records.queues(state)
+    if state.tcp.queues:  # what was received and not read
+        sources.append(BytesSource(tcp_record.STREAM, state.tcp.queues))
     if facts := state.facts().encoded():
         sources.append(BytesSource(audit_records.STREAM, facts))
     return images, sources
@@ -398,3 +413,161 @@ def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
             details="\n".join(problems),
         )
     return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
+
+
+@contextmanager
+def telling_a_loss(tree: Tree, what: str) -> Iterator[None]:
+    """Raise KernelLost in place of an error if the kernel has ended or is ending. `what`: the participle of the operation ("saved").
+
+    When a tree ends during an operation, each step fails in its own, misleading way. By the end of the block init has written the exit
+    status, by which the daemon tells a kernel that ended by itself from one that is lost.
+    """
+    try:
+        yield
+    except OperationCancelled:
+        raise
+    except Exception as error:
+        if not _has_ended(tree):
+            raise
+        if isinstance(error, GpuCkptError):
+            cause = f"{error} ({error.details})" if error.details else str(error)
+        else:
+            cause = f"{type(error).__name__}: {error}"
+        raise KernelLost(
+            f"The kernel ended while it was being {what}.",
+            hint="Resume it from its last snapshot, or restart it. Its log file, or the system's if memory was short, has the cause.",
+            details=cause,
+        ) from error
+
+
+def _has_ended(tree: Tree) -> bool:
+    """Return whether the tree has ended; if it is ending, wait until it has."""
+    wait_until(lambda: not alive(tree) or not _is_ending(tree), timeout=_END_SECONDS)
+    return not alive(tree) or _is_ending(tree)
+
+
+def _is_ending(tree: Tree) -> bool:
+    """Return whether one of the processes has ended or is ending whose end is that of the whole tree."""
+    return any(map(processes.is_ending, (tree.init_pid, tree.keeper_pid, tree.kernel_pid)))
+
+
+def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """Return warnings of the connections with other processes that a suspend cuts; a save cuts none."""
+    own = set(spec.own_ports)
+    found = connections.survey(pids(tree)).outer
+    return _cut(
+        [str(end) for end in found if not own & {end.row.local.port, end.row.remote.port}], cut=cut
+    )
+
+
+def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """Return warnings of the connections within the tree that a resume of this snapshot will not restore."""
+    found = _unkept_connections(state, spec)
+    unread = memoryview(state.tcp.queues)
+    with RemadeConnections(
+        state.tcp.connections, lambda at, length: bytes(unread[at : at + length]), rehearsal=True
+    ) as made:
+        found += made.lost
+    return _cut(found, cut=cut)
+
+
+def _unkept_connections(state: Frozen, spec: LaunchSpec) -> list[str]:
+    """Return the names of inner connections that the snapshot lacks, except those on the kernel's own ports, whose peers reconnect."""
+    own = set(spec.own_ports)
+    return [lost.text for lost in state.tcp.lost if not own & set(lost.ports)]
+
+
+def _listening(tree: Tree, spec: LaunchSpec) -> list[int]:
+    """Return the ports on which programs of the tree listen, except the kernel's own."""
+    found = {end.row.local.port for end in connections.listeners(pids(tree))}
+    return sorted(found - set(spec.own_ports))
+
+
+def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
+    if not found:
+        return []
+    shown = some(found)
+    if not cut:
+        raise KernelNotCheckpointable(
+            f"The kernel has network connections that a suspend would cut: {shown}.",
+            hint="Suspend it yourself if these connections can be made again, or close them.",
+        )
+    return [f"Network connections were cut: {shown}."]
+
+
+def _published_with_unaccepted(
+    manifest: Manifest,
+    state: Frozen,
+    store: LocalStore,
+    settings: EngineSettings,
+    progress: Progress,
+) -> Manifest:
+    """Store what clients in the tree have sent to listeners that have not accepted them; publish and return the manifest with it."""
+    sent = state.tcp.take_unaccepted()
+    source = BytesSource(unaccepted.STREAM, sent)
+    packed = (
+        pack([source], store, threads=settings.threads, progress=progress)
+        if sent
+        else Packed.of_nothing()
+    )
+    streams = [*manifest.streams, *packed.streams]
+    complete = msgspec.structs.replace(manifest, streams=streams, connections=state.tcp.connections)
+    with store.staged(complete) as staged:
+        staged.publish()
+    return complete
+
+
+def settle_packs(
+    store: LocalStore,
+    predecessor: Predecessor | None,
+    cause: Cause,
+    *,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Look at all packs and, if there is time, read the doubtful ones of the predecessor. Raises StoreError, OperationCancelled.
+
+    Another program may have changed them. A suspend that may have a deadline does not wait for that: it stores again what is in packs that
+    were changed, and relies on the other doubtful ones, with a warning; they are read in the background.
+    """
+    checks = store.pack_checks
+    doubtful = [name for name, trust in checks.look().items() if trust < Trust.SAME]
+    unread: list[str] = []
+    if predecessor is not None and cause not in _URGENT:
+        unread = checks.holders(predecessor.digests, doubtful)
+
+    def read(name: str) -> None:
+        try:
+            reading = read_pack(store.path_of(name), progress.check)
+        except OSError as error:
+            logger.warning("Pack %s cannot be read: %s", name, error)
+            return
+        if reading is not None:
+            checks.note(name, reading)
+
+    if unread:
+        share_out(unread, lambda: read, min(threads, len(unread)))
+
+
+def pack_problems(
+    store: LocalStore, digests: Collection[bytes], cause: Cause
+) -> tuple[list[str], list[str]]:
+    """Return why a snapshot with these chunks could not be resumed, and warnings, a sentence each."""
+    found = store.pack_checks.find(digests)
+    if found.lost:
+        return [
+            f"{found.lost} of its chunks are in packs of the store that were removed, cut short or changed meanwhile."
+            " The next attempt stores them again."
+        ], []
+    if not found.unread:
+        return [], []
+    if cause in _URGENT:
+        return [], [
+            f"{len(found.unread)} chunks of the snapshot are in packs that were copied, linked, cut short or indexed anew and not read"
+            " since, and there was no time to read them. `jupyter gpuckpt verify` does so."
+        ]
+    try:
+        store.check(found.unread)
+    except StoreError as error:
+        return [f"{error.message} The next attempt stores it again."], []
+    return [], []

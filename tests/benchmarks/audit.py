@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jupyter_gpuckpt.engine.audit.audit import Audit
 from jupyter_gpuckpt.engine.audit.fact_records import Facts
+from jupyter_gpuckpt.engine.audit.reading import Audit
 from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.engine.tree.tree import Tree

@@ -15,7 +15,6 @@ from jupyter_gpuckpt.engine.criu import (
     inet_images,
     memory_images,
     missing_files,
-    scheduling,
     unix_images,
 )
 from jupyter_gpuckpt.engine.criu import images as criu_images
@@ -120,7 +119,7 @@ def look(name, data):
             lambda: inet_images._read(files),
             lambda: unix_images._read(files),
             lambda: file_images.mend(files),
-            lambda: scheduling.mend(images),
+            lambda: criu_images.mend_scheduling(images),
             lambda: file_images.rewind(files, ["/tmp/socket"]),
             lambda: kept_file_copies.give_own_names(images, Path("/tmp")),
             lambda: memory_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),

@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from jupyter_gpuckpt.engine.audit.audit import Audit
+from jupyter_gpuckpt.engine.audit.reading import Audit
 from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.engine.tree.tree import Tree

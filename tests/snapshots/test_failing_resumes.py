@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine import restore_watch
+from jupyter_gpuckpt.engine import thaw
 from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawDisturbed, ThawFailed
@@ -230,7 +230,7 @@ def test_a_task_that_is_told_to_go_on_while_memory_is_filled_does_not(
 ):
     program, snapshot_id = suspended
     write, attempts = StoppedPages.write, list[int]()
-    monkeypatch.setattr(restore_watch, "_ERROR_SECONDS", 0.5)
+    monkeypatch.setattr(thaw, "_ERROR_SECONDS", 0.5)
 
     def woken(pages: StoppedPages, offset: int, data: memoryview) -> None:
         [init] = inits(tmp_path)

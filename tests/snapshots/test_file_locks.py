@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from jupyter_gpuckpt.engine.criu import dropped_locks, lock_images
+from jupyter_gpuckpt.engine.criu import lock_images
 from jupyter_gpuckpt.errors import ThawFailed
 from tests.conftest import PATIENCE
 
@@ -82,7 +82,7 @@ def test_a_lock_that_cannot_be_taken_again_ends_the_resume_and_leaves_nothing(ru
     snapshot = program.save(stop=True).manifest.info.snapshot_id
     lines = program.lines()
     with monkeypatch.context() as patched:
-        patched.setattr(dropped_locks, "_FCNTL", 9999)  # there is no such call
+        patched.setattr(lock_images, "_FCNTL", 9999)  # there is no such call
         with pytest.raises(ThawFailed, match="could not be taken again") as failed:
             program.resume(snapshot)
     assert program.spec.cwd in failed.value.details

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.tree import launch, losses
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, KernelLost
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.snapshots import save
 from jupyter_gpuckpt.wire.progress import Progress, Stage
 from tests.conftest import wait_for
 from tests.parameters import some_slow
@@ -89,13 +90,13 @@ def test_a_kernel_that_has_ended_but_was_not_reaped_is_not_saved(run, monkeypatc
     """
     program = run(COUNTER)
     program.fresh_line()
-    keeper_pid, original = program.tree.keeper_pid, losses.wait_until
+    keeper_pid, original = program.tree.keeper_pid, save.wait_until
 
     def waiting(done, *, timeout):
         os.kill(keeper_pid, signal.SIGCONT)
         return original(done, timeout=timeout)
 
-    monkeypatch.setattr(losses, "wait_until", waiting)
+    monkeypatch.setattr(save, "wait_until", waiting)
     os.kill(keeper_pid, signal.SIGSTOP)
     wait_for(lambda: processes.state(keeper_pid) == "T")
     os.kill(program.tree.kernel_pid, signal.SIGKILL)
@@ -109,20 +110,20 @@ def test_a_kernel_that_has_ended_but_was_not_reaped_is_not_saved(run, monkeypatc
 def test_a_loss_is_told_when_the_exit_status_is_written(run, monkeypatch):
     program = run(COUNTER)
     program.fresh_line()
-    init_pid, original = program.tree.init_pid, losses.wait_until
+    init_pid, original = program.tree.init_pid, save.wait_until
 
     def waiting(done, *, timeout):
         assert not Path(program.tree.exit_path).exists()
         os.kill(init_pid, signal.SIGCONT)
         return original(done, timeout=timeout)
 
-    monkeypatch.setattr(losses, "wait_until", waiting)
+    monkeypatch.setattr(save, "wait_until", waiting)
     os.kill(init_pid, signal.SIGSTOP)
     os.kill(program.tree.kernel_pid, signal.SIGKILL)
     wait_for(lambda: not launch.pids(program.tree)[1:])
     with (
         pytest.raises(KernelLost, match="while it was being saved"),
-        losses.telling_a_loss(program.tree, "saved"),
+        save.telling_a_loss(program.tree, "saved"),
     ):
         raise FreezeFailed("a step failed")
     assert int(Path(program.tree.exit_path).read_text()) == signal.SIGKILL
@@ -132,7 +133,7 @@ def test_a_kernel_that_runs_on_without_its_first_thread_has_not_ended(run):
     program = run(WITHOUT_FIRST_THREAD)
     program.fresh_line()
     wait_for(lambda: processes.state(program.tree.kernel_pid) == "Z")
-    with pytest.raises(FreezeFailed) as caught, losses.telling_a_loss(program.tree, "saved"):
+    with pytest.raises(FreezeFailed) as caught, save.telling_a_loss(program.tree, "saved"):
         raise FreezeFailed("a step failed")
     assert caught.value.message == "a step failed"
     program.fresh_line()

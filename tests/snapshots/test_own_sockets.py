@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine.criu import own_clients
+from jupyter_gpuckpt.engine.criu import dump
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
@@ -117,13 +117,13 @@ def test_connections_outlive_a_save_and_end_with_a_suspend_after_what_was_sent(p
 def test_a_client_that_connects_at_the_last_moment_does_not_fail_a_save(
     program, folder, monkeypatch
 ):
-    original, looks = own_clients._connected, []
+    original, looks = dump._connected, []
 
     def connected_late(tree, names):
         looks.append(original(tree, names))
         return set() if len(looks) == 1 else looks[-1]
 
-    monkeypatch.setattr(own_clients, "_connected", connected_late)
+    monkeypatch.setattr(dump, "_connected", connected_late)
     with connected(folder / "k-1") as client:
         said(program, lambda line: line["clients"] == 1)
         program.save()

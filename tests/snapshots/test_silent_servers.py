@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from jupyter_gpuckpt.engine import preflight, recovery
 from jupyter_gpuckpt.engine.criu import dump
-from jupyter_gpuckpt.engine.tree import launch, silent_mounts, standstill
+from jupyter_gpuckpt.engine.tree import launch, standstill
 from jupyter_gpuckpt.errors import FreezeFailed, KernelNotCheckpointable
 from jupyter_gpuckpt.host import fuse, processes
 from tests.conftest import wait_for
@@ -67,7 +67,7 @@ def outer_server(tmp_path: Path) -> Iterator[tuple[str, int]]:
 def unwarned(monkeypatch) -> None:
     """Leave out the checks that refuse such kernels before anything is stopped."""
     monkeypatch.setattr(preflight, "_refuse_servers", lambda members: None)
-    monkeypatch.setattr(silent_mounts, "refuse", lambda tree, members: None)
+    monkeypatch.setattr(preflight, "_refuse_silent", lambda tree, members: None)
     monkeypatch.setattr(dump, "_END_SECONDS", 0.5)
 
 
@@ -91,7 +91,7 @@ def test_a_file_system_that_does_not_answer_is_named_before_anything_stops(
     program.lines(more_than=3)
     program.save()
     os.kill(server, signal.SIGSTOP)
-    monkeypatch.setattr(silent_mounts, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(preflight, "_ANSWER_SECONDS", 0.2)
     with pytest.raises(FreezeFailed, match=f"{folder}.*does not answer"):
         program.save(stop=True)
     assert_runs_on(program)

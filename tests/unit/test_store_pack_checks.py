@@ -18,7 +18,7 @@ from jupyter_gpuckpt.images.chunking import PAGE
 from jupyter_gpuckpt.images.composing import Predecessor
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.snapshots import relied_packs
+from jupyter_gpuckpt.snapshots import save as saving
 from jupyter_gpuckpt.store import manifests, pack_identity, pack_reading, packs
 from jupyter_gpuckpt.store.bringing import bring
 from jupyter_gpuckpt.store.local import LocalStore
@@ -49,14 +49,14 @@ def save(
     """Store a snapshot as a suspend does; return the new bytes and the warnings. Raises Refused."""
     newest = next(iter(store.snapshots("k")), None)
     before = Predecessor(store.manifest(newest.snapshot_id).streams) if newest else None
-    relied_packs.settle(store, before, cause, threads=2, progress=Progress())
+    saving.settle_packs(store, before, cause, threads=2, progress=Progress())
     packed = pack(
         [BytesSource("a", data)], store, threads=1, progress=Progress(), predecessor=before
     )
     needed = store.needed(packed.streams)
     info = SnapshotInfo(name, "k", float(len(store.snapshots())), "suspend")
     with store.staged(manifest_of(info, *packed.streams), needed) as staged:
-        problems, warnings = relied_packs.problems(store, needed.digests, cause)
+        problems, warnings = saving.pack_problems(store, needed.digests, cause)
         if problems:
             raise Refused(problems)
         staged.publish()
@@ -223,7 +223,7 @@ def test_nothing_is_stored_twice_because_files_were_copied_or_linked(store, what
 
 def test_a_changed_pack_is_not_read_when_time_is_short(store, monkeypatch):
     flip(pack_paths(store)[0])
-    monkeypatch.setattr(relied_packs, "read_pack", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(saving, "read_pack", lambda *_: pytest.fail("it was read"))
     new_bytes, _ = save(store, "s3", SECOND, LATE)
     assert new_bytes > LENGTH // 2
     store.verify("s3")
@@ -251,14 +251,14 @@ def test_a_pack_that_was_touched_is_read_once_and_not_distrusted(store):
 )
 def test_damage_during_a_suspend_is_found_before_the_kernel_is_killed(store, damage, number):
     before = Predecessor(store.manifest("s2").streams)
-    relied_packs.settle(store, before, LATE, threads=1, progress=Progress())
+    saving.settle_packs(store, before, LATE, threads=1, progress=Progress())
     packed = pack(
         [BytesSource("a", SECOND)], store, threads=1, progress=Progress(), predecessor=before
     )
     needed = store.needed(packed.streams)
-    assert relied_packs.problems(store, needed.digests, LATE) == ([], [])
+    assert saving.pack_problems(store, needed.digests, LATE) == ([], [])
     DAMAGES[damage](pack_paths(store)[number])
-    problems, warnings = relied_packs.problems(store, needed.digests, IN_TIME)
+    problems, warnings = saving.pack_problems(store, needed.digests, IN_TIME)
     assert len(problems) == 1, (problems, warnings)
     assert "next attempt" in problems[0]
     save(store, "s3", SECOND)

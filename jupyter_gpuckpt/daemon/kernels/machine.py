@@ -31,7 +31,6 @@ from ...errors import (
 from ...host import gpu, privileges, processes
 from ...host.file_digests import FileDigests
 from ...images import worker_processes
-from ...snapshots import stored_secrets
 from ...store import bringing, stores
 from ...store.annotation_files import SUFFIX as ANNOTATIONS
 from ...wire.daemon_settings import Settings
@@ -290,12 +289,21 @@ class Machine:
                 return found
         # A tree that just disappeared was ended by a suspend; that suspend's snapshot is the newest.
         manifest = self.manifest(record, "" if record.tree else record.snapshot_id)
-        return stored_secrets.of_snapshot(manifest, self.store)
+        return self._stored_secrets(manifest)
+
+    def _stored_secrets(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the secrets of a snapshot's kernel, which are beside its memory. Raises ObjectCorrupt, StoreUnavailable."""
+        stream = manifest.stream(kept_secrets.STREAM)
+        if stream.length > kept_secrets.MAX_SECRETS_BYTES:
+            return {}
+        from ...images.unpack import read_stream  # noqa: PLC0415 - slow to import, and a launch does not need it
+
+        return kept_secrets.decoded(read_stream(stream, self.store))
 
     def launch_spec(self, snapshot_id: str) -> LaunchSpec:
         """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
         manifest = self.store.manifest(snapshot_id)
-        secrets = stored_secrets.of_snapshot(manifest, self.store)
+        secrets = self._stored_secrets(manifest)
         return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:

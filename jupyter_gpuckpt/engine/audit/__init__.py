@@ -1,7 +1,6 @@
 """The audit of a tree: what Linux shows of its processes before a freeze and after a restore, compared and mended.
 
 - `asked_facts`: facts that only the thread itself can be asked for.
-- `audit`: the audit of a tree that is frozen.
 - `comparison`: comparison of the facts before a freeze and after a restore.
 - `descriptor_facts`: facts of a process's descriptors.
 - `fact_records`: the facts of a tree, and their form in a snapshot.

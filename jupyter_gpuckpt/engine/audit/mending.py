@@ -72,7 +72,7 @@ def _await_stopped(tree: Tree) -> None:
 
 def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
     """Put back what waited in terminals; return warnings of what cannot be."""
-    here = reading.host_pids(pids(tree))
+    here = proc_facts.host_pids(pids(tree))
     return [
         f"After the resume, {len(queue.output) + len(queue.input)} bytes that waited in a terminal are missing."
         for queue in before.terminals
@@ -95,7 +95,7 @@ def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
 
 def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:
     """Set what differs, where that is possible; return the processes in which anything was."""
-    here = reading.host_pids(pids(tree))
+    here = proc_facts.host_pids(pids(tree))
     facts = {process.pid: process for process in before.processes}
     changed, calls = set[int](), defaultdict[int, dict[int, list[Call]]](lambda: defaultdict(list))
     for one in found:
@@ -121,7 +121,7 @@ def _set_one(one: Difference, pid: int, facts: ProcessFacts, here: Mapping[int, 
     if one.kind == "process":
         return proc_facts.set_of_process(pid, one.fact, one.before or "0")
     if one.kind == "thread":
-        tids = reading.host_pids(processes.threads(pid))
+        tids = proc_facts.host_pids(processes.threads(pid))
         return proc_facts.set_of_thread(tids[one.number], one.fact, one.before or "0")
     values = facts.descriptors.get(one.number, {})
     return descriptor_facts.set_of_descriptor(pid, one.number, one.fact, values, here)

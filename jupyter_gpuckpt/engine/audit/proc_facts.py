@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -207,3 +208,8 @@ def _call(number: int, *arguments: int) -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return result
+
+
+def host_pids(pids: Collection[int]) -> dict[int, int]:
+    """Return the pids of processes here by those in their own namespace."""
+    return {nspid: pid for pid in pids if (nspid := processes.nspid(pid)) is not None}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ...host import processes
 from ..injection.call_tables import CallTables
 from ..injection.threads_held import ThreadsHeld
+from ..tree.tree import Tree
 from . import asked_facts, descriptor_facts, proc_facts
 from .fact_records import Facts, ProcessFacts, TerminalQueue, plain
+from .terminal_queues import TerminalQueues
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,29 @@ def facts(
     return Facts(processes=list(found.values()), terminals=list(terminals))
 
 
-def host_pids(pids: Collection[int]) -> dict[int, int]:
-    """Return the pids of processes here by those in their own namespace."""
-    return {nspid: pid for pid in pids if (nspid := processes.nspid(pid)) is not None}
+class Audit:
+    """The guest of a standstill that gathers the facts of its moment."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._answers: Answers = {}
+        self._descriptors: Mapping[int, Sequence[int]] = {}
+        self._terminals = TerminalQueues(tree)
+
+    def ask(self, held: ThreadsHeld) -> None:
+        """Ask the threads of a process."""
+        self._answers |= ask(held)
+
+    def begin(self, descriptors: Mapping[int, Sequence[int]]) -> None:
+        """Take what waits in terminals."""
+        self._descriptors = descriptors
+        self._terminals.take(descriptors)
+
+    def end(self) -> None:
+        """Put back what waits in terminals."""
+        self._terminals.put_back()
+
+    def read(self) -> Callable[[], Facts]:
+        """Read the processes, which must stand still; return a function that understands all facts when they run on."""
+        found = read(list(self._descriptors), self._descriptors)
+        queues = list(self._terminals.queues)
+        return lambda: facts(found, self._answers, queues)

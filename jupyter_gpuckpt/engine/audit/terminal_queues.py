@@ -24,7 +24,7 @@ from ...wire.manifest_records import SCRATCH
 from ..tree.duplicates import duplicate
 from ..tree.launch import pids
 from ..tree.tree import Tree
-from . import reading
+from . import proc_facts
 from .fact_records import TerminalQueue
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class TerminalQueues:
 
     def put_back(self) -> None:
         """Put everything back, before any task runs on; a second call does nothing."""
-        here = reading.host_pids(pids(self._tree)) if self.queues else {}
+        here = proc_facts.host_pids(pids(self._tree)) if self.queues else {}
         while self.queues:
             put(self.queues.pop(), here)
         with suppress(OSError):  # the tree, and its scratch with it, may be gone

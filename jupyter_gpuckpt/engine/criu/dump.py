@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
@@ -21,6 +22,7 @@ from ...errors import FreezeFailed
 from ...host import commands, processes, seccomp
 from ..settings import EngineSettings
 from ..tree import user_namespaces
+from ..tree.launch import pids
 from ..tree.strangers import end_strangers
 from ..tree.tree import Tree
 from . import (
@@ -30,14 +32,20 @@ from . import (
     deleted_files,
     hidden_pages,
     log_causes,
-    own_clients,
+    unix_images,
 )
 
 #: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
 _LOOK_MILLISECONDS = 250
+#: The state of a connected socket in Linux's table (man proc_net_unix).
+_CONNECTED = "03"
 #: How long a killed CRIU may take to end.
 _END_SECONDS = 5.0
+
+
+class _CameLateError(Exception):
+    """A client connected between CRIU's start and the standstill."""
 
 
 def dump_skeleton(
@@ -59,7 +67,7 @@ def dump_skeleton(
     def attempt(halt: Callable[[], None], more: Sequence[str]) -> None:
         _dump_skeleton(settings, tree, directory, ghost_limit, halt, more)
 
-    own_clients.dump(tree, tree.inside(directory), own_sockets, halt, attempt)
+    _dump(tree, tree.inside(directory), own_sockets, halt, attempt)
 
 
 def _dump_skeleton(
@@ -120,7 +128,58 @@ def dump_plain(
         with _Run(settings, tree, directory, ghost_limit, more) as run:
             run.supervise(halt, {})
 
-    own_clients.dump(tree, tree.inside(directory), own_sockets, halt, attempt)
+    _dump(tree, tree.inside(directory), own_sockets, halt, attempt)
+
+
+def _dump(
+    tree: Tree,
+    images: Path,
+    own_sockets: Collection[str],
+    halt: Callable[[], None],
+    attempt: Callable[[Callable[[], None], Sequence[str]], None],
+) -> None:
+    """Dump the tree by `attempt`, which gets a function that stops the tasks, and more options for CRIU.
+
+    CRIU refuses a connection to a socket outside of the tree unless its command line names the socket (`--external`). The clients of
+    the kernel's own unix sockets, which are those of Jupyter's transport `ipc`, connect again by themselves, as over TCP. So the
+    connections are named, and the images are edited: the kernel finds each as one that its client has closed, after the messages that
+    the kernel had not read yet.
+
+    `own_sockets`: the names to which the kernel's own listening sockets are bound.
+    """
+    named = _connected(tree, own_sockets)
+
+    def halt_and_look() -> None:
+        halt()
+        if _connected(tree, own_sockets) - named:
+            raise _CameLateError
+
+    try:
+        attempt(halt_and_look, _options(named))
+    except _CameLateError:
+        # CRIU has not touched the tasks. They stand still, so no other client is accepted now.
+        attempt(lambda: None, _options(_connected(tree, own_sockets)))
+    if own_sockets:
+        unix_images.close_outer(images / "files.img")
+
+
+def _connected(tree: Tree, own_sockets: Collection[str]) -> set[str]:
+    """Return the inodes of the tree's sockets that accepted a connection to one of its own listening sockets."""
+    if not own_sockets:
+        return set()
+    accepted = {
+        columns[6]
+        for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]
+        if len(columns := line.split(maxsplit=7)) == 8
+        and columns[5] == _CONNECTED
+        and columns[7] in own_sockets
+    }
+    held = {link for pid in pids(tree) for link in processes.descriptors(pid).values()}
+    return {inode for inode in accepted if f"socket:[{inode}]" in held}
+
+
+def _options(inodes: Collection[str]) -> list[str]:
+    return [word for inode in sorted(inodes) for word in ("--external", f"unix[{inode}]")]
 
 
 class _Run:

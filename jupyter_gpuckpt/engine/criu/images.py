@@ -9,6 +9,7 @@ Snapshots are untrusted input: an invalid image raises ObjectCorrupt, and nothin
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ PAGE = 4096
 #: pagemap_entry.flags (criu/include/pagemap.h).
 PAGEMAP_FLAGS, PAGEMAP_COUNT = 4, 5
 PE_LAZY, PE_PRESENT = 2, 4
+
+#: core_entry and thread_core_entry (images/core.proto), and the policies that CRIU restores (criu/cr-restore.c, validate_sched_parm).
+_THREAD_CORE, _POLICY = 5, 4
+_RESTORED = {os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE, os.SCHED_FIFO, os.SCHED_RR}
 
 #: pstree_entry (images/pstree.proto).
 _TREE_PID, _TREE_THREADS = 1, 5
@@ -398,3 +403,29 @@ def _remaps(images: Path) -> list[dict[int, int]]:
     """Return the entries of remap-fpath.img by field: 1 is the file's id, 2 the id of its replacement, 3 the replacement's kind."""
     path = images / "remap-fpath.img"
     return [numbers(message) for message in messages(path)] if path.exists() else []
+
+
+@strict
+def mend_scheduling(images: Path) -> None:
+    """Replace every scheduling policy that CRIU saves, but refuses at a restore, by the closest one that it restores.
+
+    These are deadlines, and policies that a fork resets. The audit sets them again (`audit/proc_facts.py`).
+    """
+    for path in images.glob("core-*.img"):
+        before = list(messages(path))
+        after = [with_inner(core, _THREAD_CORE, _accepted) for core in before]
+        if after != before:
+            replace(path, after)
+
+
+def _accepted(thread: bytes) -> bytes:
+    parts: list[Field] = [
+        (number, wire, _closest(value) if number == _POLICY and isinstance(value, int) else value)
+        for number, wire, value in fields(thread)
+    ]
+    return encode(parts)
+
+
+def _closest(policy: int) -> int:
+    kept = policy & ~os.SCHED_RESET_ON_FORK
+    return kept if kept in _RESTORED else os.SCHED_OTHER

@@ -8,11 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
+from ...errors import HostIncompatible
+from ...wire.plurals import counted
 from .images import (
     PAGE,
     PAGEMAP_COUNT,
@@ -47,6 +50,7 @@ _IS_OF_FILE = 1 << 6 | 1 << 7
 _IS_MEMFD = 1 << 14
 #: Flags of mmap: huge pages, and the place of the logarithm of their size.
 _HUGETLB, _HUGE_SHIFT, _HUGE_MASK = 0x40000, 26, 0x3F
+_POOLS = Path("/sys/kernel/mm/hugepages")
 #: VMA_AREA_VSYSCALL, VDSO, VVAR, AIORING and SHSTK.
 _IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 
@@ -87,7 +91,7 @@ def mapped_ends(images: Path) -> dict[int, int]:
 
 
 @strict
-def huge_bytes(images: Path) -> Counter[int]:
+def _huge_bytes(images: Path) -> Counter[int]:
     """Return the bytes of anonymous huge pages (hugetlb) of the processes, by the size of pages. Shared memory counts once."""
     found, shared = Counter[int](), dict[int, tuple[int, int]]()
     for path in images.glob("mm-*.img"):
@@ -226,3 +230,29 @@ def _entry(extent: Extent, flags: int, *, wide: bool) -> bytes:
     if wide:
         parts.append((PAGEMAP_COUNT, _VARINT, pages))
     return encode(parts)
+
+
+def require_huge_pages(images: Path) -> None:
+    """Raise HostIncompatible if the processes need more huge pages (hugetlb) than the pools have, which an administrator sets aside."""
+    for size, length in _huge_bytes(images).items():
+        pool, pages = _POOLS / f"hugepages-{size >> 10}kB", length // size
+        free = _free_huge_pages(pool)
+        if free is None or pages <= free:
+            continue
+        raise HostIncompatible(
+            f"The kernel needs {counted(pages, 'huge page')} of {size >> 20} MB; {free} can be had here.",
+            hint=f"End programs that use huge pages, or let an administrator write a number to {pool}/nr_hugepages that is higher by"
+            f" {pages - free}. The snapshot is untouched.",
+        )
+
+
+def _free_huge_pages(pool: Path) -> int | None:
+    """Return how many pages a pool can give; None: it is not known, because Linux's files about pools are hidden."""
+    if not _POOLS.is_dir():
+        return None
+    found = dict.fromkeys(("free", "resv", "nr_overcommit", "surplus"), 0)
+    with suppress(FileNotFoundError):  # this machine has no pages of the size
+        for name in found:
+            found[name] = int((pool / f"{name}_hugepages").read_text())
+    more = max(0, found["nr_overcommit"] - found["surplus"])
+    return max(0, found["free"] - found["resv"]) + more

@@ -1,11 +1,7 @@
 """The private memory of a tree: it is read while the tree is stopped or runs on, and filled in a restore.
 
-- `eager_pages`: a sink that writes private pages into CRIU's own files.
 - `filling`: the filling of a restored tree's private pages.
-- `fork_flags`: clearing of the flags by which libraries notice a fork.
 - `ghost`: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
-- `huge_pages`: the huge pages that a resume needs.
-- `memory_watch`: a watch over memory during a save.
 - `page_plan`: the plan for the private pages of a tree.
 - `process_vm`: the system calls that copy between the memory of this process and another one.
 - `reader`: a reader of the private memory of a stopped process or of its ghost.

@@ -1,7 +1,7 @@
 """The plan for the private pages of a tree: which of them we write into the tasks that CRIU holds, and which CRIU reads from its files.
 
 We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU restores two kinds itself
-(`eager_pages.py`):
+(`filling.py`):
 * pages that a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before
    it forks the child, and compares: equal pages stay shared. Written from outside, each process would get a copy of its own.
  * pages in areas that may not be written to, like the code of a just-in-time compiler: process_vm_writev refuses them.

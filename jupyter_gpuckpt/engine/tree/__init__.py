@@ -1,7 +1,6 @@
 """A running process tree: its init (init.c), its namespaces and the files in them, and the standstill of all its tasks.
 
 - `affinity`: the CPUs on which threads may run.
-- `context_switches`: proof that stopped tasks have not run.
 - `duplicates`: duplicates of other processes' descriptors.
 - `endless_waits`: system calls without a timeout, restarted after a freeze interrupts them.
 - `ferry_library`: loading of the ferry library.
@@ -11,15 +10,12 @@
 - `kept_secrets`: a kernel's secrets on its own scratch tmpfs.
 - `landlock`: Landlock sandboxes of a tree's threads.
 - `launch`: the start and end of a process tree in its own PID, mount and time namespaces.
-- `losses`: the replacement of misleading errors by KernelLost.
 - `mounts`: mounts in a kernel's own mount namespace.
 - `namespaces.c`: namespaces and capabilities of init.
 - `outside_signals.c`: the library in kernels that ignores stop signals from outside.
 - `outside_signals`: protection of kernels from signals that are sent to all processes of a service.
 - `server_files`: the info files of Jupyter servers.
-- `silent_mounts`: file systems of which a tree has files open, and whose servers do not answer.
 - `socket_directories`: private directories for the unix sockets of a branch whose original still listens.
-- `ssh_files`: mounts of copies over ssh's system-wide settings in a user namespace.
 - `standstill`: the standstill of a tree.
 - `strangers`: programs like CRIU that entered a tree's PID namespace.
 - `tree`: the record of a running process tree.

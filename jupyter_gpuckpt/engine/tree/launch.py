@@ -7,8 +7,10 @@ kernel is (the daemon). See also: docs/decisions/processes.md.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -19,20 +21,23 @@ from typing import IO, cast
 
 from ...errors import CheckpointError, KernelLost, PrivilegeMissing, limit_reached
 from ...host import commands, core_files, processes
-from ...wire.manifest_records import LaunchSpec
+from ...wire.manifest_records import SCRATCH, LaunchSpec
 from ..settings import EngineSettings
 from . import (
     ferry_library,
     fresh_randomness,
     kept_secrets,
+    mounts,
     outside_signals,
     server_files,
-    ssh_files,
     user_namespaces,
 )
 from .tree import Tree
 from .user_namespaces import Ids
 
+logger = logging.getLogger(__name__)
+
+_SSH_SETTINGS, _SSH_COPIES = "/etc/ssh/ssh_config.d", f"{SCRATCH}/ssh"
 #: The range of random pids: below 32768, the pid_max of Linux before 6.14, which is shared by all namespaces.
 _PID_RANGE = (2000, 24000)
 _KEEPER_OFFSET, _KERNEL_OFFSET = 1, 2
@@ -150,11 +155,33 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
         core_files.allow(namespaces.init_pid)
         namespaces.expect("ready")
         if ids is not None:
-            ssh_files.mount_copies(namespaces.init_pid)
+            _mount_ssh_settings(namespaces.init_pid)
     except BaseException:
         namespaces.destroy()
         raise
     return namespaces
+
+
+def _mount_ssh_settings(init_pid: int) -> None:
+    """Mount copies over ssh's included settings in the mount namespace of a kernel's init, if there are any; never raises.
+
+    There root's files belong to nobody, and ssh refuses included files of other owners. So copies that belong to the kernel's user are
+    mounted over the files that root's settings include. See man ssh_config, Include.
+    """
+    root = Path(f"/proc/{init_pid}/root")
+    try:
+        files = [path for path in (root / _SSH_SETTINGS[1:]).iterdir() if path.is_file()]
+        if not files:
+            return
+        copies = root / _SSH_COPIES[1:]
+        copies.mkdir(mode=0o755)
+        for path in files:
+            shutil.copyfile(path, copies / path.name)
+            (copies / path.name).chmod(0o644)  # ssh checks the mode, too
+        mounts.bind(init_pid, _SSH_COPIES, _SSH_SETTINGS)
+    except (OSError, commands.CommandFailed) as error:
+        # ssh is not installed, or this user may not read its settings.
+        logger.debug("ssh's settings are not replaced: %s", error)
 
 
 def launch(
