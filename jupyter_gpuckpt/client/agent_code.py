@@ -24,7 +24,6 @@ _MODULES = (
     "sent_messages",
     "subscribers",
     "message_journal",
-    "magic_requests",
     "trim",
     "widget_states",
     "variables.values",

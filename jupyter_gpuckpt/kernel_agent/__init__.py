@@ -7,7 +7,6 @@
 - `environment`: updating a resumed kernel to its new server.
 - `fresh_secrets`: new secrets in a resumed kernel.
 - `history`: IPython's history after a resume.
-- `magic_requests`: requests of the user's code.
 - `message_journal`: the journal of a batch run.
 - `processor_clocks`: Python's clocks of CPU time.
 - `resumes`: how a process notices that it was resumed.

@@ -40,6 +40,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -52,7 +53,6 @@ from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
 from .fresh_secrets import renew_secrets
 from .history import History, last_cell
-from .magic_requests import UserRequests
 from .message_journal import Journal
 from .processor_clocks import ProcessorClocks
 from .resumes import Resumes
@@ -74,6 +74,11 @@ _TRIM_SECONDS = 5.0
 #: How long to wait until the GPUs have done their work.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
+#: The type of the message, which is its topic as well: a server recognizes it by that.
+_USER_REQUEST = "gpuckpt_user_request"
+#: How long to wait until a server has received a request, and then until the request is done.
+_TAKEN_SECONDS, _DONE_SECONDS = 5.0, 3600.0
+_RESUMED = "The kernel was resumed from a snapshot."
 
 
 class Agent:
@@ -110,7 +115,7 @@ class Agent:
             kernel.shell.events.callbacks.setdefault(event, [])
         self._history = History(kernel.shell)
         self._peers, self._clocks = PeerAccess(), ProcessorClocks()
-        self.user_requests = UserRequests(kernel)
+        self.user_requests = _UserRequests(kernel)
 
     @property
     def silent(self) -> bool:
@@ -364,6 +369,51 @@ class Agent:
                 self._kept_replies.remove(kept)
         # Sending past the stream may have consumed an event that the stream waits for (zmq_getsockopt, ZMQ_FD).
         self._shell._update_handler(self._shell._state)
+
+
+class _UserRequests:
+    """The requests of a kernel's user code (the magics) to its server, sent on iopub, that wait for an answer."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._answered = threading.Condition()
+        #: The answers by request id. None: no server has received the request yet; empty: a server has.
+        self._answers: dict[str, str | None] = {}
+
+    def ask(self, verb: str, argument: str) -> str | None:
+        """Send a request and wait for the answer's text; return None if no server receives it. Called in the thread that runs the cell."""
+        request_id = uuid.uuid4().hex
+        client = (self._kernel.get_parent("shell") or {}).get("header", {}).get("session", "")
+        content = {"id": request_id, "what": verb, "argument": argument, "client": client}
+        with self._answered:
+            self._answers[request_id] = None
+        try:
+            self._kernel.session.send(
+                self._kernel.iopub_socket, _USER_REQUEST, content, ident=_USER_REQUEST.encode()
+            )
+            taken = self._wait(request_id, lambda text: text is not None, _TAKEN_SECONDS)
+            return self._wait(request_id, bool, _DONE_SECONDS) if taken is not None else None
+        finally:
+            with self._answered:
+                del self._answers[request_id]
+
+    def answer(self, content: dict[str, Any]) -> None:
+        """Store an answer of the server; an empty text means that the server has received the request."""
+        with self._answered:
+            if content["id"] in self._answers:
+                self._answers[content["id"]] = content["text"]
+                self._answered.notify_all()
+
+    def resumed(self) -> None:
+        """Answer all requests after a resume: the server that has them may have ended."""
+        with self._answered:
+            self._answers = dict.fromkeys(self._answers, _RESUMED)
+            self._answered.notify_all()
+
+    def _wait(self, request_id: str, wanted: Any, seconds: float) -> str | None:
+        with self._answered:
+            self._answered.wait_for(lambda: wanted(self._answers[request_id]), seconds)
+            return self._answers[request_id]
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:

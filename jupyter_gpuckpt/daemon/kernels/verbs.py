@@ -11,11 +11,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,6 +34,7 @@ from ...wire.place import Place
 from ...wire.protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ...wire.states import GPU_AWAY, Answer, KernelState, Verb, answer
 from .. import late_imports
+from ..repeating import Tasks
 from . import jobs, launch_checks
 from .jobs import Job
 from .kernel_records import KernelRecord, Records
@@ -75,7 +75,7 @@ class Verbs:
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def launch(self, owner: Owner, spec: LaunchSpec) -> ManagedKernel:
         """Start a kernel; return when its process exists.
@@ -194,7 +194,7 @@ class Verbs:
         kernel = self._kernels.get(kernel_id)
         decision = self._decide(kernel, Verb.INTERRUPT)
         if decision is Answer.WAIT:
-            self._spawn(self._signal_later(kernel, signum))
+            self._tasks.start(self._signal_later(kernel, signum))
         elif decision is Answer.DO:
             await kernel.launched.wait()
             _send(kernel, signum)
@@ -260,7 +260,7 @@ class Verbs:
         else:
             # The state is entered before any await, so that the next request finds the kernel in its new state.
             entered = self._enter(kernel, job, operation) if decision is Answer.DO else None
-            self._spawn(self._carry_out(kernel, job, operation, entered))
+            self._tasks.start(self._carry_out(kernel, job, operation, entered))
         return operation
 
     def _enter(
@@ -356,11 +356,6 @@ class Verbs:
         # A branch has no process before its first resume.
         if record.exit_path and not (path := Path(record.exit_path)).exists():
             write_file(path, _KILLED)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _send(kernel: ManagedKernel, signum: int) -> None:
