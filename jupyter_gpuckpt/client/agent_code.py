@@ -25,7 +25,6 @@ _MODULES = (
     "subscribers",
     "message_journal",
     "trim",
-    "widget_states",
     "variables.values",
     "variables.fingerprints",
     "variables.variable_list",

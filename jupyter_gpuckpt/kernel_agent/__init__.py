@@ -13,5 +13,4 @@
 - `sent_messages`: the kernel's last messages.
 - `subscribers`: the clients that are subscribed to the kernel's output, and whether all of them are back after a resume.
 - `trim`: freeing unused memory of this process before a snapshot is taken of it.
-- `widget_states`: the states of all widgets.
 """

@@ -36,6 +36,7 @@ so that no IPython event is triggered.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -46,6 +47,7 @@ from contextlib import suppress
 from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.jsonutil import json_clean, json_default
 
 from .addresses import deliver, may_be_lost, offered, other_address
 from .control_calls import beside, between_cells, result_of
@@ -60,7 +62,6 @@ from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
 from .trim import trim
 from .variables.variable_list import variables_of
-from .widget_states import widget_states
 
 #: The longest time to buffer without a request from a server: a server's death must not silence the kernel.
 _LONGEST_SILENCE = 30.0
@@ -73,6 +74,9 @@ _CALLS_SECONDS = 10.0
 _TRIM_SECONDS = 5.0
 #: How long to wait until the GPUs have done their work.
 _GPU_SECONDS = 30.0
+#: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
+_MAX_STATE_BYTES = 16 << 20
+_MAX_STATE_SECONDS = 0.5
 _EVENTS = ("on_save", "on_resume")
 #: The type of the message, which is its topic as well: a server recognizes it by that.
 _USER_REQUEST = "gpuckpt_user_request"
@@ -213,7 +217,7 @@ class Agent:
             self._prepare()
             # This comes after `_prepare`: messages about later changes by a running cell are then buffered and sent after the resume.
             content["comms"] = _open_comms(self._kernel)
-            states = widget_states()
+            states = _widget_states()
         elif op == "probe":
             message = self._kernel.session.msg("gpuckpt_probe", {}, parent=parent)
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
@@ -421,6 +425,64 @@ def _open_comms(kernel: Any) -> dict[str, str]:
     # The copy is atomic: a cell may be opening comms in the main thread.
     comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
     return {comm_id: comm.target_name for comm_id, comm in comms.items()}
+
+
+def _widget_states() -> list[bytes]:
+    """Return ipywidgets' reply to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
+
+    The list is empty if there are no widgets, or too many, or if a cell that changes them interferes. See
+    ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
+    """
+    try:
+        return _read_widget_states(time.thread_time() + _MAX_STATE_SECONDS)
+    except Exception:
+        return []
+
+
+def _read_widget_states(deadline: float) -> list[bytes]:
+    module: Any = sys.modules.get("ipywidgets.widgets.widget")
+    if module is None:
+        return []
+    # ipywidgets 7 has the second attribute.
+    widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
+    texts: list[str] = []
+    paths: list[Any] = []
+    buffers: list[bytes] = []
+    left = _MAX_STATE_BYTES
+    for model_id, widget in widgets.items():
+        if widget.comm is None:
+            continue
+        state, below, views = module._remove_buffers(widget.get_state())
+        # The size is checked before the buffers are copied and encoded.
+        found = [memoryview(view) for view in views]
+        left -= sum(view.nbytes for view in found)
+        if left < sum(len(value) for value in state.values() if isinstance(value, str)):
+            return []
+        entry = {
+            "model_name": widget._model_name,
+            "model_module": widget._model_module,
+            "model_module_version": widget._model_module_version,
+            "state": state,
+        }
+        texts.append(f"{json.dumps(model_id)}: {_as_json(entry)}")
+        left -= len(texts[-1].encode())
+        if left < 0 or time.thread_time() > deadline:
+            return []
+        paths += [[model_id, "state", *path] for path in below]
+        buffers += [view.tobytes() for view in found]
+    if not texts:
+        return []
+    states, buffer_paths = ", ".join(texts), json.dumps(paths)
+    data = f'{{"method": "update_states", "states": {{{states}}}, "buffer_paths": {buffer_paths}}}'
+    return [data.encode(), *buffers]
+
+
+def _as_json(value: Any) -> str:
+    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are not JSON."""
+    try:
+        return json.dumps(value, default=json_default, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(json_clean(value), default=json_default, allow_nan=False)
 
 
 def begin() -> None:

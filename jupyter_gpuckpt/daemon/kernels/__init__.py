@@ -5,7 +5,6 @@
 - `jobs`: the jobs of the operations.
 - `kernel_records`: the records of kernels on disk.
 - `kernels`: the kernels that this daemon manages.
-- `launch_checks`: checks of a launch before it begins.
 - `lost_notebooks`: the notebooks whose session another machine has taken over.
 - `machine`: engine, store and host with the daemon's settings.
 - `measuring`: measurement of kernels' use of memory and GPUs.
