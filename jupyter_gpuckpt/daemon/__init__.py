@@ -7,5 +7,4 @@
 - `lifetime`: the daemon's process: detached, and the only one of its place.
 - `repeating`: work of the daemon that is done again and again, whether or not it succeeds.
 - `service`: the composition root.
-- `snapshot_lists`: the lists of snapshots that clients see.
 """

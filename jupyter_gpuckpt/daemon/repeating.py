@@ -19,7 +19,7 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

@@ -8,6 +8,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
+from ..wire.deadlines import boot_id
 from ..wire.manifest_records import Host
 from ..wire.plurals import counted
 from . import gpu
@@ -24,9 +25,6 @@ INSTRUCTIONS = (
     *("tbm", "tsc", "uintr", "user_shstk", "vaes", "vpclmul", "waitpkg", "xgetbv", "xop", "xsave"),
 )
 
-#: See man 4 random.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 #: Prefixes of names that look like an instruction but do not stand for one.
 NOT_INSTRUCTIONS = ("tsc_adjust", "tsc_deadline", "tsc_known", "tsc_reliable", "tsc_scale")
 
@@ -41,7 +39,7 @@ def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
         driver_version=gpu.driver_version(),
         gpus=gpu.gpus(),
         home=os.environ.get("HOME", ""),
-        boot_id=_BOOT_ID.read_text().strip(),
+        boot_id=boot_id(),
     )
 
 

@@ -378,7 +378,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             for one in report.kernels
             if one.saved
         ]
-        self._waiting = Waiting().and_then(saved)
+        self._waiting = Waiting.of(saved)
         self._log_report(report, len(saved), time.monotonic() - began)
         with closing(self._tokens()) as tokens:
             await self._update_usage(self.server.url, tokens)

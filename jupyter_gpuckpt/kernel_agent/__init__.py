@@ -7,12 +7,10 @@
 - `environment`: updating a resumed kernel to its new server.
 - `fresh_secrets`: new secrets in a resumed kernel.
 - `history`: IPython's history after a resume.
-- `magic_requests`: requests of the user's code.
 - `message_journal`: the journal of a batch run.
 - `processor_clocks`: Python's clocks of CPU time.
 - `resumes`: how a process notices that it was resumed.
 - `sent_messages`: the kernel's last messages.
 - `subscribers`: the clients that are subscribed to the kernel's output, and whether all of them are back after a resume.
 - `trim`: freeing unused memory of this process before a snapshot is taken of it.
-- `widget_states`: the states of all widgets.
 """

@@ -36,15 +36,18 @@ so that no IPython event is triggered.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.jsonutil import json_clean, json_default
 
 from .addresses import deliver, may_be_lost, offered, other_address
 from .control_calls import beside, between_cells, result_of
@@ -52,7 +55,6 @@ from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
 from .fresh_secrets import renew_secrets
 from .history import History, last_cell
-from .magic_requests import UserRequests
 from .message_journal import Journal
 from .processor_clocks import ProcessorClocks
 from .resumes import Resumes
@@ -60,7 +62,6 @@ from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
 from .trim import trim
 from .variables.variable_list import variables_of
-from .widget_states import widget_states
 
 #: The longest time to buffer without a request from a server: a server's death must not silence the kernel.
 _LONGEST_SILENCE = 30.0
@@ -73,7 +74,15 @@ _CALLS_SECONDS = 10.0
 _TRIM_SECONDS = 5.0
 #: How long to wait until the GPUs have done their work.
 _GPU_SECONDS = 30.0
+#: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
+_MAX_STATE_BYTES = 16 << 20
+_MAX_STATE_SECONDS = 0.5
 _EVENTS = ("on_save", "on_resume")
+#: The type of the message, which is its topic as well: a server recognizes it by that.
+_USER_REQUEST = "gpuckpt_user_request"
+#: How long to wait until a server has received a request, and then until the request is done.
+_TAKEN_SECONDS, _DONE_SECONDS = 5.0, 3600.0
+_RESUMED = "The kernel was resumed from a snapshot."
 
 
 class Agent:
@@ -110,7 +119,7 @@ class Agent:
             kernel.shell.events.callbacks.setdefault(event, [])
         self._history = History(kernel.shell)
         self._peers, self._clocks = PeerAccess(), ProcessorClocks()
-        self.user_requests = UserRequests(kernel)
+        self.user_requests = _UserRequests(kernel)
 
     @property
     def silent(self) -> bool:
@@ -208,7 +217,7 @@ class Agent:
             self._prepare()
             # This comes after `_prepare`: messages about later changes by a running cell are then buffered and sent after the resume.
             content["comms"] = _open_comms(self._kernel)
-            states = widget_states()
+            states = _widget_states()
         elif op == "probe":
             message = self._kernel.session.msg("gpuckpt_probe", {}, parent=parent)
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
@@ -366,11 +375,114 @@ class Agent:
         self._shell._update_handler(self._shell._state)
 
 
+class _UserRequests:
+    """The requests of a kernel's user code (the magics) to its server, sent on iopub, that wait for an answer."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._answered = threading.Condition()
+        #: The answers by request id. None: no server has received the request yet; empty: a server has.
+        self._answers: dict[str, str | None] = {}
+
+    def ask(self, verb: str, argument: str) -> str | None:
+        """Send a request and wait for the answer's text; return None if no server receives it. Called in the thread that runs the cell."""
+        request_id = uuid.uuid4().hex
+        client = (self._kernel.get_parent("shell") or {}).get("header", {}).get("session", "")
+        content = {"id": request_id, "what": verb, "argument": argument, "client": client}
+        with self._answered:
+            self._answers[request_id] = None
+        try:
+            self._kernel.session.send(
+                self._kernel.iopub_socket, _USER_REQUEST, content, ident=_USER_REQUEST.encode()
+            )
+            taken = self._wait(request_id, lambda text: text is not None, _TAKEN_SECONDS)
+            return self._wait(request_id, bool, _DONE_SECONDS) if taken is not None else None
+        finally:
+            with self._answered:
+                del self._answers[request_id]
+
+    def answer(self, content: dict[str, Any]) -> None:
+        """Store an answer of the server; an empty text means that the server has received the request."""
+        with self._answered:
+            if content["id"] in self._answers:
+                self._answers[content["id"]] = content["text"]
+                self._answered.notify_all()
+
+    def resumed(self) -> None:
+        """Answer all requests after a resume: the server that has them may have ended."""
+        with self._answered:
+            self._answers = dict.fromkeys(self._answers, _RESUMED)
+            self._answered.notify_all()
+
+    def _wait(self, request_id: str, wanted: Any, seconds: float) -> str | None:
+        with self._answered:
+            self._answered.wait_for(lambda: wanted(self._answers[request_id]), seconds)
+            return self._answers[request_id]
+
+
 def _open_comms(kernel: Any) -> dict[str, str]:
     """Return the target names of all open comms, by comm id."""
     # The copy is atomic: a cell may be opening comms in the main thread.
     comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
     return {comm_id: comm.target_name for comm_id, comm in comms.items()}
+
+
+def _widget_states() -> list[bytes]:
+    """Return ipywidgets' reply to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
+
+    The list is empty if there are no widgets, or too many, or if a cell that changes them interferes. See
+    ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
+    """
+    try:
+        return _read_widget_states(time.thread_time() + _MAX_STATE_SECONDS)
+    except Exception:
+        return []
+
+
+def _read_widget_states(deadline: float) -> list[bytes]:
+    module: Any = sys.modules.get("ipywidgets.widgets.widget")
+    if module is None:
+        return []
+    # ipywidgets 7 has the second attribute.
+    widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
+    texts: list[str] = []
+    paths: list[Any] = []
+    buffers: list[bytes] = []
+    left = _MAX_STATE_BYTES
+    for model_id, widget in widgets.items():
+        if widget.comm is None:
+            continue
+        state, below, views = module._remove_buffers(widget.get_state())
+        # The size is checked before the buffers are copied and encoded.
+        found = [memoryview(view) for view in views]
+        left -= sum(view.nbytes for view in found)
+        if left < sum(len(value) for value in state.values() if isinstance(value, str)):
+            return []
+        entry = {
+            "model_name": widget._model_name,
+            "model_module": widget._model_module,
+            "model_module_version": widget._model_module_version,
+            "state": state,
+        }
+        texts.append(f"{json.dumps(model_id)}: {_as_json(entry)}")
+        left -= len(texts[-1].encode())
+        if left < 0 or time.thread_time() > deadline:
+            return []
+        paths += [[model_id, "state", *path] for path in below]
+        buffers += [view.tobytes() for view in found]
+    if not texts:
+        return []
+    states, buffer_paths = ", ".join(texts), json.dumps(paths)
+    data = f'{{"method": "update_states", "states": {{{states}}}, "buffer_paths": {buffer_paths}}}'
+    return [data.encode(), *buffers]
+
+
+def _as_json(value: Any) -> str:
+    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are not JSON."""
+    try:
+        return json.dumps(value, default=json_default, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(json_clean(value), default=json_default, allow_nan=False)
 
 
 def begin() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import StoreUnavailable
 from ..wire import decoding
-from .pack_identity import boot_id
+from ..wire.deadlines import boot_id
 
 logger = logging.getLogger(__name__)
 

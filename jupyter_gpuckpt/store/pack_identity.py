@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from functools import cache
-from pathlib import Path
 
 import msgspec
+
+from ..wire.deadlines import boot_id
 
 
 class Trust(IntEnum):
@@ -47,9 +47,3 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
         same_device = self.device == before.device or self.boot != before.boot
         is_same = same_device and (self.inode, self.changed) == (before.inode, before.changed)
         return Trust.SAME if is_same else Trust.UNREAD
-
-
-@cache
-def boot_id() -> str:
-    """Return the id of this boot of the machine (man 4 random)."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -27,14 +27,14 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def left(self) -> float:
         """The seconds until the deadline; 0 if it has passed."""
-        is_same_boot = self.boot_id == _boot_id()
+        is_same_boot = self.boot_id == boot_id()
         left = self.since_boot - since_boot() if is_same_boot else self.at - time.time()
         return min(max(0.0, left), self.seconds)
 
 
 def after(seconds: float) -> Deadline:
     """Return the deadline in so many seconds."""
-    return Deadline(time.time() + seconds, seconds, _boot_id(), since_boot() + seconds)
+    return Deadline(time.time() + seconds, seconds, boot_id(), since_boot() + seconds)
 
 
 def since_boot() -> float:
@@ -43,5 +43,6 @@ def since_boot() -> float:
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return the id of this boot of the machine (man 4 random)."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -45,14 +45,11 @@ class Waiting(msgspec.Struct, frozen=True):
             [*self.kernels, *others.kernels][:NAMED],
         )
 
-    def and_then(self, more: list[WaitingKernel]) -> Waiting:
-        """Return these kernels and more."""
-        return self + Waiting(
-            len(more),
-            sum(kernel.size_bytes for kernel in more),
-            sum(kernel.gpu_bytes for kernel in more),
-            more,
-        )
+    @classmethod
+    def of(cls, kernels: list[WaitingKernel]) -> Waiting:
+        """Return the record of these kernels."""
+        sizes = (sum(k.size_bytes for k in kernels), sum(k.gpu_bytes for k in kernels))
+        return cls(len(kernels), *sizes, kernels[:NAMED])
 
 
 class Usage(msgspec.Struct, frozen=True):

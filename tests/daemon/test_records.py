@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
-from jupyter_gpuckpt.daemon.kernels.launch_checks import check_kernel_id
 from jupyter_gpuckpt.daemon.kernels.recovered import recovered
+from jupyter_gpuckpt.daemon.kernels.verbs import check_kernel_id
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import (
     ConfigurationError,

@@ -166,7 +166,7 @@ def test_a_poll_that_finds_an_ended_container_is_no_stop_of_the_hub(monkeypatch)
     }
     reflectors = {spawner._get_reflector_key("pods"): SimpleNamespace(pods=pods_there)}
     monkeypatch.setattr(type(spawner), "reflectors", reflectors)
-    spawner._waiting = Waiting().and_then([WaitingKernel("a.ipynb")])
+    spawner._waiting = Waiting.of([WaitingKernel("a.ipynb")])
     spawner._started_again = True
     assert asyncio.run(spawner.poll()) == 7
     assert deleted == [0]

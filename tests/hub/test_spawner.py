@@ -18,7 +18,7 @@ from jupyter_gpuckpt.wire.hub_records import NAMED, WAITING, SpawnerState, Waiti
 
 
 def waiting_for(*names):
-    return Waiting().and_then([WaitingKernel(name) for name in names])
+    return Waiting.of([WaitingKernel(name) for name in names])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_waits_survives_the_hub_until_the_server_has_started():
             return "http://127.0.0.1:1"
 
     spawner = with_suspend(Started)()
-    waiting = msgspec.to_builtins(Waiting().and_then([WaitingKernel("a.ipynb", 10, 5, 1.5)]))
+    waiting = msgspec.to_builtins(Waiting.of([WaitingKernel("a.ipynb", 10, 5, 1.5)]))
     spawner.load_state({"pid": 0, WAITING: waiting})
     # The hub clears the state of a spawner before it starts it.
     spawner.clear_state()
@@ -89,7 +89,7 @@ class Cells(HTMLParser):
 def test_the_form_shows_what_waits_and_runs_nothing_that_a_name_contains():
     name = "</td><script>alert(1)</script>\"'&amp;"
     kernels = [WaitingKernel(name, 3_200_000_000, 2_000_000_000, 1000.0), WaitingKernel("b.ipynb")]
-    shown = Cells(start_form(Waiting().and_then(kernels), now=1000.0 + 7300))
+    shown = Cells(start_form(Waiting.of(kernels), now=1000.0 + 7300))
     assert shown.cells[:7] == [name, "3.2 GB", "2.0 GB", "2 h ago", "b.ipynb", "", ""]
     assert "script" not in shown.elements
     offered = start_form(waiting_for("a.ipynb"), now=0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.daemon.reclaim import timing as timing_module
-from jupyter_gpuckpt.daemon.reclaim.timing import Timing
+from jupyter_gpuckpt.daemon.reclaim import reaction as timing_module
+from jupyter_gpuckpt.daemon.reclaim.reaction import Timing
 from jupyter_gpuckpt.wire import reclaim_records
 from jupyter_gpuckpt.wire.reclaim_records import Notice, NoticeKind
 

@@ -13,7 +13,7 @@ from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.remotes import remote_copies, remote_keys
 from jupyter_gpuckpt.daemon.remotes.near_copy import NearCopy
-from jupyter_gpuckpt.daemon.snapshot_lists import SnapshotLists
+from jupyter_gpuckpt.daemon.service import SnapshotLists
 from jupyter_gpuckpt.daemon.snapshots.transfers import Transfers
 from jupyter_gpuckpt.errors import (
     OperationCancelled,

@@ -76,7 +76,7 @@ def test_a_deadline_of_another_boot_ends_by_the_clock_but_never_later_than_its_t
     wall, monkeypatch, later, left
 ):
     deadline = after(60.0)
-    monkeypatch.setattr(deadlines, "_boot_id", lambda: "next boot")
+    monkeypatch.setattr(deadlines, "boot_id", lambda: "next boot")
     wall.at += later
     assert deadline.left == left
 

@@ -69,12 +69,10 @@ class Endings:
 
     def _expect(self, kernel: ManagedKernel) -> None:
         self._cancel(kernel.kernel_id)
-        task = asyncio.get_running_loop().create_task(self._end(kernel))
-        self._tasks[kernel.kernel_id] = task
+        self._tasks[kernel.kernel_id] = asyncio.create_task(self._end(kernel))
 
     def _cancel(self, kernel_id: str) -> None:
-        task = self._tasks.pop(kernel_id, None)
-        if task is not None:
+        if task := self._tasks.pop(kernel_id, None):
             task.cancel()
 
     async def _end(self, kernel: ManagedKernel) -> None:

@@ -216,8 +216,7 @@ class FormerProcesses:
         kernel_id = former.record.kernel.kernel_id
         self._kept[kernel_id] = former
         self._machine.reserved_numbers[kernel_id] = former.record.number
-        task = asyncio.get_running_loop().create_task(self._save_and_end(former))
-        self._saves[kernel_id] = task
+        self._saves[kernel_id] = asyncio.create_task(self._save_and_end(former))
 
     async def _save_and_end(self, former: _Former) -> None:
         """Save a former process, which ends it. If that fails, end it when its time is over, or when memory is short."""

@@ -14,10 +14,11 @@ a home; who may take it over. Does not cover: what a kernel does (`kernels.py`),
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import msgspec
 
 from ...engine.tree.tree import Tree
 from ...errors import (
+    DaemonUnavailable,
     ErrorRecord,
     GpuCkptError,
     SessionHeld,
@@ -36,6 +38,7 @@ from ...errors import (
     is_disk_full,
 )
 from ...linux.disk_reserve import with_room
+from ...linux.file_locks import is_locked, lock_or_refuse
 from ...linux.shared_folders import file_system_of, locks_reach_all
 from ...wire import decoding
 from ...wire.deadlines import Deadline
@@ -43,16 +46,19 @@ from ...wire.manifest_records import Cause, LaunchSpec, Sizes
 from ...wire.place import Place
 from ...wire.protocol import Owner, OwnerKind
 from ...wire.states import KernelState
-from . import state_leftovers
-from .place_locks import PlaceLocks
 from .record_leases import RecordLeases, held
-from .whole_files import write_file
+from .whole_files import UNFINISHED, write_file
 
 #: States of kernels that any host may resume.
 _AT_REST = frozenset({KernelState.SUSPENDED, KernelState.LOST})
 _ENDING = _AT_REST | {KernelState.SUSPENDING}
 #: How long a daemon may take to release the lease of a kernel that it has suspended.
 _RELEASE_SECONDS, _PAUSE = 1.0, 0.02
+#: The age at which an unfinished file that no process writes counts as abandoned.
+_ABANDONED_SECONDS = 60.0
+#: How long exit files are kept, and how many in any case. A provisioner reads one within moments of the end, unless its machine was
+#: suspended.
+_KEEP_EXITS_SECONDS, _KEEP_EXITS = 7 * 24 * 3600.0, 100
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +111,7 @@ class Records:
         self.state_dir, self.place = state_dir, place
         for name in ("kernels", "exits", "places", "shared"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks = PlaceLocks(state_dir / "places", place)
+        self._locks = _PlaceLocks(state_dir / "places", place)
         self._leases = RecordLeases(state_dir, place)
         self._mutex = threading.RLock()
         #: Kernels that run here as branches: their records belong to another daemon.
@@ -122,7 +128,7 @@ class Records:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
         self._locks.hold()
         kept = {record.exit_path for record in self.all()}
-        state_leftovers.remove(self.state_dir / "kernels", self.exits, kept)
+        _remove_leftovers(self.state_dir / "kernels", self.exits, kept)
         with self._mutex:
             self._leases.sweep()
 
@@ -390,3 +396,59 @@ class Records:
 
     def _branch_path(self, kernel_id: str) -> Path:
         return self._path(kernel_id).with_name(f"branch-{self.place.key}.json")
+
+
+class _PlaceLocks:
+    """The locks `<place>.lock` in a folder, as seen by the daemon of `place`, which holds its own for life. Methods raise OSError."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._folder, self._place = folder, place
+        self._lock = -1
+
+    def hold(self) -> None:
+        """Acquire the lock of the own place. Raises DaemonUnavailable if another daemon has it."""
+        path = self._path(self._place)
+        self._lock = with_room(path, lambda: lock_or_refuse(path))
+        if self._lock < 0:
+            raise DaemonUnavailable(
+                "Another daemon of this place uses the data directory through another runtime directory.",
+                hint="Use the same JUPYTER_GPUCKPT_RUNTIME_DIR everywhere.",
+            )
+
+    def release(self) -> None:
+        """Release this daemon's lock."""
+        self._path(self._place).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def is_held(self, place: Place) -> bool | None:
+        """Return whether the daemon of a place holds its lock; None if it has exited and removed the file."""
+        return is_locked(self._path(place))
+
+    def _path(self, place: Place) -> Path:
+        return self._folder / f"{place.key}.lock"
+
+
+def _remove_leftovers(kernels: Path, exits: Path, needed_exits: Collection[str]) -> None:
+    """Remove unfinished files of records that killed daemons left, and old exit files except `needed_exits`.
+
+    Age alone removes nothing: the time of day may have been set a moment ago.
+    """
+    for folder in kernels.iterdir():
+        with suppress(OSError):  # another place's daemon may be renaming or removing it now
+            abandoned = list(filter(_is_abandoned, folder.glob(f"{UNFINISHED}*")))
+            for path in abandoned:
+                path.unlink()
+            if abandoned:
+                folder.rmdir()  # fails where a record lies beside it
+    found = []
+    for path in exits.iterdir():
+        with suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path))
+    before = time.time() - _KEEP_EXITS_SECONDS
+    for written, path in sorted(found)[:-_KEEP_EXITS]:
+        if written < before and str(path) not in needed_exits:
+            path.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _ABANDONED_SECONDS and not is_locked(path)

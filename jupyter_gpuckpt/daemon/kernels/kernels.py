@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ...wire.deadlines import since_boot
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import Event, Kernel
 from ...wire.states import ABSENT, ALIVE, GPU_AWAY, KernelState, may_follow
+from ..repeating import Tasks
 from . import stopped_trees, tree_records
 from .kernel_records import KernelRecord, Records
 from .lost_notebooks import LostNotebooks
@@ -40,8 +42,10 @@ from .recovered import lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
 from .tree_records import UnnamedTree
-from .tree_watch import TreeWatch
 from .usage import Usage
+
+#: How long to wait before a watch is tried again.
+_RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +149,7 @@ class Kernels:
     def __init__(self, records: Records, machine: Machine, streams: Streams) -> None:
         self._records, self._machine, self._streams = records, machine, streams
         self._kernels: dict[str, ManagedKernel] = {}
-        self._watch = TreeWatch[ManagedKernel](machine, self._ended)
+        self._watch = _TreeWatch(machine, self._ended)
         #: Living trees of this place that are not managed, because no record names them.
         self._unnamed: list[UnnamedTree] = []
         self.lost_notebooks = LostNotebooks(records.state_dir)
@@ -402,3 +406,48 @@ class Kernels:
 def _log_failure(written: asyncio.Future[None]) -> None:
     if not written.cancelled() and (error := written.exception()):
         _log.error("a kernel's record could not be written: %s", error)
+
+
+class _TreeWatch:
+    """The watched trees, each with its kernel. `on_end` is called once for each whose init ends. Used on the event loop only."""
+
+    def __init__(
+        self, machine: Machine, on_end: Callable[[ManagedKernel, Tree], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._machine, self._on_end = machine, on_end
+        self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
+        self._tasks = Tasks()
+
+    def add(self, kernel: ManagedKernel, tree: Tree) -> None:
+        """Watch the init of a tree: a pidfd becomes readable when its process ends (man pidfd_open)."""
+        if any(watched == tree for _, watched in self._watched.values()):
+            return
+        try:
+            pidfd = self._machine.watch(tree)
+        except OSError:  # no file can be opened, for which no operation must fail
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.add, kernel, tree)
+            return
+        if pidfd is None:
+            self._tasks.start(self._on_end(kernel, tree))
+            return
+        self._watched[pidfd] = (kernel, tree)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_readable, pidfd)
+
+    def remove(self, tree: Tree) -> None:
+        """Stop watching a tree."""
+        for pidfd, (_, watched) in list(self._watched.items()):
+            if watched == tree:
+                self._unwatch(pidfd)
+
+    def close(self) -> None:
+        """Stop watching all trees."""
+        for pidfd in list(self._watched):
+            self._unwatch(pidfd)
+
+    def _on_readable(self, pidfd: int) -> None:
+        self._tasks.start(self._on_end(*self._unwatch(pidfd)))
+
+    def _unwatch(self, pidfd: int) -> tuple[ManagedKernel, Tree]:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        return self._watched.pop(pidfd)

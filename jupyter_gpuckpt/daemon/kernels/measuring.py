@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ...wire.deadlines import since_boot
 from ...wire.states import KernelState
+from ..repeating import Tasks, repeat
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .usage import Usage
@@ -30,17 +31,17 @@ class Measuring:
 
     def __init__(self, kernels: Kernels, machine: Machine) -> None:
         self._kernels, self._machine = kernels, machine
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Start measuring."""
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks.start(
+            repeat(self._measure_due, _LOOK_SECONDS, _log, "kernels could not be measured")
+        )
 
     async def close(self) -> None:
         """Stop measuring."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
 
     async def measure(self, kernels: Sequence[ManagedKernel], *, exactly: bool = True) -> None:
         """Measure these kernels in a thread; publish the usage of those for which it changed noticeably.
@@ -66,14 +67,9 @@ class Measuring:
                 if usage.differs(kernel.published_usage):
                     self._kernels.announce(kernel)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            due = [kernel for kernel in self._kernels if self._is_due(kernel)]
-            try:
-                await self.measure(due, exactly=False)
-            except Exception:  # the next round tries again
-                _log.exception("kernels could not be measured")
+    async def _measure_due(self) -> None:
+        due = [kernel for kernel in self._kernels if self._is_due(kernel)]
+        await self.measure(due, exactly=False)
 
     def _is_due(self, kernel: ManagedKernel) -> bool:
         if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ...wire.protocol import (
 )
 from ...wire.reclaim_records import Notice
 from ...wire.states import KernelState
+from ..repeating import Tasks
 from . import taken_over
 from .kernel_records import KernelRecord, Records
 from .kernels import Kernels, ManagedKernel
@@ -64,7 +65,7 @@ class Owners:
         self._known: dict[str, Owner] = {}
         #: The number of connections of each owner: a new one may come before the end of the old one is noticed.
         self._connections: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._arrived = asyncio.Event()
         self._began = time.monotonic()
 
@@ -88,7 +89,7 @@ class Owners:
             self._connections[owner_id] -= 1
             if not self._connections[owner_id]:
                 del self._connections[owner_id]
-            self._spawn(self._expire(owner, GRACE_SECONDS))
+            self._tasks.start(self._expire(owner, GRACE_SECONDS))
 
     def _state(self, owner_id: str) -> Event:
         kernels = [kernel.public() for kernel in self._kernels.of_owner(owner_id)]
@@ -116,7 +117,7 @@ class Owners:
     def expect_after_restart(self) -> None:
         """Give the owners of recovered kernels time to reconnect."""
         for owner in {kernel.record.owner for kernel in self._kernels}:
-            self._spawn(self._expire(owner, RESTART_SECONDS))
+            self._tasks.start(self._expire(owner, RESTART_SECONDS))
 
     async def claim(self, owner_id: str) -> list[SuspendedKernel]:
         """Transfer to a server the kernels of dead servers that belong to it (see `belongs`), or to a batch run the kernels of that run.
@@ -238,11 +239,6 @@ class Owners:
             await self._verbs.kill(kernel.kernel_id)
         except KernelNotFound:
             _log.debug("kernel %s ended before it was killed", kernel.kernel_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def belongs(record: KernelRecord, claimant: Owner) -> bool:

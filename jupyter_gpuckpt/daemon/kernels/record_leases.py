@@ -199,16 +199,12 @@ class RecordLeases:
     def is_heard_of(self, place_key: str = "") -> bool:
         """Return whether the heartbeat of the daemon of this place is recent; without an argument, of any other place's daemon."""
         found = [one.name.partition("/")[2] for one in self._files.list(HEARTBEATS)]
-        asked = [
-            daemon_id
+        own_key = self._place.key
+        return any(
+            self._leases.lives(Lease(daemon_id))
             for daemon_id in found
-            if (
-                _place_of(daemon_id) == place_key
-                if place_key
-                else _place_of(daemon_id) != self._place.key
-            )
-        ]
-        return any(self._leases.lives(Lease(daemon_id)) for daemon_id in asked)
+            if (_place_of(daemon_id) == place_key if place_key else _place_of(daemon_id) != own_key)
+        )
 
     def sweep(self) -> None:
         """Remove the heartbeats of daemons that ended long ago; never raises."""

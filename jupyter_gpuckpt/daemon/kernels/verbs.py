@@ -11,11 +11,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,12 +29,14 @@ from ...errors import (
     record_of,
 )
 from ...host import processes
+from ...wire.ids import is_id
 from ...wire.manifest_records import LaunchSpec
 from ...wire.place import Place
 from ...wire.protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ...wire.states import GPU_AWAY, Answer, KernelState, Verb, answer
 from .. import late_imports
-from . import jobs, launch_checks
+from ..repeating import Tasks
+from . import jobs
 from .jobs import Job
 from .kernel_records import KernelRecord, Records
 from .kernels import Kernels, ManagedKernel
@@ -54,6 +55,11 @@ _LOOK_AGAIN = 0.2
 _OF_ENDED = {Verb.END, Verb.KILL}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
 _KILLED = b"9"
+_MAX_PORT, _MAX_UMASK = 65535, 0o777
+#: MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h), its end included.
+_MAX_STRING_BYTES = 128 << 10
+#: The bytes of the pointer to each string, and those reserved for init's own arguments.
+_POINTER_BYTES, _ROOM_BYTES = 8, 64 << 10
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ class Verbs:
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def launch(self, owner: Owner, spec: LaunchSpec) -> ManagedKernel:
         """Start a kernel; return when its process exists.
@@ -83,7 +89,7 @@ class Verbs:
         A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
         and the error that prevents the engine from working here; then no kernel is left.
         """
-        await asyncio.to_thread(launch_checks.check, spec)
+        await asyncio.to_thread(_check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         await asyncio.to_thread(late_imports.load)
         self._kernels.require_no_other_tree(spec.kernel_id)
@@ -118,9 +124,9 @@ class Verbs:
 
         Raises SnapshotNotFound, and ConfigurationError if the number of ports differs from the snapshot's.
         """
-        launch_checks.check_kernel_id(request.kernel_id)
-        launch_checks.check_ports(request.own_ports)
-        launch_checks.check_folder(request.sockets_folder)
+        check_kernel_id(request.kernel_id)
+        _check_ports(request.own_ports)
+        _check_folder(request.sockets_folder)
         manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
         if self._kernels.find(request.kernel_id):
             raise KernelStateConflict(f"There is a kernel {request.kernel_id} already.")
@@ -194,7 +200,7 @@ class Verbs:
         kernel = self._kernels.get(kernel_id)
         decision = self._decide(kernel, Verb.INTERRUPT)
         if decision is Answer.WAIT:
-            self._spawn(self._signal_later(kernel, signum))
+            self._tasks.start(self._signal_later(kernel, signum))
         elif decision is Answer.DO:
             await kernel.launched.wait()
             _send(kernel, signum)
@@ -260,7 +266,7 @@ class Verbs:
         else:
             # The state is entered before any await, so that the next request finds the kernel in its new state.
             entered = self._enter(kernel, job, operation) if decision is Answer.DO else None
-            self._spawn(self._carry_out(kernel, job, operation, entered))
+            self._tasks.start(self._carry_out(kernel, job, operation, entered))
         return operation
 
     def _enter(
@@ -357,11 +363,6 @@ class Verbs:
         if record.exit_path and not (path := Path(record.exit_path)).exists():
             write_file(path, _KILLED)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 def _send(kernel: ManagedKernel, signum: int) -> None:
     """Send a signal to the process group, as jupyter_client does, so that a cell's foreground processes get it, too."""
@@ -373,3 +374,62 @@ def _send(kernel: ManagedKernel, signum: int) -> None:
         outside_signals.send_to_group(group, signum)
     except ProcessLookupError as error:
         raise KernelNotFound(f"Kernel {kernel.kernel_id} has just ended.") from error
+
+
+def _check(spec: LaunchSpec) -> None:
+    """Raise ConfigurationError for a launch that cannot work: a system error in the middle of it would be unclear. It reads files."""
+    check_kernel_id(spec.kernel_id)
+    _check_ports(spec.own_ports)
+    _check_folder(spec.own_sockets.folder)
+    if problem := next(_problems(spec), ""):
+        raise ConfigurationError(
+            f"The kernel cannot be started: {problem}.", hint="Look at its kernelspec."
+        )
+
+
+def _check_ports(ports: list[int]) -> None:
+    """Raise ConfigurationError for numbers that are not ports."""
+    if any(not 0 < port <= _MAX_PORT for port in ports):
+        raise ConfigurationError(
+            "One of the kernel's ports is not a port number.",
+            hint=f"Ports are numbers up to {_MAX_PORT}.",
+        )
+
+
+def _check_folder(folder: str) -> None:
+    """Raise ConfigurationError for a text that is not the path of a folder for sockets; an empty one means that there is none."""
+    if folder and (not folder.startswith("/") or ".." in folder.split("/") or "\0" in folder):
+        raise ConfigurationError(
+            "The folder of the kernel's own sockets is no absolute path.",
+            hint="It begins with / and has no `..`.",
+        )
+
+
+def _problems(spec: LaunchSpec) -> Iterator[str]:
+    """Yield the problems of a launch as texts, without values of the environment, which are secret."""
+    if not spec.argv or not spec.argv[0]:
+        yield "it has no program"
+    settings = [f"{name}={value}" for name, value in spec.env.items()]
+    strings = [os.fsencode(string) for string in (*spec.argv, *settings)]
+    if any(b"\0" in string for string in strings) or "\0" in spec.cwd + spec.log_path:
+        yield "it contains a zero byte"
+    if any(not name or "=" in name for name in spec.env):
+        yield "a variable of its environment has no name, or one with an equals sign"
+    length = sum(len(string) + 1 + _POINTER_BYTES for string in strings) + _ROOM_BYTES
+    if length > os.sysconf("SC_ARG_MAX") or max(map(len, strings)) >= _MAX_STRING_BYTES:
+        yield "its command and environment are longer than the system allows"
+    if not 0 <= spec.umask <= _MAX_UMASK:
+        yield "its umask is invalid"
+    if not Path(spec.cwd).is_dir():
+        yield f"there is no folder {spec.cwd}"
+    if not Path(spec.log_path).parent.is_dir() or Path(spec.log_path).is_dir():
+        yield f"nothing can be written to {spec.log_path}"
+
+
+def check_kernel_id(kernel_id: str) -> None:
+    """Raise ConfigurationError for an id that cannot be the name of a directory."""
+    if not is_id(kernel_id):
+        raise ConfigurationError(
+            f"Not a usable kernel id: {kernel_id!r}",
+            hint="Use at most 128 letters, digits, '_', '-' and '.'; a UUID is best.",
+        )

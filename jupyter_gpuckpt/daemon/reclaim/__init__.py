@@ -10,5 +10,4 @@
 - `polling`: the loop that polls a source and yields new notices, their changes and their withdrawals.
 - `reaction`: the daemon's reaction when this machine goes.
 - `risks`: the kernels and snapshots that would be lost with this machine.
-- `timing`: when kernels are saved, and when they are suspended.
 """

@@ -67,12 +67,11 @@ class AzureEvents(PolledSource):
         self._is_on = True
         # The body may be empty when there are no events.
         events = answer.record(_Events).events if answer.body else []
-        ours = [
-            event
+        found = [
+            self._notice(event, answer)
             for event in events
             if event.event_type in _KINDS and own_name in map(str.lower, event.resources)
         ]
-        found = [self._notice(event, answer) for event in ours]
         self._deadlines = {one.id: one.deadline for one in found if one.deadline is not None}
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...wire.reclaim_records import Notice
+from ..repeating import Tasks
 from . import aws, azure, gcp
 from .endpoints import Endpoint
 from .polling import Source, merged
@@ -84,19 +84,17 @@ class Watch:
         self._endpoint: Endpoint | None = None
         #: The only source that is told when every kernel is safe.
         self._shutdowns: Shutdowns | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self, take: Callable[[Notice], None]) -> None:
         """Start reading, if there are sources. `take`: called with each notice, its changes and its withdrawal."""
         if sources := self._sources():
             _log.info("notices that this machine goes: %s", ", ".join(one.name for one in sources))
-            self._task = asyncio.ensure_future(_read(sources, take))
+            self._tasks.start(_read(sources, take))
 
     async def close(self) -> None:
         """Stop reading the sources of notices."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.cancel()
         if self._endpoint is not None:
             self._endpoint.close()
 

@@ -1,6 +1,6 @@
 """The daemon's reaction when this machine goes: it tells its servers, and suspends the kernels that none of them suspends.
 
-A notice is published when it comes. If there is time, kernels are saved for it and run on (`timing.py`). It is due when little time
+A notice is published when it comes. If there is time, kernels are saved for it and run on (`Timing`). It is due when little time
 is left: then they are suspended. Servers do both for their kernels, because they know the messages between kernel and pages. The
 daemon does it for the kernels of scripts, and of servers that do not start. If the disk does not survive, snapshots are uploaded at
 full rate meanwhile. No kernel is killed without a snapshot: a suspend that is not complete at the deadline is undone. The withdrawal
@@ -42,7 +42,6 @@ from ..kernels.verbs import Verbs
 from ..remotes.uploads import Uploads
 from .first_saves import GRACE_SECONDS, FirstSaves, is_at_work
 from .risks import Risks
-from .timing import Timing
 
 #: The rate of suspends that is expected before any was measured.
 _CAREFUL_BYTES_PER_SECOND = 50e6
@@ -56,6 +55,12 @@ _LOOK_SECONDS = 0.5
 #: How long the list of snapshots may take, from which the rate of earlier saves is known, and the list of uploads and of remotes.
 _MEASURE_SECONDS, _UPLOADS_SECONDS = 2.0, 1.0
 _BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
+#: A notice is acted on when less than this time is left, or earlier if the suspends take long.
+LEAD_SECONDS = 300.0
+#: Kernels are saved first if at least this time is left, and suspended at the latest when that time is left.
+FIRST_SECONDS, LAST_SECONDS = 60.0, 30.0
+#: How much longer than all suspends the time must be for saving kernels first (see `Timing`), and how much longer it is when that begins.
+_TIMES, _LEAD_TIMES = 3.0, 4.0
 
 _log = logging.getLogger(__name__)
 
@@ -412,3 +417,57 @@ class Reaction:
 
 def _is_later(deadline: float | None, known: float | None) -> bool:
     return known is not None and (deadline is None or deadline > known)
+
+
+class Timing:
+    """The times of one reaction, from the first notice that is acted on until none is.
+
+    If there is time, every kernel is saved and uploaded first, while it runs on. The suspends follow shortly before the deadline and
+    store and send only what has changed since. They take no longer than those first saves, so they begin when twice the time is left
+    that the first saves and uploads have taken. This holds while these have not ended either: then a third of the time was theirs.
+
+    What is done for a notice goes on until it is withdrawn or put off, although less remains to be done the more kernels are suspended.
+    """
+
+    def __init__(self) -> None:
+        #: When the first saves began, and how long they took with their uploads.
+        self._began: float | None = None
+        self._took: float | None = None
+        #: The longest expected time of the suspends of all kernels since something is done.
+        self._need_seconds = 0.0
+
+    def begin(self) -> None:
+        """Note that the first saves begin, unless they have begun before."""
+        if self._began is None:
+            self._began = now()
+
+    def complete(self) -> None:
+        """Note that all first saves are uploaded."""
+        if self._began is not None and self._took is None:
+            self._took = now() - self._began
+
+    def applied(self, notice: Notice, need_seconds: float) -> Notice:
+        """Return a notice with what is done for it now. `need_seconds`: the expected time of the suspends of all kernels."""
+        left = notice.seconds_left
+        if left is None:
+            return msgspec.structs.replace(notice, is_saving=False, is_due=False)
+        # It becomes less with every kernel that is suspended.
+        need_seconds = max(need_seconds, self._need_seconds)
+        saves_first = not notice.ends_early
+        lead = max(LEAD_SECONDS, need_seconds * (_LEAD_TIMES if saves_first else 1.0))
+        if left > lead and not (notice.is_saving or notice.is_due):
+            return notice
+        self._need_seconds = need_seconds
+        is_due = notice.is_due or not saves_first or self._must_suspend(left, need_seconds)
+        return msgspec.structs.replace(notice, is_saving=not is_due, is_due=is_due)
+
+    def put_off(self, notice: Notice, need_seconds: float) -> Notice:
+        """Return a notice whose deadline is later than before with what is done for it now; parameters as of `applied`."""
+        undecided = msgspec.structs.replace(notice, is_saving=False, is_due=False)
+        return self.applied(undecided, need_seconds)
+
+    def _must_suspend(self, left: float, need_seconds: float) -> bool:
+        if self._began is None:
+            return left < max(FIRST_SECONDS, _TIMES * need_seconds)
+        spent = now() - self._began if self._took is None else self._took
+        return left <= max(LAST_SECONDS, need_seconds, 2.0 * spent)

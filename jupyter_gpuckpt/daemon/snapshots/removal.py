@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import GpuCkptError
 from ...store import retention
@@ -27,7 +26,7 @@ from ..kernels.jobs import Job
 from ..kernels.kernel_records import KernelRecord
 from ..kernels.machine import Machine
 from ..kernels.operations import Operations, RunningOperation
-from ..repeating import until
+from ..repeating import Tasks, until
 from . import user_deletions
 from .inventory import Inventory, needed_ids
 
@@ -55,7 +54,7 @@ class Removal:
         self._wanted: RetentionPolicy | None = None
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._purges: set[asyncio.Task[None]] = set()
+        self._purges = Tasks()
 
     async def delete(self, snapshot_id: str, *, here_only: bool = False) -> None:
         """Delete a snapshot, which can be undone for a while; with `here_only` it is not sent to remotes.
@@ -64,7 +63,7 @@ class Removal:
         """
         await self._inventory.require_unneeded(snapshot_id)
         mark = partial(self._mark_deleted, snapshot_id, here_only=here_only)
-        self._spawn(self._purge(await asyncio.to_thread(mark)))
+        self._purges.start(self._purge(await asyncio.to_thread(mark)))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion. Raises SnapshotNotFound if it is too late."""
@@ -72,7 +71,7 @@ class Removal:
 
     def expect_all(self) -> None:
         """Set the timers of the deletions that an earlier daemon accepted."""
-        self._spawn(self._look_for_deleted())
+        self._purges.start(self._look_for_deleted())
 
     def _mark_deleted(self, snapshot_id: str, *, here_only: bool = False) -> Deadline:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
@@ -118,9 +117,8 @@ class Removal:
         due = [one.info.snapshot_id for one in found if not one.annotations.kept.left]
         self._finish(due)
         gone = self._machine.store.purge()
-        self._finish(
-            [one for one in gone if one not in due]
-        )  # can no longer be undone since a moment ago
+        # These can no longer be undone since a moment ago.
+        self._finish([one for one in gone if one not in due])
         return gone
 
     def _finish(self, ids: list[str]) -> None:
@@ -140,15 +138,13 @@ class Removal:
             self._wanted = job.retention or self._wanted
         idle = self._task is None or self._task.done()
         if self._wanted is not None and idle and not self._operations.any_running:
-            self._task = asyncio.get_running_loop().create_task(self._apply())
+            self._task = asyncio.create_task(self._apply())
 
     async def close(self) -> None:
         """Wait for running removals; the next daemon removes snapshots that can still be undeleted now."""
-        for purge in self._purges:
-            purge.cancel()
-        left = {*self._purges, *([self._task] if self._task else [])}
-        if left:
-            await asyncio.wait(left)
+        await self._purges.cancel()
+        if self._task:
+            await asyncio.wait({self._task})
 
     async def _apply(self) -> None:
         while self._wanted is not None:
@@ -169,7 +165,7 @@ class Removal:
             _log.warning("deleted snapshots stay for now: %s", error)
             return
         for one in found:
-            self._spawn(self._purge(one.annotations.kept))
+            self._purges.start(self._purge(one.annotations.kept))
 
     async def _purge(self, when: Deadline) -> None:
         await until(when)
@@ -181,11 +177,6 @@ class Removal:
             self._on_deleted()
             if gone:
                 _log.info("deleted for good: %s", ", ".join(gone))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._purges.add(task)
-        task.add_done_callback(self._purges.discard)
 
     def _prune(
         self,

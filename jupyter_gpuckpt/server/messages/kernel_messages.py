@@ -36,7 +36,7 @@ def is_about_ours(parts: list[bytes]) -> bool:
 
 
 def is_user_request(parts: list[bytes]) -> bool:
-    """Return whether a message is a request of the user's code to this server (`kernel_agent/magic_requests.py`)."""
+    """Return whether a message is a request of the user's code to this server (`kernel_agent/agent.py`)."""
     return bool(parts) and parts[0] == _USER_REQUEST
 
 
