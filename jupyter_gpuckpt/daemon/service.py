@@ -255,7 +255,7 @@ class Daemon:
         if found:
             await asyncio.to_thread(late_imports.load)
         found = await self.former.recover(found)
-        await self.kernels.recover(found, self.former.trees)
+        await self.kernels.recover_all(found, self.former.trees)
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()

@@ -284,14 +284,18 @@ class Kernels:
                     hint=f"End that process (`kill -9 {tree.init_pid}`); what the kernel did since its last snapshot is lost then.",
                 )
 
-    async def recover(self, found: list[KernelRecord], others: Collection[Tree] = ()) -> None:
-        """Manage kernels that another daemon left, each in the state that `recovered.recovered` returns.
+    async def recover_all(self, found: list[KernelRecord], others: Collection[Tree]) -> None:
+        """Manage the kernels of the last daemon of this place, also those whose record is missing. Only for a daemon's start.
 
         `others`: the living trees that belong to no record, such as those of former processes.
         """
         found, self._unnamed = await asyncio.to_thread(
             tree_records.adopt, self._records, found, others
         )
+        await self.recover(found)
+
+    async def recover(self, found: list[KernelRecord]) -> None:
+        """Manage kernels that another daemon left, each in the state that `recovered.recovered` returns."""
         for record in found:
             try:
                 await self._recover(record)
