@@ -33,7 +33,7 @@ def host_report() -> HostReport:
 
 
 def ask_remotes(call: RemoteCall) -> RemoteAnswer:
-    """Run `call` with our credentials; the answer holds its errors. Raises DaemonUnavailable if it cannot run."""
+    """Run a call about remotes with the caller's credentials and return its answer, which may hold an error. Raises DaemonUnavailable."""
     told = command("daemon.remotes.without_daemon")
     return _answer("Remotes cannot be used", RemoteAnswer, told, msgspec.json.encode(call), {})
 

@@ -66,6 +66,11 @@ def alive(pid: int) -> bool:
     return state(pid) not in {None, "Z", "X", "x"}
 
 
+def still_alive(pid: int, start: int | None) -> bool:
+    """Return whether the process that had this pid and `start_time` is alive: a later one may have its pid."""
+    return start_time(pid) == start and alive(pid)
+
+
 def is_ending(pid: int) -> bool:
     """Return whether a process has ended or is ending. Linux may need seconds to free its memory; until then it still has a state.
 

@@ -22,13 +22,12 @@ from ..errors import RemoteObjectInvalid, RemoteObjectMissing, StoreError
 from ..store.faults import store_errors
 from ..store.manifests import TEMPORARY, replace_file
 from .buckets import Bucket
-from .pack_refs import PackRef, PackRows
+from .pack_refs import INDEX_FOLDER, PackRef, PackRows
 from .remote_packs import ROW, Rows, checked_rows
 from .sealing import Seal, invalid
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "indexes"
 #: An upload that finds more index objects joins them.
 MAX_INDEXES = 64
 _MAX_ROWS = 1_000_000
@@ -48,7 +47,7 @@ class Place(NamedTuple):
 
 def write(bucket: Bucket, seal: Seal, packs: Sequence[PackRows]) -> str:
     """Write an index object for some packs; return its name."""
-    name = f"{FOLDER}/{os.urandom(16).hex()}"
+    name = f"{INDEX_FOLDER}/{os.urandom(16).hex()}"
     bucket.create(name, seal.seal_record(name, _Index(list(packs))))
     return name
 
@@ -56,7 +55,7 @@ def write(bucket: Bucket, seal: Seal, packs: Sequence[PackRows]) -> str:
 def is_name(name: str) -> bool:
     """Return whether `name` is a possible name of an index object: names come from the remote."""
     folder, _, rest = name.partition("/")
-    return folder == FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
+    return folder == INDEX_FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
 
 
 class RemoteIndex:
@@ -100,7 +99,7 @@ def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[Remote
     `copies`: a folder of this machine that keeps the index objects as they were received, so that each is received once: the content
     of a name never changes. Copies of objects that the remote no longer has are removed. Raises FormatTooNew.
     """
-    names = [found.name for found in bucket.list(FOLDER) if is_name(found.name)]
+    names = [found.name for found in bucket.list(INDEX_FOLDER) if is_name(found.name)]
 
     def read(name: str) -> tuple[str, list[PackRows]] | None:
         try:

@@ -7,6 +7,8 @@ import msgspec
 from ..store.codecs import MAX_CHUNK_BYTES
 
 FOLDER = "packs"
+#: The folder of index objects (`index_objects.py`, which needs NumPy).
+INDEX_FOLDER = "indexes"
 #: A pack that has reached this length gets no more records. The last record may exceed it.
 PACK_BYTES = 32 << 20
 MAX_PACK_BYTES = PACK_BYTES + MAX_CHUNK_BYTES + (16 << 20)

@@ -33,7 +33,7 @@ from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .index_objects import Place, RemoteIndex
 from .listed_facts import about, title_of
-from .pack_refs import PACK_BYTES, PackRef, PackRows
+from .pack_refs import INDEX_FOLDER, PACK_BYTES, PackRef, PackRows
 from .pack_sender import Pace, PackSender
 from .remote_manifests import RemoteManifest
 from .remote_packs import RemotePack
@@ -131,7 +131,7 @@ class Uploader:
             Pace(upload_rate),
             pack_bytes,
             machine_id,
-            state / index_objects.FOLDER,
+            state / INDEX_FOLDER,
         )
         self._store_id, self._state = key.public.store_id, state
         self._sessions = Sessions(bucket, key.seal, seen)

@@ -53,10 +53,10 @@ logger = logging.getLogger(__name__)
 
 
 class Weights:
-    """The scales of one store, for one call of `retention.judge`: compressed bytes, each chunk counted once. Slow, so use them in a thread.
+    """The joint size of snapshots in one store, for one call of `retention.judge`: compressed bytes, each chunk counted once.
 
     Headers of chunks and packs are not counted, nor are chunks that no snapshot needs but that still exist: usually a few percent, and
-    never more than half of a pack (`repack.py`).
+    never more than half of a pack (`repack.py`). It is slow, so use it in a thread.
     """
 
     def __init__(self, root: Path, catalog: Catalog, records: Records) -> None:
@@ -461,7 +461,7 @@ class LocalStore:
             return self._collector.run()
 
     def weights(self) -> Weights:
-        """Return scales for retention."""
+        """Return a counter of the joint size of snapshots, for retention."""
         return Weights(self.root, self._catalog, self._records)
 
     def space(self) -> StoreUsage:

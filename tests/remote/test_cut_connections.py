@@ -1,4 +1,4 @@
-"""A connection that is cut while a remote gets its key costs no machine its key."""
+"""Connections that are cut while the key of a remote is written: no machine loses its access."""
 
 from __future__ import annotations
 

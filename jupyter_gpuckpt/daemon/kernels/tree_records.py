@@ -1,7 +1,7 @@
-"""A copy of each kernel's record on the scratch of its own tree, by which a daemon finds trees that no record on the disk names.
+"""Copies of kernels' records in the trees themselves: by them a daemon finds living trees that no record on the disk names.
 
 Such a record was removed or damaged, or an older backup of the data directory was put back. Without the copy the tree would run on
-unseen, and a resume would make a second one. The content of a copy is untrusted: the kernel can write there.
+unseen, and a resume would make a second one. A copy lies on the scratch of its tree. It is untrusted: the kernel can write there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UnnamedTree(NamedTuple):
     @property
     def alive(self) -> bool:
         """Whether its init still runs."""
-        return processes.start_time(self.init_pid) == self.start and processes.alive(self.init_pid)
+        return processes.still_alive(self.init_pid, self.start)
 
 
 def write(tree: Tree, encoded: bytes) -> None:

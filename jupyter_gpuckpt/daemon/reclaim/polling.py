@@ -73,7 +73,7 @@ def _is_same(known: Notice, notice: Notice) -> bool:
 
 
 class PolledSource:
-    """A source that is polled for the notices that stand, at most every `every_seconds`; `pace` multiplies that.
+    """A source of notices that is asked for the present ones, at most every `every_seconds`; `pace` multiplies that.
 
     `service`: its name in the log; `hint`: what may cause a time-out. `is_quiet`: another source of the same service logs failures.
     """

@@ -182,7 +182,10 @@ class _Amending:
             del self._left[name]
 
     def _changed(self, session_id: str, some: dict[str, Amendment]) -> set[str]:
-        """Change a remote session; return the ids of the snapshots that it lists, without deletions: these go to all candidate sessions."""
+        """Apply amendments to a remote session; return the ids of the snapshots that it lists.
+
+        Snapshots to be deleted are not among them, because their deletions go to all candidate sessions.
+        """
         deletions = {name: one.deletion for name, one in some.items() if one.deletion}
         if deletions:
             fenced = any(

@@ -19,11 +19,9 @@ from ...errors import (
 from ...remote import (
     collector,
     epochs,
-    index_objects,
     lease_objects,
     pack_refs,
     remote_manifests,
-    remote_sessions,
     store_key,
 )
 from ...remote.buckets import Bucket, open_bucket
@@ -44,10 +42,7 @@ from .leases import LeaseFile
 
 #: The folders of a remote's own objects, in the order of their removal; other objects below the prefix are not touched.
 _FOLDERS = (
-    remote_sessions.FOLDER,
-    remote_manifests.FOLDER,
-    index_objects.FOLDER,
-    pack_refs.FOLDER,
+    *remote_keys.STORE_FOLDERS,
     epochs.FOLDER,
     lease_objects.FOLDER,
     "trial",

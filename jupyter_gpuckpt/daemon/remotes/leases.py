@@ -436,7 +436,7 @@ class LeasesAtRemote:
         check: Callable[[str, Tenure], None],
         on_lost: OnLost,
     ) -> None:
-        """Call `check` with the remote session and the tenure of each kernel; handle those that it finds lost or gone."""
+        """Call `check` with the remote session and the tenure of each kernel, and handle its errors for lost and missing sessions."""
         for kernel_id, one in own.items():
             try:
                 check(one.session_id, Tenure(one.daemon_id, one.term))

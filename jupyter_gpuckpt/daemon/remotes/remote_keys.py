@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import ConfigurationError, KeyUnavailable, RemoteNotFound, RemoteObjectMissing
 from ...linux.file_locks import alone
-from ...remote import store_key
+from ...remote import pack_refs, remote_manifests, remote_sessions, store_key
 from ...remote.buckets import Bucket, open_bucket
 from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import Sessions
@@ -33,6 +33,13 @@ from ...wire.remote_records import (
     RemoteVerb,
 )
 
+#: The folders whose objects only a store has.
+STORE_FOLDERS = (
+    remote_sessions.FOLDER,
+    remote_manifests.FOLDER,
+    pack_refs.INDEX_FOLDER,
+    pack_refs.FOLDER,
+)
 _NEW_SECRET_BYTES = 32
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 32, 4096
 
@@ -155,15 +162,7 @@ def _given(line: JoinLine | None, password: str, remote: Remote) -> Secret:
 
 
 def _has_objects(bucket: Bucket) -> bool:
-    from ...remote import index_objects, pack_refs, remote_manifests, remote_sessions  # noqa: PLC0415 - NumPy is too slow for a daemon's start
-
-    folders = (
-        remote_sessions.FOLDER,
-        remote_manifests.FOLDER,
-        index_objects.FOLDER,
-        pack_refs.FOLDER,
-    )
-    return any(bucket.list(folder) for folder in folders)
+    return any(bucket.list(folder) for folder in STORE_FOLDERS)
 
 
 class Opened(NamedTuple):

@@ -257,10 +257,7 @@ def _child(parent: int, nspid: int) -> int:
 
 def alive(tree: Tree) -> bool:
     """Return whether the tree's init still runs (the same process, not a later one with its pid)."""
-    return (
-        processes.start_time(tree.init_pid) == tree.init_start
-        and processes.state(tree.init_pid) != "Z"
-    )
+    return processes.still_alive(tree.init_pid, tree.init_start)
 
 
 def watch(tree: Tree) -> int | None:

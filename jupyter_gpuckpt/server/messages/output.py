@@ -88,7 +88,7 @@ class SettlingPages:
         return page in self._timers
 
     def add(self, page: Page) -> None:
-        """Add a page that has caught up."""
+        """Add a page that has received all earlier output."""
         loop = asyncio.get_running_loop()
         self._timers[page] = loop.call_later(SETTLED_SECONDS, self._end, page)
 

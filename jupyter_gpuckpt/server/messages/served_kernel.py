@@ -75,7 +75,7 @@ class Holder(Protocol):
 
 
 class Connection(Holder, Protocol):
-    """A websocket of this kernel (`gate.py`)."""
+    """A page's websocket to the kernel (`gate.py`)."""
 
     #: The key of kernel and page; it is the same when the page connects again.
     session_key: str
