@@ -16,7 +16,7 @@ HOUR, GB = 3600, 10**9
 
 def state(*kernels, **usage):
     return {
-        WAITING: msgspec.to_builtins(Waiting().and_then(list(kernels))),
+        WAITING: msgspec.to_builtins(Waiting.of(list(kernels))),
         USAGE: msgspec.to_builtins(Usage(**usage)),
     }
 
