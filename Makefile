@@ -178,7 +178,7 @@ lint: setup $(STAMPS)/test $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check
 
 check: lint
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 tests/test_shape.py tests/unit $(PYTEST_ARGS)
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 -m "not slow and not thorough" tests/test_shape.py tests/unit $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \

@@ -19,6 +19,8 @@ from tests.benchmarks.measured import Row, ratios
 from tests.benchmarks.other_notebooks import NOTEBOOKS
 from tests.benchmarks.reports import Report
 
+pytestmark = pytest.mark.thorough
+
 ROWS = [
     Row("ours", [1.0, 3.0, 2.0], budget=2.5, chart="times", series="ours", x=1.0),
     Row("ours", [4.0], budget=2.5, chart="times", series="ours", x=2.0),

@@ -29,6 +29,8 @@ from jupyter_gpuckpt.wire.manifest_records import (
 from tests.manifests import manifest
 from tests.unit.test_archives import imported, packed, state_of
 
+pytestmark = pytest.mark.thorough
+
 SHM, SCRATCH = "/dev/shm/", "/dev/shm/.gpuckpt/"
 CONTENT = b"#!/bin/sh\n"
 STREAM = Stream("x", len(CONTENT), [Chunk(digest_of(CONTENT), len(CONTENT))])

@@ -23,6 +23,8 @@ from jupyter_gpuckpt.wire.manifest_records import SnapshotInfo
 from jupyter_gpuckpt.wire.progress import Progress
 from tests.manifests import manifest_of
 
+pytestmark = pytest.mark.thorough
+
 MB = 1 << 20
 RNG = np.random.default_rng(5)
 

@@ -21,7 +21,7 @@ from tests.worker_processes import workers, working
 
 __all__ = ["workers"]
 
-pytestmark = pytest.mark.usefixtures("workers")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("workers")]
 
 MB = 1 << 20
 THREADS = 4

@@ -17,6 +17,8 @@ from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.manifests import stored_digests
 from jupyter_gpuckpt.wire.progress import Progress
 
+pytestmark = pytest.mark.thorough
+
 MB = 1 << 20
 PIECE = 64 << 10
 PIECES = 24 * MB // PIECE

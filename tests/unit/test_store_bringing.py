@@ -19,8 +19,9 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def two(root):
+def two(root, monkeypatch):
     """Return a store that is in use, and one that a second daemon got beside it."""
+    monkeypatch.setattr(stores, "_ENDING_SECONDS", 0.0)  # the process that has it does not end
     first = stores.open_free(root, lambda: True)
     second = stores.open_free(root, lambda: True)
     yield first, second

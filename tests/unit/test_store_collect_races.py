@@ -21,6 +21,8 @@ from jupyter_gpuckpt.store.writer import Record
 from tests.manifests import manifest
 from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put
 
+pytestmark = pytest.mark.thorough
+
 
 class Steps:
     """Threads of which one goes on at a time; `order` says which, by its place among those that could."""

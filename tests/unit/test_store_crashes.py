@@ -21,6 +21,8 @@ from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.writer import Record
 from tests.manifests import manifest
 
+pytestmark = pytest.mark.thorough
+
 SIZE = 2000
 #: A run of all tests tries one step in three; the order of the steps is the same in every run.
 EVERY_STEP = [3, pytest.param(1, marks=pytest.mark.slow)]
