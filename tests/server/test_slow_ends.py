@@ -84,6 +84,47 @@ def test_the_next_server_has_the_kernels_of_one_that_hangs_at_its_end(make_serve
     first.process.wait(120)
 
 
+#: The server still answers requests, after it has left its kernels to the next one.
+LATE = """
+import asyncio
+from pathlib import Path
+from jupyter_gpuckpt.server.policies.server_stop import ServerStop
+stopped = ServerStop.server_stopped
+async def wait(self):
+    Path({begun!r}).touch()
+    while not Path({end!r}).exists():
+        await asyncio.sleep(0.01)
+    await stopped(self)
+ServerStop.server_stopped = wait
+"""
+
+
+def test_an_open_page_is_never_told_that_a_kernel_is_gone_that_the_next_server_has(
+    make_server, tmp_path
+):
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    server = make_server()
+    configure(server, LATE.format(begun=str(begun), end=str(end)))
+    server.start()
+    page = server.open()
+    page.run("x = 41")
+    # A stopping server takes no further connections, but goes on answering those it has, such as a browser's.
+    headers = {"Authorization": f"token {server.token}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", headers=headers) as browser:
+        sessions = browser.get("/api/sessions").json()
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(begun.exists)
+        # JupyterLab takes this status as a lost connection, and tries again.
+        for path in ("sessions", "kernels", f"kernels/{page.kernel_id}"):
+            assert browser.get(f"/api/{path}").status_code == 503
+        end.touch()
+    server.process.wait(120)
+    configure(server, "")
+    server.start()
+    assert [one["id"] for one in server.get("api/sessions")] == [one["id"] for one in sessions]
+    assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
+
+
 #: The stop fails before any kernel is suspended.
 FAILING = """
 from jupyter_gpuckpt.server.policies.server_stop import ServerStop

@@ -62,7 +62,7 @@ def install_kernel_manager(
     ours.gpuckpt_owner, ours.gpuckpt_listener = owner, listener
     ours.gpuckpt_suspends_idle = suspends_idle
     ours.gpuckpt_kernelspecs, ours.gpuckpt_stop = {}, None
-    ours.gpuckpt_restarts, ours.gpuckpt_shutdowns = {}, {}
+    ours.gpuckpt_restarts, ours.gpuckpt_shutdowns, ours.gpuckpt_left = {}, {}, set()
     # The agent's requests and replies are no activity of a user.
     if jupyter_internals.has_untracked_types(kernels):
         ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
@@ -84,6 +84,8 @@ class GpuCkptKernels(_Base):
     #: Shutdowns that run, by kernel id.
     gpuckpt_shutdowns: dict[str, asyncio.Future[None]]
     gpuckpt_stop: asyncio.Task[None] | None
+    #: Kernels that the stopping server has left to the next one.
+    gpuckpt_left: set[str]
 
     def __len__(self) -> int:
         """Return the number of kernels that run: a server that has only suspended ones may stop for lack of activity."""
@@ -92,6 +94,23 @@ class GpuCkptKernels(_Base):
     def __bool__(self) -> bool:
         """Return True: jupyter_server tests `if kernel_manager` before it cleans up."""
         return True
+
+    def list_kernels(self) -> list[dict[str, Any]]:
+        """List the kernels as the base does. Raise HTTPError 503 if some were left to the next server."""
+        self.gpuckpt_require_not_left(*self.gpuckpt_left)
+        models: list[dict[str, Any]] = super().list_kernels()
+        return models
+
+    def gpuckpt_require_not_left(self, *kernel_ids: str) -> None:
+        """Raise HTTPError 503 if a kernel was left to the next server: an open page would give up one that it is told is gone."""
+        if not self.gpuckpt_left.isdisjoint(kernel_ids):
+            raise web.HTTPError(
+                503, "This server is stopping. The next one lists its kernels again."
+            )
+
+    def _check_kernel_id(self, kernel_id: str) -> None:
+        self.gpuckpt_require_not_left(kernel_id)
+        super()._check_kernel_id(kernel_id)
 
     def kernel_model(self, kernel_id: str) -> dict[str, Any]:
         """Return Jupyter's model; its `execution_state` shows why the kernel cannot answer."""
@@ -297,6 +316,7 @@ class GpuCkptKernels(_Base):
         served.output.close()
         served.provisioner.release()
         self.remove_kernel(kernel_id)
+        self.gpuckpt_left.add(kernel_id)
 
     def _served(self, kernel_id: str) -> ServedKernel | None:
         served = self.gpuckpt_owner.served.get(kernel_id)

@@ -74,6 +74,11 @@ class ReportingSessions(_Base):
         await super().update_session(session_id, **kwargs)
         self._report(session_id)
 
+    async def kernel_culled(self, kernel_id: str) -> bool:
+        """Return whether the kernel of a session is gone. Raise HTTPError 503 if it was left to the next server."""
+        self.kernel_manager.gpuckpt_require_not_left(kernel_id)
+        return await super().kernel_culled(kernel_id)
+
     def _report(self, session_id: str) -> None:
         rows = self.cursor.execute(
             "SELECT kernel_id FROM session WHERE session_id=?", (session_id,)
