@@ -21,7 +21,7 @@
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
 # make test-engines  a JupyterHub whose users' servers are containers, of an image that is built (deploy/), or jobs of Slurm; notebooks in jobs
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
-# make screenshots  the pictures in docs/screenshots
+# make screenshots  the pictures in docs/screenshots, and the moving one
 # make docs    the documentation; docs/_build/index.html is its first page
 # make clean   remove the set-up; CRIU stays in its cache
 # make lint    ruff, mypy, the layers, the front end's linters, and the subjects of the commits that main does not have
@@ -165,6 +165,7 @@ soak: setup $(STAMPS)/test
 
 screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 	$(run) $(BIN)/python tools/screenshots.py
+	$(run) $(BIN)/python tools/moving_picture.py
 
 docs: $(STAMPS)/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
