@@ -34,7 +34,7 @@ _CELLS = [
     "target = features @ rng.normal(size=24)\n"
     "weights = np.zeros(24)",
     "import time\n\n"
-    "for epoch in range(1, 13):\n"
+    "for epoch in range(1, 11):\n"
     "    error = features @ weights - target\n"
     "    weights -= 0.3 * features.T @ error / len(target)\n"
     "    print(f'epoch {epoch:2}  loss {np.square(error).mean():8.4f}')\n"
@@ -121,7 +121,7 @@ def act(film: Film, notebook: NotebookPage) -> None:
         film.for_seconds(2)
         film.caption("The next server starts. The page connects again, and the cell goes on.")
         starting = other.submit(server.restart)
-        film.until(lambda: shows("epoch 12") and starting.done())
+        film.until(lambda: shows("epoch 10") and starting.done())
     film.caption("Nothing was lost.")
     film.for_seconds(1)
 
