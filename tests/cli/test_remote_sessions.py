@@ -28,9 +28,9 @@ def library(short_dir):
     return Path(shutil.copy(path, short_dir / "libmine.so"))
 
 
-def joined(env, name, url="", line=""):
+def joined(env, name, url="", *options, line=""):
     """Create a remote on the machine of an environment, or add it by a line; the line that lets the next one in."""
-    words = ["add", name] if line else ["create", name, url]
+    words = ["add", name] if line else ["create", name, url, *options]
     done = subprocess.run(
         [sys.executable, "-m", "jupyter_gpuckpt.cli", "remote", *words, "--json"],
         input=line,

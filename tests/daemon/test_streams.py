@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import closing
 
 import httpx
 import pytest
@@ -81,10 +82,11 @@ def test_a_client_that_connects_late_gets_the_end(client, kernel):
 def test_an_owner_that_connects_late_gets_everything_in_one_event(client, settings, owner, kernel):
     operation = client.send(calls.save(kernel.kernel_id))
     client.wait(operation.operation_id)
-    with Client.connect(settings) as late:
-        events = late.stream(calls.owner_events(owner))
+    with (
+        Client.connect(settings) as late,
+        closing(late.stream(calls.owner_events(owner))) as events,
+    ):
         first = next(events)
-        events.close()
     assert [shown.kernel_id for shown in first.state.kernels] == [kernel.kernel_id]
     (shown,) = first.state.operations
     assert (shown.operation_id, shown.state) == (operation.operation_id, OperationState.SUCCEEDED)

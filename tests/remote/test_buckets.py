@@ -250,7 +250,7 @@ EXPIRED = "status 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
 )
 def test_credentials_that_expired_or_were_rotated_are_said_to_be(said, words):
     class Refusing(MemoryStore):
-        def get(self, path):
+        def get(self, path, *, options=None):
             raise GenericError(said)
 
         delete = get

@@ -28,6 +28,7 @@ from jupyter_gpuckpt.daemon.remotes.uploads import Uploads
 from jupyter_gpuckpt.daemon.snapshots.inventory import Inventory
 from jupyter_gpuckpt.errors import (
     AccessDenied,
+    GpuCkptError,
     HostIncompatible,
     RemoteNotFound,
     RemoteObjectInvalid,
@@ -108,8 +109,8 @@ class Here:
     def store(self):
         return self.machine.store
 
-    async def fetched(self, *arguments, **request):
-        operation = await self.at_remote.fetch(*arguments, FetchRequest(**request))
+    async def fetched(self, name, snapshot_id, **request):
+        operation = await self.at_remote.fetch(name, snapshot_id, FetchRequest(**request))
         await operation.until_ended()
         return operation.public()
 
@@ -396,7 +397,7 @@ def test_what_was_altered_is_refused_and_the_store_is_as_it_was(first, second, t
     async def test(b):
         saved(b.store, "mine", b"x" * 10_000)
         if what == "manifests":
-            with pytest.raises(RemoteObjectInvalid if how != "gone" else Exception) as caught:
+            with pytest.raises(RemoteObjectInvalid if how != "gone" else GpuCkptError) as caught:
                 await b.fetched("share", "s1")
             assert caught.value.code in {"remote_object_invalid", "remote_object_missing"}
         else:

@@ -269,7 +269,7 @@ def test_what_the_remote_does_not_say_any_more_is_sent_again(one):
     for _ in range(2):
         infos = list(one.infos().values())
         found = listed_checks.listed(one.data_dir, one.joined.remote, infos)
-        assert found == ({"s1", "s2"}, set())
+        assert found == listed_checks.Listed(frozenset({"s1", "s2"}))
         assert one.tell() == before
         assert one.entry(1).relied_on_by
         sessions.rewrite("k1", without)

@@ -310,7 +310,7 @@ def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path)
                 while "s2" not in told.all():  # noqa: ASYNC110 - of a thread
                     await asyncio.sleep(0.01)
             assert not told.all()["s2"].pinned
-            assert user.entry(2).about.pinned
+            assert a.entry(2).about.pinned
         finally:
             await b.at_remote.close()
             b.leases.close()
@@ -318,9 +318,9 @@ def test_a_deleted_session_is_listed_no_longer_and_a_fetch_ends_no_pin(tmp_path)
             b.machine.close()
 
     with store_of(tmp_path / "one") as store:
-        user = User(tmp_path / "one", store, tmp_path / "share")
+        a = User(tmp_path / "one", store, tmp_path / "share")
         store.annotate("s2", {"pinned": True})
-        user.deletes("s1")
-        user.tell()
-        join(tmp_path / "two", user.joined.remote, user.joined.line)
+        a.deletes("s1")
+        a.tell()
+        join(tmp_path / "two", a.joined.remote, a.joined.line)
         asyncio.run(test())

@@ -11,6 +11,7 @@ import signal
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import anyio.to_thread
 from jupyter_client.kernelspec import KernelSpec
@@ -100,11 +101,11 @@ def test_a_connection_waits_for_the_kernel_info_that_is_expected():
 
 def test_a_client_connects_to_another_address_where_it_is_told_one():
     async def work(kernels, kernel_id, manager):
-        class Client(internals.RedirectedClient, manager.client_factory):
-            def gpuckpt_url(self, channel):
-                return "tcp://127.0.0.1:9" if channel == "control" else None
+        def elsewhere(self, channel):
+            return "tcp://127.0.0.1:9" if channel == "control" else None
 
-        manager.client_factory = Client
+        bases = (internals.RedirectedClient, manager.client_factory)
+        manager.client_factory = type("Client", bases, {"gpuckpt_url": elsewhere})
         client = manager.client()
         client.start_channels(hb=False)
         reached = {}
@@ -249,13 +250,14 @@ def test_the_server_stops_by_a_method_that_takes_a_signal():
     assert list(inspect.signature(ServerApp._signal_stop).parameters) == ["self", "sig", "frame"]
     server = ServerApp()
     server.init_ioloop()
+    loop: Any = server.io_loop
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where nohup runs the tests
     try:
         internals.stop_on_signals(server)
         assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            server.io_loop.asyncio_loop.remove_signal_handler(number)
+            loop.asyncio_loop.remove_signal_handler(number)
         signal.signal(signal.SIGHUP, before)
         server.io_loop.close()
 

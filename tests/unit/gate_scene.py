@@ -221,10 +221,10 @@ class Scene:
         owner = SimpleNamespace(served={})
         self.kernels = install_kernel_manager(stock, owner, KernelListeners(), suspends_idle=True)
         self.kernel = ScriptedKernel(self.kernels, self.output)
+        self.woken: list[int] = []
         self.listener = SimpleNamespace(
             kernel_changed=lambda _: None, kernel_wanted=lambda _: self.woken.append(1)
         )
-        self.woken = []
         self.served = ServedKernel(KERNEL, self.kernel, self.output, self._reconnect, self.listener)
         self.served.has_agent = True
         owner.served[KERNEL] = self.served

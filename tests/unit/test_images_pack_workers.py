@@ -66,12 +66,12 @@ def sources(path):
     ]
     memory = ProcessMemory("memory", os.getpid(), extents)
     memory.keep([(address + MB, address + 2 * MB)])
-    memory.array = array
     copied = CopiedMemory("copied", memoryview(bytearray(mixed_bytes()[MB:])))
     nothing = CopiedMemory("nothing", memoryview(bytearray(1))[:0])
     long = FileSource("long", path, chunk_pages=256)
     own = BytesSource("own", mixed_bytes()[: 2 * MB])
-    return [FileSource("file", path), long, memory, copied, nothing, own]
+    yield [FileSource("file", path), long, memory, copied, nothing, own]
+    del array  # it is read until then
 
 
 def content(sources):

