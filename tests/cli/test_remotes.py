@@ -184,9 +184,10 @@ def test_a_lost_key_is_put_back_by_a_machine_that_keeps_it(on, share, data_dir, 
     url, line = share
     _uploaded(data_dir, "share", s1=some_chunks(1, 1))
     (tmp_path / "share/key").unlink()
-    status, _, err = on("data", "key", "list", "share")
-    assert status != 0
-    assert "remote key restore share" in err
+    for words in (["key", "list", "share"], ["test", "share"]):
+        status, _, err = on("data", *words)
+        assert status != 0
+        assert "remote key restore share" in err
     for words in (["add", "share"], ["create", "share", url]):
         status, _, err = on("second", *words, typed=line + "\n")
         assert status != 0
@@ -207,6 +208,7 @@ def test_an_older_copy_is_noticed_by_machines_that_know_better(on, tmp_path):
     (tmp_path / "share/key").write_bytes(old)
     for machine, words, typed in (
         ("data", ["key", "list", "share"], ""),
+        ("data", ["test", "share"], ""),
         ("second", ["add", "share"], newer),
     ):
         status, _, err = on(machine, *words, typed=typed + "\n")

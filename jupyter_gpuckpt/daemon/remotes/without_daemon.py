@@ -81,7 +81,12 @@ def _test(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
             raise RemoteNotFound(f"Remote {remote.name} was replaced meanwhile.", hint="Try again.")
         return msgspec.structs.replace(remote, capabilities=tried.capabilities)
 
-    return RemoteAnswer([_view(remotes.change(call.name, updated))])
+    view = _view(remotes.change(call.name, updated))
+    if not view.refusals:
+        remote_keys.opened(
+            Path(call.data_dir), view.remote
+        )  # raises if the key is gone, older, or another store's
+    return RemoteAnswer([view])
 
 
 def _list(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
