@@ -69,7 +69,7 @@ class GpuCkptDaemon(Configurable):
         0,
         min=0,
         help="""How many bytes all snapshots may take together on this machine's disk, with shared data counted once. Beyond that
-        the content of the least recently used ones is removed here, if every remote has them (docs/remotes.md). They stay
+        the content of the least recently used ones is removed here, if every remote has them (docs/reference/remotes.md). They stay
         listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
     ).tag(config=True)
 
@@ -77,7 +77,7 @@ class GpuCkptDaemon(Configurable):
         daemon_settings.DEFAULT_COLLECT_REMOTE_EVERY_SECONDS,
         min=0.0,
         help="""Seconds between two removals of packs that no snapshot needs from each remote, by one of the machines that use it
-        (docs/remotes.md). Each reads all tables of contents, for which the provider may bill requests. Default: a week. 0: never
+        (docs/reference/remotes.md). Each reads all tables of contents, for which the provider may bill requests. Default: a week. 0: never
         automatically; `remote erase` always removes them.""",
     ).tag(config=True)
 

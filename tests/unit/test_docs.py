@@ -102,7 +102,7 @@ def test_what_contributors_are_led_to_exists():
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_lead_to_files_that_exist(name):
     links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", (ROOT / name).read_text())
     assert links
@@ -126,7 +126,15 @@ def test_the_pictures_have_the_stages_of_operations(picture, stages):
 
 #: JupyterLab's own menus and entries.
 JUPYTERS = {"File", "Kernel", "Settings", "Settings Editor", "Shut Down"}
-GUIDES = ("README", "docs/getting-started", "docs/gpu", "docs/remotes", "docs/user-guide")
+GUIDES = (
+    "README",
+    "docs/getting-started",
+    "docs/gpu",
+    "docs/other-servers",
+    "docs/reference/remotes",
+    "docs/remotes",
+    "docs/user-guide",
+)
 
 
 def test_every_control_that_the_guides_and_the_demo_name_exists():
@@ -145,3 +153,20 @@ def test_every_control_that_the_guides_and_the_demo_name_exists():
         named += re.findall(r"(?<!\*)\*([A-Z][^*\n]*)\*(?!\*)", page)
     controls = {control for name in named for control in name.split(" → ")}
     assert {"Suspend Kernel", "Restore This Snapshot"} <= controls <= labels
+
+
+def test_the_guide_to_remotes_is_short():
+    assert len((DOCS / "remotes.md").read_text().split()) <= 800
+
+
+def test_every_comparison_names_its_sources():
+    sections = re.split(r"^## vs ", (DOCS / "compared.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(sections) >= 10
+    for section in sections:
+        assert re.search(r"^Sources?: .*?\]\(https://", section, re.MULTILINE | re.DOTALL), section
+
+
+def test_the_modules_that_the_security_model_names_exist():
+    modules = re.findall(r"`([\w/]+\.py)`", (DOCS / "security.md").read_text())
+    assert len(modules) >= 15
+    assert [name for name in modules if not (ROOT / "jupyter_gpuckpt" / name).exists()] == []
