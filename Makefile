@@ -168,7 +168,7 @@ screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 	$(run) $(BIN)/python tools/moving_picture.py
 
 docs: $(STAMPS)/docs
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
 
 lint: setup $(STAMPS)/test $(STAMPS)/node
 	$(BIN)/ruff check .

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
@@ -46,9 +49,27 @@ html_show_sourcelink = False
 
 
 def setup(app: Sphinx) -> None:
-    """Put the generated parts into the pages."""
+    """Put the generated parts into the pages, and let the search lead to sections."""
     app.connect("source-read", _fill)
+    app.add_transform(EntriesOfSections)
 
 
 def _fill(_app: Sphinx, _name: str, source: list[str]) -> None:
     source[0] = filled(source[0])
+
+
+class EntriesOfSections(SphinxTransform):
+    """A transform by which an index entry leads to the section in which it stands, and one before a page's title to the page.
+
+    Index entries are what the search shows first. Sphinx gives each an anchor without content, of which its search shows no excerpt.
+    """
+
+    default_priority = 840  # before the entries are collected
+
+    def apply(self, **_: object) -> None:
+        """Change the targets of all entries of a page."""
+        for node in self.document.findall(addnodes.index):
+            target = next(iter(node.parent.get("ids", ())), "")
+            node["entries"] = [
+                (kind, value, target, main, key) for kind, value, _, main, key in node["entries"]
+            ]

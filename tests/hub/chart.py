@@ -1,13 +1,16 @@
-"""The files of deploy/kubernetes, and how the chart zero-to-jupyterhub hands its values to the hub."""
+"""The files of deploy/kubernetes, and how the chart zero-to-jupyterhub checks its values and hands them to the hub."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 _FOLDER = Path(__file__).parent.parent.parent / "deploy/kubernetes"
+_CHART = Path(__file__).parent / "zero_to_jupyterhub"
 
 
 def documents(name: str) -> list[Any]:
@@ -50,3 +53,13 @@ def settings_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "volume_mounts": [{"name": "volume-{username}", "mountPath": storage["homeMountPath"]}],
     }
     return settings
+
+
+def checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values merged into the chart's own, as helm does before it checks them with the chart's schema. Raises ValidationError."""
+    own, schema = (
+        json.loads((_CHART / name).read_text()) for name in ("values.json", "values.schema.json")
+    )
+    whole = merged(own, values)
+    jsonschema.validate(whole, schema, jsonschema.Draft7Validator)
+    return whole

@@ -4,6 +4,7 @@ tests/engines starts such pods.
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from jsonschema import ValidationError
 from jupyterhub.app import JupyterHub
 from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.client.exceptions import ApiException
@@ -22,7 +25,8 @@ from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.host import doctor_remedies
 from jupyter_gpuckpt.hub import pod_spawner
 from jupyter_gpuckpt.wire.hub_records import Waiting, WaitingKernel
-from tests.hub.chart import document, documents, merged, settings_of
+from tests.documented import blocks
+from tests.hub.chart import checked, document, documents, merged, settings_of
 from tests.hub.refused_hubs import refusal_at_start
 
 ROOT = Path(__file__).parent.parent.parent
@@ -378,6 +382,49 @@ def test_values_for_the_chart_lead_to_the_pod_of_the_folder(caplog, privileges, 
     assert theirs["securityContext"]["runAsUser"] == user
     assert all(variable in theirs["env"] for variable in ours.get("env", []))
     assert spawned["terminationGracePeriodSeconds"] == NEEDED
+
+
+PAGE = "zero-to-jupyterhub.md"
+#: What is given to helm together: a file, and files or examples of the documentation after it.
+GIVEN = {
+    "hub-values.yaml": [],
+    "hub-values-capabilities.yaml": [document("hub-values-capabilities.yaml")],
+    **{f"{PAGE} {n}": [yaml.safe_load(code)] for n, code in enumerate(blocks(PAGE, "yaml"))},
+}
+
+
+def test_all_examples_of_values_are_tried():
+    assert len(GIVEN) >= 7
+
+
+@pytest.mark.parametrize("more", GIVEN.values(), ids=GIVEN)
+def test_values_are_those_that_the_chart_knows(more, caplog):
+    whole = checked(functools.reduce(merged, more, document("hub-values.yaml")))
+    config = Config(settings_of(whole))
+    for code in whole["hub"]["extraConfig"].values():
+        exec(code, {"c": config})
+    hub = JupyterHub(config=config)
+    spawner = in_loop(lambda: hub.spawner_class(_mock=True, config=config))
+    spawner.check_all()
+    # The values of the spawner's time are used, and leave enough of it.
+    assert (
+        spawner.suspend_timeout == whole["hub"]["config"]["GpuCkptSpawnerMixin"]["suspend_timeout"]
+    )
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"singleuser": {"imgae": {"name": "jupyter-gpuckpt"}}}, "imgae"),
+        ({"hub": {"extraConfg": {}}}, "extraConfg"),
+        ({"cul": {"timeout": 3600}}, "cul"),
+        ({"cull": {"timeout": "1h"}}, "1h"),
+    ],
+)
+def test_the_chart_refuses_a_value_with_a_wrong_name_or_kind(values, name):
+    with pytest.raises(ValidationError, match=f"'{name}'"):
+        checked(merged(document("hub-values.yaml"), values))
 
 
 def test_the_filter_for_nodes_is_the_one_that_pods_name():
