@@ -197,11 +197,20 @@ def test_daemons_killed_at_random_moments_of_a_fetch_cost_nothing(
 ):
     content, chance = some_chunks(3, MANY), random.Random(62)
     remote, cut_off = at_remote(*content), 0
-    for _ in range(RANDOM_KILLS):
+
+    def is_at_work():
+        """Return whether the fetch runs with the fork server and its workers, or has ended."""
+        if client.send(calls.operation(begun)).state is not OperationState.RUNNING:
+            return True
+        return len(processes.descendants(daemon.pid)) > WORKERS
+
+    for number in range(RANDOM_KILLS):
         daemon = dying()
         with Client.connect(settings) as client:
             begun = client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id
-            time.sleep(chance.uniform(0, 0.7))
+            if number % 2:  # the other half at any moment
+                wait_for(is_at_work)
+            time.sleep(chance.uniform(0, 0.1 if number % 2 else 0.7))
             at_work = processes.descendants(daemon.pid)
             is_cut_off = client.send(calls.operation(begun)).state is OperationState.RUNNING
             os.kill(daemon.pid, signal.SIGKILL)

@@ -20,6 +20,8 @@ SHOWN = "".join(f"{n} {sum(m * m for m in range(1, n + 1))}\n" for n in range(1,
 #: The outputs of an undisturbed run of `CELLS`; what the two gates are waited at for.
 EXPECTED = [[], [SHOWN, str(TOTAL)], [f"{TOTAL}\n", str(2 * TOTAL)]]
 AT_FIRST, AT_SECOND = "10 385", "20 2870"
+#: A cell's limit, in seconds, that its kernel sleeps through.
+LIMIT = 20
 
 
 def test_the_next_runner_goes_on_with_the_kernel_of_one_that_was_killed(runner):
@@ -55,14 +57,15 @@ def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner, tm
 @pytest.mark.slow
 def test_a_runner_that_lives_goes_on_by_itself_and_counts_the_kernels_clock(runner):
     """The daemon is killed; then somebody else suspends the kernel for longer than its time limit, and resumes it."""
-    runner.start("--timeout", "3s")
+    # Until it is suspended its time runs, and a machine may be busy.
+    runner.start("--timeout", f"{LIMIT}s")
     wait_for(lambda: runner.has_shown(AT_FIRST))
     runner.kill(runner=False, daemon=True)
     wait_for(lambda: runner.pids()[0])
     with runner.client() as client:
         kernel_id = runner.kernels()[0].kernel_id
         client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-        time.sleep(3)
+        time.sleep(LIMIT)
         client.wait(client.send(calls.resume(kernel_id)).operation_id)
     runner.open_gate(10)
     runner.open_gate(20)
