@@ -56,7 +56,7 @@ def test_an_ordinary_user_is_given_the_criu_that_is_there(sudo, short_dir):
     program, mark = sudo
     criu = criu_program.find()
     if criu is None:
-        missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
+        missing("criu", "no CRIU >= 4.2 was found: run tools/install-criu")
     short_dir.chmod(0o755)
     built = short_dir / "jupyter-gpuckpt/criu/sbin/criu"
     built.parent.mkdir(parents=True)
