@@ -39,8 +39,15 @@ FUZZ_INPUTS ?= 1000000
 
 DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 
-# Debian's python3 comes without the module that python3 -m venv needs.
-APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
+# Wheels that were put into dist. CRIU's is taken before any other CRIU; the project's where nothing can be compiled.
+criu_wheel = $(lastword $(sort $(wildcard dist/jupyter_gpuckpt_criu-*.whl)))
+project_wheel = $(if $(compiler),,$(lastword $(sort $(wildcard dist/jupyter_gpuckpt-*.whl))))
+compiler = $(shell echo 'int main(void) { return 0; }' | $${CC:-cc} -static -x c -o /dev/null - 2>/dev/null && echo there)
+
+# What all steps of a set-up need, so that a user without rights is told of everything at once. Debian's python3 comes without the
+# module that python3 -m venv needs.
+APT = $(if $(compiler)$(project_wheel),,gcc libc6-dev) $(if $(criu_wheel),,$(shell tools/install-criu --packages)) \
+	$(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
@@ -189,7 +196,7 @@ $(STAMPS)/apt:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is older or missing: name one, as in 'make PYTHON=python3.12'." >&2; \
 		exit 1; }
-	@tools/system-packages $(APT)
+	@tools/system-packages $(sort $(APT))
 	@mkdir -p $(@D) && touch $@
 
 # Ubuntu has Chromium as a snap only, which knows no headless root: there playwright brings its own.
@@ -206,17 +213,18 @@ $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
 
-install_packages = $(BIN)/python tools/install-packages --editable
+# With these extras.
+install_project = $(BIN)/python tools/install-packages $(if $(project_wheel),,--editable) '$(or $(project_wheel),.)[$(1)]'
 
 $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*/*.[chS] jupyter_gpuckpt/store/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
-	@$(install_packages) '.[lab]'
+	@$(call install_project,lab)
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
 $(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
-	@$(install_packages) '.[$(@F)]'
+	@$(call install_project,$(@F))
 	@touch $@
 
 # Azure's storage, which only the tests of remotes talk to. npm has it alone; the node that it runs in is PyPI's.
@@ -236,7 +244,8 @@ $(STAMPS)/node: labextension/package.json labextension/yarn.lock | $(STAMPS)/tes
 	@touch $@
 
 # Asked again when the file that it named is gone.
-$(STAMPS)/criu: tools/install-criu $(if $(wildcard $(shell cat $(STAMPS)/criu 2>/dev/null)),,again) | $(BIN)/python
+$(STAMPS)/criu: tools/install-criu $(criu_wheel) $(if $(wildcard $(shell cat $(STAMPS)/criu 2>/dev/null)),,again) | $(BIN)/python
 	$(call say,looking for CRIU)
-	@tools/install-criu >$@
+	@$(if $(criu_wheel),$(BIN)/python tools/install-packages $(criu_wheel) && $(BIN)/python -c \
+		'import jupyter_gpuckpt_criu; print(jupyter_gpuckpt_criu.CRIU)',tools/install-criu) >$@
 	@ln -sfn "$$(cat $@)" $(BIN)/criu

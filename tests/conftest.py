@@ -274,7 +274,7 @@ def criu() -> Path:
     """Return a CRIU that works, and the rights that it needs."""
     found = criu_program.find()
     if found is None:
-        missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
+        missing("criu", "no CRIU >= 4.2 was found: run tools/install-criu")
     if not INIT.exists():
         missing("criu", "gpuckpt-init is not built: run python3 hatch_build.py")
     assert found is not None

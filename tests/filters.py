@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 
 #: A number that no Linux has a system call for.
 NO_SUCH_CALL = 4000
@@ -12,14 +14,16 @@ _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SET_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
 
 
-def refuse(call: int, error: int) -> None:
-    """From now on this thread, and what it starts, meets `error` at a system call."""
-    rules = (
-        (_LOAD, 0, 0, 0),
-        (_EQUAL, 0, 1, call),
-        (_RETURN, 0, 0, _ERRNO | error),
-        (_RETURN, 0, 0, _ALLOW),
-    )
+def refuse(call: int, error: int, arguments: Mapping[int, int] = MappingProxyType({})) -> None:
+    """From now on this thread, and what it starts, meets `error` at a system call, or only where it has these arguments.
+
+    `arguments`: an argument's place, from 0, to its value, of 32 bits.
+    """
+    wanted = [(0, call), *((16 + 8 * place, value) for place, value in arguments.items())]
+    tests = []
+    for left, (offset, value) in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
+        tests += [(_LOAD, 0, 0, offset), (_EQUAL, 0, 2 * left + 1, value)]
+    rules = (*tests, (_RETURN, 0, 0, _ERRNO | error), (_RETURN, 0, 0, _ALLOW))
     kept = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
     program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(kept))
     libc = ctypes.CDLL(None)

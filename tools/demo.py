@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,7 @@ class Server:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
+                cwd=directory,  # Python looks for modules there first: the checkout is not what is installed
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -290,18 +291,17 @@ async def run(directory: Path) -> None:
 
 @asynccontextmanager
 async def serving(directory: Path, table: Table, name: str) -> AsyncIterator[Server]:
-    """Yield a running server; show its log if the block fails."""
+    """Yield a running server, and stop it; show its log if the block fails."""
     began = time.monotonic()
     server = Server(directory)
     try:
         await asyncio.to_thread(server.wait)
         table.add(f"{name} server started", time.monotonic() - began)
         yield server
-    except BaseException:
+    except Exception:
         print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)
         raise
-    finally:
-        await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.stop)
     table.add(f"{name} server stopped")
 
 
@@ -374,16 +374,52 @@ def compare(before: JSON, after: JSON) -> None:
 
 
 def in_directory(work: Callable[[Path], Coroutine[Any, Any, None]]) -> int:
-    """Run a demo in a directory of its own; return 0 when nothing was lost."""
+    """Run a demo in a directory of its own; return 0 when nothing was lost. Nothing is left of it, however it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))
+
+    async def run_and_end() -> None:
+        try:
+            await work(directory)
+        finally:
+            # Here, because a thread may wait for an answer of the server, and asyncio for that thread.
+            end_processes(directory)
+
     try:
-        asyncio.run(work(directory))
+        asyncio.run(run_and_end())
     except DemoError as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nThe demo was interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
     finally:
+        end_processes(directory)
         shutil.rmtree(directory, ignore_errors=True)
     return 0
+
+
+def end_processes(directory: Path) -> None:
+    """Kill the servers, daemons and kernels whose runtime directory is below this one, and those that they start meanwhile."""
+    marker = f"JUPYTER_GPUCKPT_RUNTIME_DIR={directory}/".encode()
+    deadline = time.monotonic() + 60
+    while left := _with_variable(marker):
+        check(time.monotonic() < deadline, f"these processes do not end: {left}")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _with_variable(marker: bytes) -> list[int]:
+    """Return the processes with a variable of their environment that begins with this text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if any(one.startswith(marker) for one in path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return found
 
 
 if __name__ == "__main__":

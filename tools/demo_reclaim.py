@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -24,13 +23,13 @@ import time
 import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from demo import JSON, Server, Table, check, in_directory, megabytes, sizes
+from demo import JSON, Server, Table, check, end_processes, in_directory, megabytes, sizes
 from demo_remote import User, session_of, timed
 from tornado.websocket import WebSocketClientConnection
 
@@ -167,28 +166,11 @@ class Machine:
 
     def lose(self) -> None:
         """Kill all processes of the machine at once, and remove its disk."""
-        marker = f"JUPYTER_GPUCKPT_RUNTIME_DIR={self.folder / 'run'}".encode()
-        deadline = time.monotonic() + MAX_STEP_SECONDS
-        while left := _with_variable(marker):
-            check(time.monotonic() < deadline, f"processes of {self.name} do not end: {left}")
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+        end_processes(self.folder)
         if self.server is not None:
             self.server.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._make_disk()  # a new disk, with the files that every machine has
-
-
-def _with_variable(marker: bytes) -> list[int]:
-    """Return the processes with this text in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if marker in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
 
 
 class Said(NamedTuple):

@@ -77,6 +77,7 @@ class User:
     def _run(self, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self.within, sys.executable, "-m", "jupyter_gpuckpt.cli", *arguments, "--json"],
+            cwd=self.directory,
             env=self._env,
             input=said,
             capture_output=True,

@@ -48,6 +48,7 @@ def main() -> int:
     with LOG.open("wb") as log:
         server = subprocess.Popen(
             command,
+            cwd=FOLDER,  # Python looks for modules there first: the checkout is not what is installed
             env={**os.environ, "JUPYTER_TOKEN": token},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -30,7 +30,11 @@ _CRIUS_DESCRIPTORS = 5
 _SMALLEST_GHOST_LIMIT = 256 * _MB
 #: How many terminals CRIU opens until it has the one with the number that it needs (criu/tty.c, pty_open_ptmx_index).
 _PTMX_TRIES = 32
-#: In the text of man proc_pid_fdinfo, for a terminal's /dev/ptmx.
+#: The beginnings of links to what CRIU opens in a restore whatever the descriptor's flags are.
+_RESTORED_AS_OPEN = ("pipe:[", "/dev/pts/", "/dev/ptmx")
+#: In the text of man proc_pid_fdinfo.
+_FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
+#: In the same text, for a terminal's /dev/ptmx.
 _TTY_INDEX = re.compile(r"^tty-index:\s*(\d+)$", re.MULTILINE)
 #: The types of file systems that ask a server (man proc_pid_mountinfo).
 _REMOTE = re.compile(r"fuse(\..*|blk)?|nfs4?|cifs|smb3|9p|ceph|afs|lustre|gpfs|beegfs")
@@ -72,6 +76,7 @@ def plan(
     _refuse_closed(members)
     _refuse_closed_folders(tree, members)
     _refuse_terminals(members)
+    _refuse_names(members)
     _refuse_full_tables(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
@@ -255,6 +260,21 @@ def _refuse_terminals(members: list[int]) -> None:
             f" whose numbers differ by {_PTMX_TRIES} or more from the first free one.",
             hint="Close the terminals that were opened last (of shells, pexpect ...), then try again.",
         )
+
+
+def _refuse_names(members: list[int]) -> None:
+    """Raise FreezeFailed for a descriptor of a mere name (O_PATH) that CRIU saves and cannot restore: it takes it for an open one."""
+    for pid in members:
+        for fd, link in processes.descriptors(pid).items():
+            if not link.startswith(_RESTORED_AS_OPEN):
+                continue
+            with suppress(OSError), open(f"/proc/{pid}/fdinfo/{fd}") as info:
+                if any(int(flags, 8) & os.O_PATH for flags in _FLAGS.findall(info.read())):
+                    raise FreezeFailed(
+                        "The kernel has a descriptor for the name of a pipe or terminal (O_PATH), which CRIU cannot restore.",
+                        hint="Close it and try again; the details name it.",
+                        details=f"descriptor {fd} ({link}) of process {pid} ({processes.name(pid)})",
+                    )
 
 
 def _refuse_full_tables(members: list[int]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import commands
 
-MINIMUM = (4, 1)
+MINIMUM = (4, 2)
 VARIABLE = "JUPYTER_GPUCKPT_CRIU"
 TIMEOUT = 20.0
 

@@ -1,19 +1,22 @@
 """The trial of the engine on a small program: launch, the system calls of a save, suspend, resume.
 
 Rights, filters, limits and security modules have too many combinations to predict the result from settings. If a small program can
-be saved and resumed, kernels can. Otherwise kernels are started without the engine, and the check reports the failed step, its cause
-and the fix. The trial takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
+be saved and resumed, kernels can: it holds what every kernel holds. Otherwise kernels are started without the engine, and the check
+reports the failed step, its cause and the fix. The trial takes about 0.4 s; the daemon remembers a success until the next boot
+(`daemon.host_report`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,23 +36,49 @@ from ..wire.protocol import Check
 from .resume import resume
 from .save import save
 
-#: The program's exit statuses: after the signal that ends it, and if no signal comes.
-_SIGNALED, _TIMED_OUT = 77, 78
+#: The program's exit statuses: after the signal that ends it, if no signal comes, and if something that it holds does not work.
+_SIGNALED, _TIMED_OUT, _BROKEN = 77, 78, 79
 #: The time after which the program ends by itself, in case the daemon is gone.
 _LIFE_SECONDS = 120
 #: The timeouts of the program's messages and of CRIU's progress. A client waits half a minute for a daemon.
 _SECONDS, _STALL_SECONDS = 12, 7
+_WORK_MILLISECONDS = 5000
 #: With less free space on the disk the program's output could be missing as well as its snapshot.
 _DISK_BYTES = 16 << 20
 _PREFIX = "trial-"
+#: The file with the exit status of the program before it is suspended.
+_EXIT = "exit-1"
+_HELD = "sockets, connections, threads and a terminal"
+#: ZeroMQ's sockets bring threads, eventfds, epolls, a listening TCP socket and a connection of the program to itself. All that the
+#: program holds is used again after the resume.
 _PROGRAM = f"""
-import signal, sys, threading
-# The thread inherits the mask, so this comes first. Otherwise a signal just after the resume, before the main thread waits for
-# it, kills the program.
+import os, signal, sys
+# Threads inherit the mask, so this comes first. Otherwise a signal just after the resume, before the main thread waits for it,
+# kills the program.
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-print("ready", flush=True)
-sys.exit({_SIGNALED} if signal.sigtimedwait({{signal.SIGUSR1}}, {_LIFE_SECONDS}) else {_TIMED_OUT})
+sys.path.append(sys.argv[1])
+import zmq
+server, client = map(zmq.Context().socket, (zmq.PULL, zmq.PUSH))
+port = server.bind_to_random_port("tcp://127.0.0.1")
+client.connect(f"tcp://127.0.0.1:{{port}}")
+program_end, terminal_end = os.openpty()
+def work():
+    client.send(b"message")
+    if not server.poll({_WORK_MILLISECONDS}):
+        raise TimeoutError("its sockets of ZeroMQ passed no message")
+    server.recv()
+    os.write(terminal_end, b"line")
+    if os.read(program_end, 9) != b"line":
+        raise OSError("its terminal passed other bytes")
+work()
+print("ready", port, flush=True)
+status = {_SIGNALED} if signal.sigtimedwait({{signal.SIGUSR1}}, {_LIFE_SECONDS}) else {_TIMED_OUT}
+try:
+    work()
+except Exception as error:
+    print(error, flush=True)
+    status = {_BROKEN}
+os._exit(status)  # ZeroMQ waits for messages otherwise
 """
 
 
@@ -65,20 +94,24 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
                 settings, spill_dir=scratch / "spill", stall_seconds=_STALL_SECONDS
             )
             spec = _spec(scratch)
-            tree = launch.launch(spec, settings, scratch / "exit-1")
+            tree = launch.launch(spec, settings, scratch / _EXIT)
             trees.append(tree)
             yield Check(step, True, _namespaces(tree), required=True)
-            _wait(scratch / "log", "ready")
+            step = "start"
+            port = _port(scratch)
             step = "system calls"
             yield (tried := _system_calls(tree))
             if tried.ok is False:
                 return
             step, store = "suspend", LocalStore(scratch / "store")
             try:
-                saved = save(
-                    tree, spec, store, settings, SaveOptions(stop=True), progress=Progress()
-                ).manifest
-                yield Check(step, True, "A small program was suspended.", required=True)
+                with _connect(port):
+                    saved = save(
+                        tree, spec, store, settings, SaveOptions(stop=True), progress=Progress()
+                    ).manifest
+                yield Check(
+                    step, True, f"A small program with {_HELD} was suspended.", required=True
+                )
                 step = "resume"
                 exit_path = scratch / "exit-2"
                 trees.append(
@@ -86,12 +119,12 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
                 )
             finally:
                 store.close()
-            with suppress(ProcessLookupError):
+            with _connect(port), suppress(ProcessLookupError):
                 os.kill(trees[-1].kernel_pid, signal.SIGUSR1)
-            _wait(exit_path)
+            _wait(exit_path.exists)
             status = os.waitstatus_to_exitcode(int(exit_path.read_text()))
             if status != _SIGNALED:
-                raise CheckpointError(f"The program ended with status {status} after its resume.")
+                raise CheckpointError(f"It ended with status {status} ({_last_line(scratch)}).")
             yield Check(step, True, f"It was resumed and ran on{_as_whom()}.", required=True)
     except (StoreError, HostIncompatible, OSError) as error:
         yield Check(step, None, f"Could not be tried: {error}")
@@ -101,6 +134,7 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
 
 _LOST = {
     "namespaces": "Linux refused a namespace that kernels need",
+    "start": "A small program could not be started",
     "system calls": "Linux refused system calls that a save needs",
     "suspend": "A small program could not be suspended",
     "resume": "A small program was suspended, but could not be resumed",
@@ -139,22 +173,51 @@ def _as_whom() -> str:
     return "" if os.geteuid() == 0 else f"; this works as an ordinary user (uid {os.geteuid()})"
 
 
+def _folder_of_zeromq() -> str:
+    """Return the folder of the package `zmq`, which kernels use. Only the program imports it: it would take memory in the daemon."""
+    found = importlib.util.find_spec("zmq")
+    if found is None or found.origin is None:
+        raise CheckpointError("The Python package pyzmq is missing.")
+    return str(Path(found.origin).parents[1])
+
+
 def _spec(scratch: Path) -> LaunchSpec:
     return LaunchSpec(
         kernel_id="trial",
-        argv=[sys.executable, "-I", "-S", "-c", _PROGRAM],
+        argv=[sys.executable, "-I", "-S", "-c", _PROGRAM, _folder_of_zeromq()],
         env=dict(os.environ),
         cwd=str(scratch),
         log_path=str(scratch / "log"),
     )
 
 
-def _wait(path: Path, text: str = "") -> None:
-    def has_text() -> bool:
-        return path.exists() and text in path.read_text()
+def _port(scratch: Path) -> int:
+    """Return the port of the program's own socket, when it holds everything."""
+    log, exit_path = scratch / "log", scratch / _EXIT
+    _wait(lambda: exit_path.exists() or (log.exists() and "ready" in log.read_text()))
+    ready, _, port = _last_line(scratch).partition(" ")
+    if ready != "ready":
+        raise CheckpointError(f"It ended ({_last_line(scratch)}).")
+    return int(port)
 
-    if not launch.wait_until(has_text, timeout=_SECONDS):
-        raise CheckpointError(f"The program printed nothing for {_SECONDS} s.")
+
+def _last_line(scratch: Path) -> str:
+    return (scratch / "log").read_text().rpartition("\n")[0].rpartition("\n")[2]
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    if not launch.wait_until(done, timeout=_SECONDS):
+        raise CheckpointError(f"It did nothing for {_SECONDS} s.")
+
+
+def _connect(port: int) -> socket.socket:
+    """Return a connection to the program's socket, like a server's to a kernel. Raises CheckpointError if it cannot be made."""
+    try:
+        connection = socket.create_connection(("127.0.0.1", port), _SECONDS)
+        connection.recv(1)  # ZeroMQ has accepted the connection when it sends its greeting
+    except OSError as error:
+        raise CheckpointError(f"Its socket answers no connection ({error}).") from error
+    return connection
 
 
 @contextmanager

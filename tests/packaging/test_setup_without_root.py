@@ -56,7 +56,7 @@ def test_an_ordinary_user_is_given_the_criu_that_is_there(sudo, short_dir):
     program, mark = sudo
     criu = criu_program.find()
     if criu is None:
-        missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
+        missing("criu", "no CRIU >= 4.2 was found: run tools/install-criu")
     short_dir.chmod(0o755)
     built = short_dir / "jupyter-gpuckpt/criu/sbin/criu"
     built.parent.mkdir(parents=True)
@@ -70,6 +70,61 @@ def test_an_ordinary_user_is_given_the_criu_that_is_there(sudo, short_dir):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, f"{built}\n"), done.stderr
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("version", [(4, 1, 1), criu_program.MINIMUM])
+def test_a_criu_that_is_too_old_is_built_anew_and_what_that_needs_is_known_before(
+    tmp_path, version
+):
+    """Whoever waits for a set-up must not be told in its middle that a package is missing."""
+    criu = tmp_path / "criu"
+    criu.write_text(f"#!/bin/sh\necho Version: {criu_program.dotted(version)}\n")
+    criu.chmod(0o755)
+    status, told, _ = ask(
+        [TOOLS / "install-criu", "--packages"],
+        XDG_CACHE_HOME=str(tmp_path),
+        PATH=f"{tmp_path}:/usr/bin:/bin",
+    )
+    assert status == 0
+    assert ("libnet1-dev" in told.split()) == (version < criu_program.MINIMUM)
+
+
+def checkout(folder, sudo, *dist):
+    """Make what `make` looks at, with these files in dist, and return variables in which there is no compiler and no CRIU."""
+    shutil.copytree(TOOLS, folder / "tools")
+    for name in ("Makefile", "pyproject.toml", "hatch_build.py", "labextension/package.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "dist").mkdir()
+    for name in dist:
+        (folder / "dist" / name).touch()
+    nothing = {"CC": "/nowhere/cc", "XDG_CACHE_HOME": str(folder), "PATH": "/usr/bin:/bin"}
+    return {**nothing, "SUDO": str(sudo)}
+
+
+def test_all_missing_packages_of_a_demo_are_named_at_once(sudo, tmp_path):
+    """The fake dpkg-query knows no package, and the fake sudo refuses."""
+    environment = checkout(tmp_path, sudo[0])
+    (tmp_path / "dpkg-query").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "dpkg-query").chmod(0o755)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    status, _, told = ask(["make", "-C", tmp_path, "demo"], **environment)
+    assert status != 0
+    [line] = [line for line in told.splitlines() if line.startswith("== missing packages: ")]
+    assert {"gcc", "libc6-dev", "libnet1-dev", "libprotobuf-c-dev"} <= set(line.split())
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_demo_with_wheels_needs_no_packages_to_compile(sudo, tmp_path):
+    wheels = "jupyter_gpuckpt-1-py3-none-any.whl", "jupyter_gpuckpt_criu-4.2-py3-none-any.whl"
+    environment = checkout(tmp_path, sudo[0], *wheels)
+    status, told, error = ask(["make", "-C", tmp_path, "--dry-run", "demo"], **environment)
+    assert status == 0, error
+    assert "gcc" not in told
+    assert "libnet1-dev" not in told
+    assert f"install-packages  'dist/{wheels[0]}[lab]'" in told
+    assert f"install-packages dist/{wheels[1]}" in told
+    assert "install-criu" not in told
 
 
 @pytest.mark.parametrize("target", ["demo", "lab", "test"])

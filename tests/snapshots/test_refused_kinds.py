@@ -81,6 +81,14 @@ KINDS = {
         "os.mkfifo('pipe'); held = os.open('pipe', os.O_PATH)",
         r"name of a pipe or unix socket \(O_PATH\)",
     ),
+    "the name of a pipe without one": (
+        "ends = os.pipe(); held = os.open(f'/proc/self/fd/{ends[0]}', os.O_PATH)",
+        r"name of a pipe or terminal \(O_PATH\)",
+    ),
+    "the name of a terminal": (
+        "ends = os.openpty(); held = os.open(os.ttyname(ends[1]), os.O_PATH)",
+        r"name of a pipe or terminal \(O_PATH\)",
+    ),
     "the name of a socket": (
         "socket.socket(socket.AF_UNIX).bind('socket'); held = os.open('socket', os.O_PATH)",
         r"name of a pipe or unix socket \(O_PATH\)",

@@ -199,7 +199,7 @@ def test_the_first_criu_that_is_new_enough_is_taken(tmp_path, monkeypatch):
     assert criu_program.find() == of_wheel
     of_wheel.unlink()
     assert criu_program.find() is None
-    script(old, "echo Version: 4.1")
+    script(old, "echo Version: 4.2")
     assert criu_program.find() == old
     del sys.modules[package.name]
 
