@@ -8,7 +8,7 @@
 - `doctor_command`: the command `jupyter gpuckpt doctor`.
 - `executing`: the command `jupyter gpuckpt execute`.
 - `hub_report`: the command `jupyter gpuckpt hub-report`.
-- `id_arguments`: resolution of abbreviated ids of kernels and snapshots.
+- `naming`: resolution of the arguments that name kernels and snapshots.
 - `notice`: the command `jupyter gpuckpt notice`.
 - `parser`: the class of the argument parser.
 - `printing`: the output of commands.

@@ -18,7 +18,7 @@ from ..errors import (
     StoreError,
 )
 from ..wire import calls
-from ..wire.protocol import Kernel, Operation
+from ..wire.protocol import Kernel, Operation, SaveRequest
 from ..wire.snapshot_records import Snapshot, UploadState
 from ..wire.states import ALIVE
 from . import (
@@ -35,7 +35,7 @@ from . import (
 from . import prune as pruning
 from . import snapshots as keeping
 from .daemon_calls import daemon, finish
-from .id_arguments import one_kernel, one_of, one_snapshot
+from .naming import fitting, one_kernel, one_snapshot
 from .remote import move_command, remote_command, upload_command
 
 if TYPE_CHECKING:
@@ -163,7 +163,9 @@ def _state(kernel: Kernel) -> str:
 
 def save(args: Namespace) -> int:
     """Save a kernel and wait until the snapshot is complete."""
-    return _operate(args, "saving", lambda client, kernel: client.send(calls.save(kernel)))
+    return _operate(
+        args, "saving", lambda client, kernel: client.send(calls.save(kernel, _request(args)))
+    )
 
 
 def suspend(args: Namespace) -> int:
@@ -173,11 +175,22 @@ def suspend(args: Namespace) -> int:
             "Either one kernel or --all is suspended.",
             hint="`jupyter gpuckpt ps` lists the kernels.",
         )
+    if args.all and args.title:
+        raise ConfigurationError("--title goes with one kernel.")
     if args.all:
         return all_kernels.suspend(args)
     if args.within is not None:
         raise ConfigurationError("--within goes with --all.")
-    return _operate(args, "suspending", lambda client, kernel: client.send(calls.suspend(kernel)))
+    return _operate(
+        args,
+        "suspending",
+        lambda client, kernel: client.send(calls.suspend(kernel, _request(args))),
+    )
+
+
+def _request(args: Namespace) -> SaveRequest:
+    # As everywhere, a snapshot that gets a title is pinned.
+    return SaveRequest(title=args.title, pinned=bool(args.title))
 
 
 def park(args: Namespace) -> int:
@@ -240,14 +253,14 @@ def list_snapshots(args: Namespace) -> int:
     with daemon() as client:
         found = client.send(calls.snapshots())
     if args.kernel:
-        # Snapshots outlive their kernels, so kernel ids are taken from the snapshots.
-        kernel_id = one_of(args.kernel, {info.kernel_id for info in found})
-        if not kernel_id:
+        # Snapshots outlive their kernels, so kernels are taken from the snapshots.
+        kernel_ids = fitting(args.kernel, {info.kernel_id: info.name for info in reversed(found)})
+        if not kernel_ids:
             raise KernelNotFound(
-                f"There is no snapshot of a kernel whose id begins with {args.kernel!r}.",
+                f"There is no snapshot of a kernel {args.kernel!r}.",
                 hint="`jupyter gpuckpt list` shows all snapshots.",
             )
-        found = [info for info in found if info.kernel_id == kernel_id]
+        found = [info for info in found if info.kernel_id in kernel_ids]
     if args.json:
         printing.say_json({"snapshots": found})
         return 0
@@ -278,7 +291,7 @@ def list_snapshots(args: Namespace) -> int:
 def show(args: Namespace) -> int:
     """Show all of one snapshot that is not secret."""
     with daemon() as client:
-        known = [info.snapshot_id for info in client.send(calls.snapshots())]
+        known = client.send(calls.snapshots())
         found: dict[str, Any] = client.send(
             calls.manifest_summary(one_snapshot(args.snapshot, known))
         )
@@ -291,8 +304,8 @@ def remove(args: Namespace) -> int:
     """Delete snapshots one after the other, until one is refused."""
     with daemon(waits=True) as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
-        # All ids are resolved before any snapshot is deleted.
-        wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in args.snapshot))
+        # All names are resolved before any snapshot is deleted.
+        wanted = list(dict.fromkeys(one_snapshot(text, infos.values()) for text in args.snapshot))
         if not args.yes and sys.stdin.isatty():
             for snapshot_id in wanted:
                 printing.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))

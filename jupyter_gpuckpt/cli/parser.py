@@ -8,6 +8,10 @@ from typing import NoReturn
 
 from ..errors import ConfigurationError
 
+#: What names a kernel and a snapshot (`naming`).
+KERNEL_HELP = "its notebook or id, or a part that is unique"
+SNAPSHOT_HELP = "its id, its title, or a part that is unique; latest or KERNEL:latest"
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigurationError`."""
@@ -20,6 +24,19 @@ class Parser(argparse.ArgumentParser):
         """Add an option without a value."""
         *names, told = names_and_help
         self.add_argument(*names, action="store_true", help=told)
+
+    def kernel(self) -> None:
+        """Add the argument that names a kernel."""
+        self.add_argument("kernel", metavar="KERNEL", help=KERNEL_HELP)
+
+    def snapshot(self, nargs: str | None = None) -> None:
+        """Add the argument that names a snapshot, or several."""
+        self.add_argument("snapshot", metavar="SNAPSHOT", nargs=nargs, help=SNAPSHOT_HELP)
+
+    def title(self) -> None:
+        """Add the option for the title of a new snapshot."""
+        told = "the snapshot's title in lists; a titled snapshot is pinned"
+        self.add_argument("--title", metavar="TITLE", default="", help=told)
 
     def seconds(self, name: str, told: str) -> None:
         """Add an option whose value is a time; None: it is left out."""

@@ -16,7 +16,7 @@ from ..errors import KernelNotFound, KernelStateConflict
 from ..wire import calls
 from ..wire.protocol import Operation, OwnerKind
 from ..wire.states import ALIVE, GPU_AWAY
-from .id_arguments import one_of
+from .naming import kernel_among, kernels_of, latest_of, one_of, titles_of
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -45,17 +45,17 @@ def begin(
     take_over: bool = False,
     force: bool = False,
 ) -> Operation:
-    """Start resuming the kernel or snapshot whose id begins with `named`. A kernel that is created for it is added to `revived`.
+    """Start resuming the kernel or snapshot that `named` names. A kernel that is created for it is added to `revived`.
 
     `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
     resume = partial(calls.resume, take_over=take_over, force=force)
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())  # newest first
-    known = {*kernels, *(s.kernel_id for s in snapshots), *(s.snapshot_id for s in snapshots)}
-    wanted = one_of(named, known)
+    wanted = latest_of(named, snapshots) or kernel_among(named, kernels.values())
     if wanted in kernels:
         return client.send(resume(wanted))
+    wanted = wanted or one_of(named, {**titles_of(snapshots), **kernels_of(snapshots)})
     found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)
     kernel_id = found.kernel_id if found else named
     if kernel_id not in kernels:
@@ -65,7 +65,7 @@ def begin(
             return client.send(resume(kernel_id, chosen))
     if found is None:
         raise KernelNotFound(
-            f"There is no kernel and no snapshot whose id begins with {named!r}.",
+            f"There is no kernel and no snapshot {named!r}.",
             hint="`jupyter gpuckpt ps` lists the kernels, `jupyter gpuckpt list` the snapshots.",
         )
     kernel = kernels.get(found.kernel_id)
