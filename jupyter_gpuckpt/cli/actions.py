@@ -7,34 +7,37 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import (
     ConfigurationError,
     GpuCkptError,
     KernelNotFound,
-    OperationCancelled,
     SessionLost,
     StoreError,
 )
 from ..wire import calls
-from ..wire.protocol import Kernel, Operation, SaveRequest
+from ..wire.protocol import Kernel, Operation
 from ..wire.snapshot_records import Snapshot, UploadState
 from ..wire.states import ALIVE
 from . import (
     all_kernels,
+    branch_command,
+    diff_command,
     doctor_command,
     executing,
     hub_report,
     notice,
     printing,
     resuming,
+    show_command,
     slurm_script,
+    stats_command,
     summary,
 )
 from . import prune as pruning
 from . import snapshots as keeping
-from .daemon_calls import daemon, finish
+from .daemon_calls import begin_save, daemon, finish
 from .naming import fitting, one_kernel, one_snapshot
 from .remote import move_command, remote_command, upload_command
 
@@ -163,9 +166,7 @@ def _state(kernel: Kernel) -> str:
 
 def save(args: Namespace) -> int:
     """Save a kernel and wait until the snapshot is complete."""
-    return _operate(
-        args, "saving", lambda client, kernel: client.send(calls.save(kernel, _request(args)))
-    )
+    return _operate(args, "saving", lambda client, kernel: begin_save(client, kernel, args.title))
 
 
 def suspend(args: Namespace) -> int:
@@ -184,13 +185,8 @@ def suspend(args: Namespace) -> int:
     return _operate(
         args,
         "suspending",
-        lambda client, kernel: client.send(calls.suspend(kernel, _request(args))),
+        lambda client, kernel: begin_save(client, kernel, args.title, call=calls.suspend),
     )
-
-
-def _request(args: Namespace) -> SaveRequest:
-    # As everywhere, a snapshot that gets a title is pinned.
-    return SaveRequest(title=args.title, pinned=bool(args.title))
 
 
 def park(args: Namespace) -> int:
@@ -248,6 +244,34 @@ def _operate(
     return 0
 
 
+def end(args: Namespace) -> int:
+    """End a kernel for good, after a question on a terminal; its snapshots stay."""
+    with daemon(waits=True) as client:
+        kernel = client.send(calls.kernel(one_kernel(args.kernel, client)))
+        saved = next(iter(client.send(calls.snapshots(kernel.kernel_id))), None)
+        text = f"kernel {kernel.kernel_id} ({printing.printable(kernel.name)}, {kernel.state})"
+        if kernel.state in ALIVE:
+            lost = (
+                f"since its last snapshot, {printing.age(time.time() - saved.created)}, "
+                if saved
+                else ""
+            )
+            text += f"? What it did {lost}is lost."
+        else:
+            text += "?"
+        printing.confirm(f"End {text}", yes=args.yes, kept="It was not ended.", required=True)
+        client.send(calls.kill(kernel.kernel_id, by_user=True))
+    if args.json:
+        printing.say_json({"ended": kernel.kernel_id})
+        return 0
+    printing.say(f"Ended kernel {kernel.kernel_id}.")
+    if saved is not None:
+        printing.note(
+            f"`jupyter gpuckpt resume {kernel.kernel_id}` brings it back from its last snapshot."
+        )
+    return 0
+
+
 def list_snapshots(args: Namespace) -> int:
     """List snapshots, newest first."""
     with daemon() as client:
@@ -288,30 +312,27 @@ def list_snapshots(args: Namespace) -> int:
     return 0
 
 
-def show(args: Namespace) -> int:
-    """Show all of one snapshot that is not secret."""
-    with daemon() as client:
-        known = client.send(calls.snapshots())
-        found: dict[str, Any] = client.send(
-            calls.manifest_summary(one_snapshot(args.snapshot, known))
-        )
-    text = summary.of_record(found, now=time.time())
-    printing.result({"snapshot": found}, text, as_json=args.json)
-    return 0
-
-
 def remove(args: Namespace) -> int:
     """Delete snapshots one after the other, until one is refused."""
     with daemon(waits=True) as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All names are resolved before any snapshot is deleted.
         wanted = list(dict.fromkeys(one_snapshot(text, infos.values()) for text in args.snapshot))
-        if not args.yes and sys.stdin.isatty():
+        marked = [one for one in wanted if infos[one].pinned or infos[one].title]
+        if not args.yes and (marked or sys.stdin.isatty()):
             for snapshot_id in wanted:
                 printing.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
-            those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
-            if not printing.ask(f"Delete {those}?"):
-                raise OperationCancelled("Nothing was deleted.")
+        those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
+        if marked:
+            those += (
+                f", of which {len(marked)} " + ("is" if len(marked) == 1 else "are")
+                if wanted[1:]
+                else ", which is"
+            )
+            those += " pinned or titled"
+        printing.confirm(
+            f"Delete {those}?", yes=args.yes, kept="Nothing was deleted.", required=bool(marked)
+        )
         for snapshot_id in wanted:
             client.send(calls.delete_snapshot(snapshot_id))
             if not args.json:
@@ -347,8 +368,12 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "suspend": suspend,
     "park": park,
     "resume": resume,
+    "branch": branch_command.run,
+    "end": end,
+    "move": move_command.run,
     "list": list_snapshots,
-    "show": show,
+    "show": show_command.run,
+    "diff": diff_command.run,
     "rm": remove,
     "undelete": _with_daemon(keeping.undelete),
     "note": _with_daemon(keeping.note),
@@ -357,7 +382,7 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "verify": _with_daemon(keeping.verify),
     "export": _with_daemon(keeping.export),
     "import": _with_daemon(keeping.import_archive),
-    "move": move_command.run,
+    "stats": stats_command.run,
     "execute": executing.execute,
     "hub-report": hub_report.run,
     "notice": notice.run,

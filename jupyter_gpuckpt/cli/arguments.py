@@ -18,14 +18,16 @@ Save, suspend and resume running Jupyter kernels, with their processes and GPU m
 """
 
 EPILOG = """\
-A kernel is named by its notebook (a path, a file's name, or a part of it that is unique), by its id or by the beginning of it; a
-snapshot by its id or the beginning of it, by its title or a part of it, or as latest: the newest of all. KERNEL:latest is the newest
-of that kernel.
+A kernel is named by its notebook (the path, the file's name, or a part that
+is unique), by its id or by the beginning of it. A snapshot is named by its id
+or the beginning of it, by its title or a part of it, or by `latest`, the
+newest of all; `KERNEL:latest` is the newest of that kernel.
 
-Exit status: 0 done, 1 an unexpected error or an error in an executed notebook, 2 wrong usage, 3 not possible on this machine,
-4 this kernel cannot be saved, 5 not found, 6 not possible now, 7 daemon or store cannot be reached,
-8 the save or resume failed, 9 no space left, 10 the store is damaged, 11 some of several
-kernels were not saved, 130 interrupted.
+Exit status: 0 done, 1 an unexpected error or an error in an executed
+notebook, 2 wrong usage, 3 not possible on this machine, 4 this kernel cannot
+be saved, 5 not found, 6 not possible now, 7 daemon or store cannot be
+reached, 8 the save or resume failed, 9 no space left, 10 the store is
+damaged, 11 some of several kernels were not saved, 130 interrupted.
 """
 
 
@@ -115,6 +117,21 @@ def _about_kernels(command: Callable[..., Parser]) -> None:
         "resume it even if another machine runs its session; later changes on that machine become a branch",
     )
     _force(resume)
+    branch = command(
+        "branch",
+        "start a second kernel beside a kernel, from its state now or from a snapshot",
+        "A kernel that runs is saved first. The next Jupyter server that shows the notebook lists the branch; until then clients can"
+        " connect to it.",
+    )
+    _kernel_or_snapshot(branch)
+    _force(branch)
+    end = command(
+        "end",
+        "end a kernel for good, with everything that it started",
+        "What it did since its last snapshot is lost; its snapshots stay. It is ended only after a question on a terminal, or with --yes.",
+    )
+    end.kernel()
+    end.flag("-y", "--yes", "do not ask")
     move_command.add_arguments(command("move", move_command.SUMMARY, move_command.DESCRIPTION))
 
 
@@ -127,6 +144,16 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
         help="list only the snapshots of this kernel: its notebook or id, or a part",
     )
     command("show", "show a snapshot", "With --json, all of it that is not secret.").snapshot()
+    diff = command(
+        "diff",
+        "compare the variables of two snapshots, or of a snapshot and a kernel now",
+        "A kernel means its variables now, or those of its snapshot while it is suspended. Beside a kernel, latest is the latest snapshot"
+        " of that kernel. Values are compared by digests; those of some types cannot be.",
+    )
+    diff.add_argument("first", metavar="A", help=f"a snapshot: {SNAPSHOT_HELP}; or a kernel")
+    diff.add_argument(
+        "second", metavar="B", nargs="?", default="", help="the same; default: the kernel of A now"
+    )
     remove = command(
         "rm",
         "delete snapshots",
@@ -164,6 +191,10 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
         "Everything is verified first. Import only archives that you trust: kernels resumed from them run with your rights.",
     )
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
+    command(
+        "stats",
+        "show how much disk space snapshots use, and what deduplication and compression save",
+    )
 
 
 def _kernel_or_snapshot(to: Parser) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,26 @@ def one_snapshot(text: str, snapshots: Iterable[Snapshot]) -> str:
             hint="`jupyter gpuckpt list` shows the snapshots.",
         )
     return found
+
+
+def kernel_or_snapshot(text: str, kernels: Iterable[Kernel], snapshots: Sequence[Snapshot]) -> str:
+    """Return the id of the kernel or snapshot that `text` names; empty if there is none. Raises ConfigurationError for several.
+
+    A kernel that is there comes before snapshots, and before kernels that only have snapshots.
+    """
+    return (
+        latest_of(text, snapshots)
+        or kernel_among(text, kernels)
+        or one_of(text, {**titles_of(snapshots), **kernels_of(snapshots)})
+    )
+
+
+def neither(text: str) -> KernelNotFound:
+    """Return the error for a text that names neither a kernel nor a snapshot."""
+    return KernelNotFound(
+        f"There is no kernel and no snapshot {text!r}.",
+        hint="`jupyter gpuckpt ps` lists the kernels, `jupyter gpuckpt list` the snapshots.",
+    )
 
 
 def latest_of(text: str, snapshots: Iterable[Snapshot]) -> str:

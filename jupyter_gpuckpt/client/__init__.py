@@ -7,6 +7,7 @@ setting or a record only.
 - `async_client`: the client for callers on an event loop.
 - `daemon_traits`: the daemon's settings as traits.
 - `holding`: an owner, and its connection.
+- `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
 - `magics`: magics for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.

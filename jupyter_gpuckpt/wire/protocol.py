@@ -254,6 +254,8 @@ class Event(msgspec.Struct, frozen=True):
     operation: Operation | None = None
     #: The id of a kernel that was removed (killed, or ended by itself).
     gone: str = ""
+    #: With `gone`: a user ended it, not its owner, which is not to start it again.
+    by_user: bool = False
     #: A change of a snapshot of any kernel; all owners get it.
     snapshot: SnapshotChange | None = None
     notice: Notice | None = None
