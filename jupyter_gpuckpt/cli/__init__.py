@@ -5,6 +5,7 @@
 - `app`: the entry point of `jupyter gpuckpt`.
 - `arguments`: the argument parser of `jupyter gpuckpt`.
 - `branch_command`: the command `jupyter gpuckpt branch`.
+- `completion`: completion by argcomplete.
 - `daemon_calls`: connections of one command to the daemon, and waiting for the ends of operations.
 - `diff_command`: the command `jupyter gpuckpt diff`.
 - `doctor_command`: the command `jupyter gpuckpt doctor`.

@@ -31,10 +31,10 @@ damaged, 11 some of several kernels were not saved, 130 interrupted.
 """
 
 
-def parser() -> Parser:
+def parser(program: str = PROGRAM) -> Parser:
     """Return the parser; parsed arguments have `command`, `json` and the command's own."""
     top = Parser(
-        prog=PROGRAM,
+        prog=program,
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
