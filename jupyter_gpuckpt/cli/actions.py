@@ -248,17 +248,18 @@ def end(args: Namespace) -> int:
     """End a kernel for good, after a question on a terminal; its snapshots stay."""
     with daemon(waits=True) as client:
         kernel = client.send(calls.kernel(one_kernel(args.kernel, client)))
-        saved = next(iter(client.send(calls.snapshots(kernel.kernel_id))), None)
-        text = f"kernel {kernel.kernel_id} ({printing.printable(kernel.name)}, {kernel.state})"
+        snapshots = client.send(calls.snapshots(kernel.kernel_id))
+        saved = snapshots[0] if snapshots else None
+        text = (
+            f"kernel {kernel.kernel_id} ({printing.printable(kernel.name or '-')}, {kernel.state})?"
+        )
         if kernel.state in ALIVE:
-            lost = (
-                f"since its last snapshot, {printing.age(time.time() - saved.created)}, "
+            since = (
+                f" since its last snapshot ({printing.age(time.time() - saved.created)})"
                 if saved
                 else ""
             )
-            text += f"? What it did {lost}is lost."
-        else:
-            text += "?"
+            text += f" What it did{since} is lost."
         printing.confirm(f"End {text}", yes=args.yes, kept="It was not ended.", required=True)
         client.send(calls.kill(kernel.kernel_id, by_user=True))
     if args.json:
@@ -317,7 +318,9 @@ def remove(args: Namespace) -> int:
     with daemon(waits=True) as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All names are resolved before any snapshot is deleted.
-        wanted = list(dict.fromkeys(one_snapshot(text, infos.values()) for text in args.snapshot))
+        wanted = list(
+            dict.fromkeys(one_snapshot(text, [*infos.values()]) for text in args.snapshot)
+        )
         marked = [one for one in wanted if infos[one].pinned or infos[one].title]
         if not args.yes and (marked or sys.stdin.isatty()):
             for snapshot_id in wanted:

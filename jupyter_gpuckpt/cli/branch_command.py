@@ -46,7 +46,7 @@ def _snapshot(text: str, client: Client) -> str:
     """Return the id of the snapshot that `text` names; of a kernel that runs a new one, of another kernel its latest one."""
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())
-    wanted = kernel_or_snapshot(text, kernels.values(), snapshots)
+    wanted = kernel_or_snapshot(text, [*kernels.values()], snapshots)
     kernel = kernels.get(wanted)
     if kernel is not None and kernel.state in ALIVE:
         operation = finish(client, begin_save(client, wanted), "saving")

@@ -62,7 +62,7 @@ def _moments(
 
 
 def _moment(text: str, kernels: dict[str, Kernel], snapshots: list[Snapshot]) -> _Moment:
-    wanted = kernel_or_snapshot(text, kernels.values(), snapshots)
+    wanted = kernel_or_snapshot(text, [*kernels.values()], snapshots)
     for one in snapshots:
         if one.snapshot_id == wanted:
             return _Moment(one.kernel_id, one, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -33,21 +33,25 @@ def one_kernel(text: str, client: Client) -> str:
     return found
 
 
-def kernel_among(text: str, kernels: Iterable[Kernel]) -> str:
+def kernel_among(text: str, kernels: list[Kernel]) -> str:
     """Return the id of the only one of `kernels` that `text` names, empty if there is none. Raises ConfigurationError for several."""
     known = {kernel.kernel_id: kernel for kernel in kernels}
-    names = {kernel_id: kernel.name for kernel_id, kernel in known.items()}
-    return one_of(
-        text, names, lambda one: f"{one}  {known[one].state:<10}  {printing.printable(names[one])}"
-    )
+
+    def line(kernel_id: str) -> str:
+        kernel = known[kernel_id]
+        text = f"{kernel_id}  {kernel.state:<10}  {printing.printable(kernel.name)}"
+        origin = kernel.parent_snapshot_id
+        return f"{text}, branched from snapshot {origin}" if origin else text
+
+    return one_of(text, {one.kernel_id: one.name for one in known.values()}, line)
 
 
-def one_snapshot(text: str, snapshots: Iterable[Snapshot]) -> str:
+def one_snapshot(text: str, snapshots: list[Snapshot]) -> str:
     """Return the id of the only one of `snapshots`, newest first, that `text` names. Raises SnapshotNotFound, ConfigurationError."""
     known = {one.snapshot_id: one for one in snapshots}
-    found = latest_of(text, known.values()) or one_of(
+    found = latest_of(text, snapshots) or one_of(
         text,
-        titles_of(known.values()),
+        titles_of(snapshots),
         lambda one: summary.of_snapshot(known[one], now=time.time()),
     )
     if not found:
@@ -58,7 +62,7 @@ def one_snapshot(text: str, snapshots: Iterable[Snapshot]) -> str:
     return found
 
 
-def kernel_or_snapshot(text: str, kernels: Iterable[Kernel], snapshots: Sequence[Snapshot]) -> str:
+def kernel_or_snapshot(text: str, kernels: list[Kernel], snapshots: list[Snapshot]) -> str:
     """Return the id of the kernel or snapshot that `text` names; empty if there is none. Raises ConfigurationError for several.
 
     A kernel that is there comes before snapshots, and before kernels that only have snapshots.
@@ -78,23 +82,22 @@ def neither(text: str) -> KernelNotFound:
     )
 
 
-def latest_of(text: str, snapshots: Iterable[Snapshot]) -> str:
+def latest_of(text: str, snapshots: list[Snapshot]) -> str:
     """Return the id of the snapshot that `latest` or `KERNEL:latest` names; empty if `text` is neither, or there is none."""
     kernel, _, word = text.rpartition(":")
     if word != LATEST:
         return ""
-    listed = list(snapshots)
-    wanted = one_of(kernel, kernels_of(listed)) if kernel else ""
-    ids = (one.snapshot_id for one in listed if one.kernel_id == wanted or not kernel)
+    wanted = one_of(kernel, kernels_of(snapshots)) if kernel else ""
+    ids = (one.snapshot_id for one in snapshots if one.kernel_id == wanted or not kernel)
     return next(ids, "")
 
 
-def titles_of(snapshots: Iterable[Snapshot]) -> dict[str, str]:
+def titles_of(snapshots: list[Snapshot]) -> dict[str, str]:
     """Return the titles of snapshots by id, as lists show them."""
     return {one.snapshot_id: one.heading for one in snapshots}
 
 
-def kernels_of(snapshots: Iterable[Snapshot]) -> dict[str, str]:
+def kernels_of(snapshots: list[Snapshot]) -> dict[str, str]:
     """Return the names of the kernels of snapshots, newest first, by id. Of kernels with one name the newest has it alone."""
     names: dict[str, str] = {}
     taken: set[str] = set()
@@ -114,7 +117,7 @@ def one_of(text: str, names: Mapping[str, str], shown: Callable[[str], str] | No
     if len(found) > 1:
         line = shown or (lambda one: f"{one}  {printing.printable(names[one])}".rstrip())
         raise ConfigurationError(
-            f"{text!r} can mean {len(found)} of them:",
+            f"{text!r} can mean any of {len(found)}:",
             hint="Give more of the name, or an id.",
             details="\n".join([*map(line, found[:_SHOWN]), *["..."] * (len(found) > _SHOWN)]),
         )

@@ -133,7 +133,8 @@ def confirm(question: str, *, yes: bool, kept: str, required: bool = False) -> N
             raise OperationCancelled(kept)
     elif required:
         raise ConfigurationError(
-            f"This is asked on a terminal: {question} {kept}", hint="Give --yes to answer it."
+            f"{kept.rstrip('.')}, because this has to be confirmed: {question}",
+            hint="Use a terminal, or give --yes.",
         )
 
 

@@ -51,7 +51,7 @@ def begin(
     resume = partial(calls.resume, take_over=take_over, force=force)
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())  # newest first
-    wanted = kernel_or_snapshot(named, kernels.values(), snapshots)
+    wanted = kernel_or_snapshot(named, [*kernels.values()], snapshots)
     if wanted in kernels:
         return client.send(resume(wanted))
     found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)

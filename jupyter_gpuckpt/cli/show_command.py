@@ -10,7 +10,6 @@ from typing import Any
 
 from ..wire import calls
 from ..wire.manifest_records import Variable
-from ..wire.plurals import some
 from ..wire.snapshot_records import Snapshot
 from . import printing
 from .daemon_calls import daemon
@@ -23,9 +22,10 @@ _WIDTH = 10
 def run(args: Namespace) -> int:
     """Print what people want to know of a snapshot; for programs all of it that is not secret."""
     with daemon() as client:
-        known = {one.snapshot_id: one for one in client.send(calls.snapshots())}
-        info = known[one_snapshot(args.snapshot, known.values())]
-        record = client.send(calls.manifest_summary(info.snapshot_id))
+        snapshots = client.send(calls.snapshots())
+        snapshot_id = one_snapshot(args.snapshot, snapshots)
+        record = client.send(calls.manifest_summary(snapshot_id))
+    info = next(one for one in snapshots if one.snapshot_id == snapshot_id)
     text = "\n".join(of_snapshot(info, record, now=time.time()))
     printing.result({"snapshot": record}, text, as_json=args.json)
     return 0
@@ -48,8 +48,8 @@ def _fields(info: Snapshot, record: dict[str, Any], now: float) -> Iterator[tupl
     size, sizes, host = printing.size, info.sizes, record["host"]
     yield "title", info.heading
     yield "note", info.note
-    alive = "there" if info.kernel_live else "ended"
-    yield "kernel", f"{info.name or '-'} ({info.kernel_id}, {alive})"
+    ended = "" if info.kernel_live else ", ended"
+    yield "kernel", f"{info.name or '-'} ({info.kernel_id}{ended})"
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
     yield "taken", f"{local} ({printing.age(now - info.created)}), by {_cause(info)}"
     gpu = f", {size(sizes.gpu_bytes)} of it on the GPU" if sizes.gpu_bytes else ""
@@ -65,8 +65,11 @@ def _fields(info: Snapshot, record: dict[str, Any], now: float) -> Iterator[tupl
     yield "pinned", "yes: no rule deletes it" if info.pinned else "no"
     yield "needed", "yes: it is a suspended kernel" if info.needed else ""
     yield "remotes", as_text(info) if info.uploads or info.remote_only is not None else ""
-    yield "processes", _counted(one["name"] for one in record["processes"])
-    yield "files", some(record["kept_files"])
+    # The root of the tree is the engine's own.
+    pids = {one["pid"] for one in record["processes"]}
+    own = (one["name"] for one in record["processes"] if one["parent"] in pids)
+    yield "processes", _counted(own)
+    yield "files", ", ".join(record["kept_files"])
     gpus = _counted(one["name"] for one in host["gpus"])
     parts = [host["name"], f"Linux {host['kernel_release']}", host["driver_version"], gpus]
     yield "machine", ", ".join(part for part in parts if part)

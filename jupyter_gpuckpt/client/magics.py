@@ -5,7 +5,7 @@ The kernel's agent passes its requests to the kernel's server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -38,12 +38,15 @@ HELP = "\n".join(
 
 def load(shell: InteractiveShell) -> None:
     """Define the magic in a shell."""
+    shell.register_magic_function(_magic(shell), "line", "gpuckpt")
 
-    def gpuckpt(line: str) -> None:
+
+def _magic(shell: InteractiveShell) -> Any:  # noqa: ANN401 - IPython calls it
+    def magic(line: str) -> None:
         print(_said(shell, line))  # noqa: T201 - the answer is the cell's output
 
-    gpuckpt.__doc__ = HELP
-    shell.register_magic_function(gpuckpt, "line")  # type: ignore[no-untyped-call] # IPython's own
+    magic.__doc__ = HELP
+    return magic
 
 
 def _said(shell: InteractiveShell, line: str) -> str:

@@ -38,7 +38,7 @@ def test_an_id_a_notebook_or_a_part_that_is_unique_names_one(text, found):
 
 
 def test_what_may_mean_several_is_refused_and_lists_them():
-    with pytest.raises(ConfigurationError, match="'trai' can mean 2") as refused:
+    with pytest.raises(ConfigurationError, match="'trai' can mean any of 2") as refused:
         naming.one_of("trai", KERNELS)
     assert refused.value.details.splitlines() == [
         "ab  work/train.ipynb",
@@ -94,7 +94,7 @@ def test_kernels_here_are_saved_by_notebook_and_a_title_names_the_snapshot(
     (listed,) = gpuckpt_json("list", "--kernel", "train.ipynb")["snapshots"]
     assert (listed["title"], listed["pinned"]) == ("before the change", True)
     done = gpuckpt("save", "work", status=2)
-    assert done.stderr.startswith("'work' can mean 2 of them:\n")
+    assert done.stderr.startswith("'work' can mean any of 2:\n")
     for one, name in ((first, "work/train.ipynb"), (second, "work/evaluate.ipynb")):
         assert f"  {one.id}  running     {name}\n" in done.stderr
     assert gpuckpt_json("suspend", "EVAL", "--title", "done")["operation"]["kernel_id"] == second.id

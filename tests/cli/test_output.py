@@ -170,8 +170,13 @@ def test_a_snapshot_is_shown_in_the_words_of_lists_without_control_characters():
     )
     record = {
         "host": {"name": "here", "kernel_release": "6.1", "driver_version": "", "gpus": []},
-        "processes": [{"name": "python3"}, {"name": "python3"}, {"name": "sh"}],
-        "kept_files": ["/a", "/b", "/c", "/d"],
+        "processes": [
+            {"name": "keeper", "pid": 2, "parent": 1},
+            {"name": "python3", "pid": 3, "parent": 2},
+            {"name": "python3", "pid": 4, "parent": 3},
+            {"name": "sh", "pid": 5, "parent": 2},
+        ],
+        "kept_files": ["/a", "/b"],
     }
     lines = list(show_command.of_snapshot(info, record, now=60.0))
     assert lines[:3] == [
@@ -186,7 +191,7 @@ def test_a_snapshot_is_shown_in_the_words_of_lists_without_control_characters():
         "  took      1.50 s; the kernel was paused for 0.20 s",
         "  pinned    yes: no rule deletes it",
         "  processes 2 x python3, sh",
-        "  files     /a, /b, /c and 1 more",
+        "  files     /a, /b",
         "  machine   here, Linux 6.1",
         "\nIts largest variables:",
         "NAME  TYPE  SIZE  VALUE\nx     int   28 B  41",
