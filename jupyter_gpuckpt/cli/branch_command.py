@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..wire import calls
 from ..wire.states import ALIVE
-from . import printing, summary
+from . import printing
 from .daemon_calls import begin_save, daemon, finish
 from .naming import kernel_or_snapshot, neither
 
@@ -34,8 +34,10 @@ def run(args: Namespace) -> int:
         file = None if path is None else str(path)
         printing.say_json({"operation": operation, "connection_file": file})
         return 0
-    printing.say(summary.of_operation(operation))
-    for warning in operation.result.warnings if operation.result else []:
+    result = operation.outcome()
+    took = printing.duration(result.seconds)
+    printing.say(f"Kernel {kernel_id} runs, branched from snapshot {result.snapshot_id} in {took}.")
+    for warning in result.warnings:
         printing.warn(warning)
     if path is not None:
         printing.note(f"`jupyter console --existing {path}` connects to it.")

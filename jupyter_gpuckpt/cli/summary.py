@@ -19,9 +19,7 @@ def of_operation(operation: Operation) -> str:
         return f"Parked kernel {operation.kernel_id} in {took}: {printing.size(sizes.gpu_bytes)} of GPU memory are free."
     if operation.kind is OperationKind.UNPARK:
         return f"Kernel {operation.kernel_id} has its GPU memory back after {took}."
-    if operation.kind is OperationKind.BRANCH:
-        return f"Kernel {operation.kernel_id} runs, branched from snapshot {result.snapshot_id} in {took}."
-    if operation.kind is OperationKind.RESUME:
+    if operation.kind in {OperationKind.RESUME, OperationKind.BRANCH}:
         return f"Resumed kernel {operation.kernel_id} from snapshot {result.snapshot_id} in {took}."
     done = "Suspended" if operation.kind is OperationKind.SUSPEND else "Saved"
     text = (
