@@ -150,7 +150,7 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
         "A kernel means its variables now, or those of its snapshot while it is suspended. Beside a kernel, latest is the latest snapshot"
         " of that kernel. Values are compared by digests; those of some types cannot be.",
     )
-    diff.add_argument("first", metavar="A", help=f"a snapshot: {SNAPSHOT_HELP}; or a kernel")
+    diff.add_argument("first", metavar="A", help=f"a snapshot ({SNAPSHOT_HELP}) or a kernel")
     diff.add_argument(
         "second", metavar="B", nargs="?", default="", help="the same; default: the kernel of A now"
     )
@@ -201,7 +201,7 @@ def _kernel_or_snapshot(to: Parser) -> None:
     to.add_argument(
         "kernel",
         metavar="KERNEL|SNAPSHOT",
-        help=f"a kernel: {KERNEL_HELP}; or a snapshot: {SNAPSHOT_HELP}",
+        help=f"of a kernel {KERNEL_HELP}; of a snapshot {SNAPSHOT_HELP}",
     )
 
 

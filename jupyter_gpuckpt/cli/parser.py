@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 
 #: What names a kernel and a snapshot (`naming`).
 KERNEL_HELP = "its notebook or id, or a part that is unique"
-SNAPSHOT_HELP = "its id, its title, or a part that is unique; latest or KERNEL:latest"
+SNAPSHOT_HELP = "its title or id, or a part that is unique; or latest, or KERNEL:latest"
 
 
 class Parser(argparse.ArgumentParser):

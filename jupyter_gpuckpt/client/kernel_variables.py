@@ -16,7 +16,7 @@ from ..wire.manifest_records import Variables
 from .agent_code import AGENT_REQUEST, PROBE_SESSION
 
 #: The time for computing fingerprints of the variables' values, and how long a kernel may take to answer.
-_FINGERPRINT_SECONDS, _ANSWER_SECONDS = 1.0, 8.0
+_FINGERPRINT_SECONDS, _ANSWER_SECONDS = 1.0, 5.0
 _IDLE_SECONDS = 3.0
 
 
