@@ -157,7 +157,9 @@ def test_pruning_says_what_goes_and_why_and_does_it(kernel, gpuckpt, gpuckpt_jso
     assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third]
 
 
-def test_on_a_terminal_removing_and_ending_ask_first_and_saving_draws_a_bar(kernel, gpuckpt_json, daemon_env):
+def test_on_a_terminal_removing_and_ending_ask_first_and_saving_draws_a_bar(
+    kernel, gpuckpt_json, daemon_env
+):
     said = on_a_terminal(["save", kernel.id], b"", daemon_env)
     assert b"\x1b[K" in said
     assert b"Saved kernel" in said
