@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
 from . import executing, hub_report, notice, prune, slurm_script
-from .parser import KERNEL_HELP, SNAPSHOT_HELP, Parser
+from .parser import KERNEL_HELP, SNAPSHOT_HELP, Parser, title
 from .remote import move_command, remote_command
 
 PROGRAM = "jupyter gpuckpt"
@@ -170,7 +170,7 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
     note = command("note", "change the note or title of a snapshot")
     note.snapshot()
     note.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
-    note.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
+    note.add_argument("--title", metavar="TITLE", type=title, help="title in lists; '' removes it")
     command("pin", "pin a snapshot, so that retention never removes it").snapshot()
     command("unpin", "unpin a snapshot, so that retention may remove it").snapshot()
     command(

@@ -91,7 +91,7 @@ def _variables(client: Client, moment: _Moment) -> Variables:
         if found is None:
             raise KernelStateConflict(
                 f"The variables of snapshot {moment.snapshot.snapshot_id} are not known.",
-                hint="They are saved of IPython kernels only, if these answer when they are saved.",
+                hint="Only snapshots of IPython kernels of Jupyter servers have them, if the kernel answered then.",
             )
         return found
     from ..client.kernel_variables import variables_now  # noqa: PLC0415 - too slow for --help
@@ -100,7 +100,7 @@ def _variables(client: Client, moment: _Moment) -> Variables:
     if now is None:
         raise KernelStateConflict(
             f"Kernel {moment.kernel_id} does not tell its variables.",
-            hint="Wait until its cell has ended. Only IPython kernels tell them, to the user who has started them.",
+            hint="Wait until its cell has ended. Only IPython kernels of Jupyter servers tell them.",
         )
     return now
 

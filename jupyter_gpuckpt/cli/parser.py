@@ -7,6 +7,7 @@ import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
+from ..wire.manifest_records import MAX_TITLE
 
 #: What names a kernel and a snapshot (`naming`).
 KERNEL_HELP = "its notebook or id, or a part that is unique"
@@ -36,11 +37,18 @@ class Parser(argparse.ArgumentParser):
     def title(self) -> None:
         """Add the option for the title of a new snapshot."""
         told = "the snapshot's title in lists; a titled snapshot is pinned"
-        self.add_argument("--title", metavar="TITLE", default="", help=told)
+        self.add_argument("--title", metavar="TITLE", type=title, default="", help=told)
 
     def seconds(self, name: str, told: str) -> None:
         """Add an option whose value is a time; None: it is left out."""
         self.add_argument(name, metavar="TIME", type=_seconds, help=told)
+
+
+def title(text: str) -> str:
+    """Return the title of a snapshot, unless it is too long."""
+    if len(text) > MAX_TITLE:
+        raise argparse.ArgumentTypeError(f"a title has at most {MAX_TITLE} characters")
+    return text
 
 
 def _seconds(text: str) -> float:

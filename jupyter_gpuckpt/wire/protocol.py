@@ -15,7 +15,7 @@ import msgspec
 
 from .. import errors
 from ..errors import ErrorRecord
-from .manifest_records import Cause, LaunchSpec, SaveOptions, Sizes, Variables
+from .manifest_records import MAX_TITLE, Cause, LaunchSpec, SaveOptions, Sizes, Variables
 from .progress import ProgressRecord
 from .reclaim_records import Notice
 from .snapshot_records import RetentionPolicy, SnapshotChange
@@ -335,7 +335,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     pinned: bool = False
     #: The policy by which snapshots are removed after a success; None: none are removed.
     retention: RetentionPolicy | None = None
-    title: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    title: Annotated[str, msgspec.Meta(max_length=MAX_TITLE)] = ""
     variables: Variables | None = None
     peer_access_off: bool = False
     cell: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -75,6 +75,8 @@ def test_without_a_command_the_help_goes_to_stderr(capsys):
         ["ps", "--js"],
         ["suspend", "--all", "--within", "soon"],
         ["suspend", "--all", "--within", "-5"],
+        ["save", "train", "--title", "x" * 301],
+        ["note", "latest", "--title", "x" * 301],
     ],
 )
 def test_wrong_usage_is_status_2_with_a_hint(words, capsys):
