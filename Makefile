@@ -189,7 +189,7 @@ check: lint
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 -m "not slow and not thorough" tests/test_shape.py tests/unit $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lab-* labextension/node_modules labextension/lib .lab build dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/*/gpuckpt-init jupyter_gpuckpt/engine/*/*.so jupyter_gpuckpt/store/*.so
 
 $(STAMPS)/apt:

@@ -1,4 +1,4 @@
-"""Compiles the C sources, as a hatchling build hook or by itself: `python3 hatch_build.py`.
+"""Compiles the C sources, as a hatchling build hook or by itself: `python3 hatch_build.py`. The hook also writes files for shells.
 
 By itself it needs nothing but Python and a C compiler, so it also serves machines without a network.
 """
@@ -84,6 +84,42 @@ def _compiler(options: list[str]) -> tuple[str | None, list[str]]:
     return shutil.which(os.environ.get("CC", "cc")), []
 
 
+#: Where shells and `man` look for the files of `jupyter-gpuckpt`, below the environment's folder.
+_COMPLETIONS = {
+    "bash": "share/bash-completion/completions/jupyter-gpuckpt",
+    "zsh": "share/zsh/site-functions/_jupyter-gpuckpt",
+    "fish": "share/fish/vendor_completions.d/jupyter-gpuckpt.fish",
+}
+_MAN_PAGE = "share/man/man1/jupyter-gpuckpt.1"
+#: The arguments that are paths.
+_PATHS = {"FILE", "NOTEBOOK"}
+
+
+def write_shell_files(root: Path, folder: Path) -> dict[str, str]:
+    """Write completions and the man page of `jupyter-gpuckpt` into `folder`; return their places in an environment by their paths."""
+    import shtab  # noqa: PLC0415 - compiling needs no package
+    from argparse_manpage.manpage import Manpage  # noqa: PLC0415 - the same
+
+    sys.path.insert(0, str(root))
+    from jupyter_gpuckpt.cli import arguments, completion  # noqa: PLC0415 - the same
+
+    parser = arguments.parser("jupyter-gpuckpt")
+    for action in completion.actions(parser):
+        if action.metavar in _PATHS:
+            action.complete = shtab.FILE
+    page = Manpage(parser)
+    page.manual, page.description = "jupyter-gpuckpt", arguments.DESCRIPTION.strip().rstrip(".")
+    texts = {place: shtab.complete(parser, shell) for shell, place in _COMPLETIONS.items()}
+    texts[_MAN_PAGE] = str(page)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for place, text in texts.items():
+        path = folder / Path(place).name
+        path.write_text(text)
+        written[str(path)] = place
+    return written
+
+
 if __name__ == "__main__":
     compile_all(Path(__file__).parent)
 else:
@@ -93,11 +129,14 @@ else:
         """Puts the compiled binaries into the wheel, which thereby belongs to one platform."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            """Compile before the wheel's files are collected; a source archive holds the source."""
+            """Make what a wheel holds before its files are collected; a source archive holds the source."""
             if self.target_name != "wheel":
                 return
             compile_all(Path(self.root))
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            if version == "standard":  # an editable one serves who works on the package
+                folder = Path(self.root, "build", "shell")
+                build_data["shared_data"] |= write_shell_files(Path(self.root), folder)
             build_data["artifacts"] += [str(binary) for binary in BINARIES]
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"

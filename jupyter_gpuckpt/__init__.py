@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    __version__: str
+
+
+def __getattr__(name: str) -> str:
+    """Return `__version__`, which is read at its first use: importing the package must stay cheap."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._version import __version__  # noqa: PLC0415 - as above
+
+    return __version__
+
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Define the magics: `%load_ext jupyter_gpuckpt`."""
+    """Define the magic `%gpuckpt`: `%load_ext jupyter_gpuckpt`."""
     from .client.magics import load  # noqa: PLC0415 - importing the package must stay cheap
 
     load(shell)

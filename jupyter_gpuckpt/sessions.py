@@ -16,13 +16,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from .client import Client, starting, this_owner
-from .client.reviving import revive, write_connection_file
+from .client import Client, starting
+from .client.reviving import create, write_connection_file
 from .errors import GpuCkptError, KernelNotFound
 from .wire import calls
 from .wire.daemon_settings import Settings
 from .wire.manifest_records import Cause
-from .wire.protocol import Kernel, Operation, OwnerKind, Result, SaveRequest
+from .wire.protocol import Kernel, Operation, Result, SaveRequest
 from .wire.snapshot_records import Snapshot
 from .wire.states import ALIVE, GPU_AWAY, KernelState
 
@@ -144,13 +144,7 @@ class Sessions:
 
     def _create(self, snapshot_id: str, kernel_id: str) -> Path | None:
         """Create a suspended kernel from a snapshot, which outlives this process; return its connection file."""
-        launch = self._client.send(calls.launch_spec(snapshot_id))
-        owner = this_owner(OwnerKind.SERVER, root_dir=str(launch.jupyter.get("root") or ""))
-        with self._client.hold(owner, lambda event: None):
-            connection = revive(
-                self._client, owner.owner_id, snapshot_id, "", launch, kernel_id=kernel_id
-            )
-            self._client.send(calls.leave(owner.owner_id))
+        connection = create(self._client, snapshot_id, kernel_id=kernel_id)
         return write_connection_file(kernel_id, connection)
 
     def _resumed_or_killed(self, kernel_id: str, *, force: bool) -> Kernel:

@@ -7,13 +7,12 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import (
     ConfigurationError,
     GpuCkptError,
     KernelNotFound,
-    OperationCancelled,
     SessionLost,
     StoreError,
 )
@@ -23,19 +22,23 @@ from ..wire.snapshot_records import Snapshot, UploadState
 from ..wire.states import ALIVE
 from . import (
     all_kernels,
+    branch_command,
+    diff_command,
     doctor_command,
     executing,
     hub_report,
     notice,
     printing,
     resuming,
+    show_command,
     slurm_script,
+    stats_command,
     summary,
 )
 from . import prune as pruning
 from . import snapshots as keeping
-from .daemon_calls import daemon, finish
-from .id_arguments import one_kernel, one_of, one_snapshot
+from .daemon_calls import begin_save, daemon, finish
+from .naming import fitting, one_kernel, one_snapshot
 from .remote import move_command, remote_command, upload_command
 
 if TYPE_CHECKING:
@@ -163,7 +166,7 @@ def _state(kernel: Kernel) -> str:
 
 def save(args: Namespace) -> int:
     """Save a kernel and wait until the snapshot is complete."""
-    return _operate(args, "saving", lambda client, kernel: client.send(calls.save(kernel)))
+    return _operate(args, "saving", lambda client, kernel: begin_save(client, kernel, args.title))
 
 
 def suspend(args: Namespace) -> int:
@@ -173,11 +176,17 @@ def suspend(args: Namespace) -> int:
             "Either one kernel or --all is suspended.",
             hint="`jupyter gpuckpt ps` lists the kernels.",
         )
+    if args.all and args.title:
+        raise ConfigurationError("--title goes with one kernel.")
     if args.all:
         return all_kernels.suspend(args)
     if args.within is not None:
         raise ConfigurationError("--within goes with --all.")
-    return _operate(args, "suspending", lambda client, kernel: client.send(calls.suspend(kernel)))
+    return _operate(
+        args,
+        "suspending",
+        lambda client, kernel: begin_save(client, kernel, args.title, call=calls.suspend),
+    )
 
 
 def park(args: Namespace) -> int:
@@ -235,19 +244,48 @@ def _operate(
     return 0
 
 
+def end(args: Namespace) -> int:
+    """End a kernel for good, after a question on a terminal; its snapshots stay."""
+    with daemon(waits=True) as client:
+        kernel = client.send(calls.kernel(one_kernel(args.kernel, client)))
+        snapshots = client.send(calls.snapshots(kernel.kernel_id))
+        saved = snapshots[0] if snapshots else None
+        text = (
+            f"kernel {kernel.kernel_id} ({printing.printable(kernel.name or '-')}, {kernel.state})?"
+        )
+        if kernel.state in ALIVE:
+            since = (
+                f" since its last snapshot ({printing.age(time.time() - saved.created)})"
+                if saved
+                else ""
+            )
+            text += f" What it did{since} is lost."
+        printing.confirm(f"End {text}", yes=args.yes, kept="It was not ended.", required=True)
+        client.send(calls.kill(kernel.kernel_id, by_user=True))
+    if args.json:
+        printing.say_json({"ended": kernel.kernel_id})
+        return 0
+    printing.say(f"Ended kernel {kernel.kernel_id}.")
+    if saved is not None:
+        printing.note(
+            f"`jupyter gpuckpt resume {kernel.kernel_id}` brings it back from its last snapshot."
+        )
+    return 0
+
+
 def list_snapshots(args: Namespace) -> int:
     """List snapshots, newest first."""
     with daemon() as client:
         found = client.send(calls.snapshots())
     if args.kernel:
-        # Snapshots outlive their kernels, so kernel ids are taken from the snapshots.
-        kernel_id = one_of(args.kernel, {info.kernel_id for info in found})
-        if not kernel_id:
+        # Snapshots outlive their kernels, so kernels are taken from the snapshots.
+        kernel_ids = fitting(args.kernel, {info.kernel_id: info.name for info in reversed(found)})
+        if not kernel_ids:
             raise KernelNotFound(
-                f"There is no snapshot of a kernel whose id begins with {args.kernel!r}.",
+                f"There is no snapshot of a kernel {args.kernel!r}.",
                 hint="`jupyter gpuckpt list` shows all snapshots.",
             )
-        found = [info for info in found if info.kernel_id == kernel_id]
+        found = [info for info in found if info.kernel_id in kernel_ids]
     if args.json:
         printing.say_json({"snapshots": found})
         return 0
@@ -275,30 +313,29 @@ def list_snapshots(args: Namespace) -> int:
     return 0
 
 
-def show(args: Namespace) -> int:
-    """Show all of one snapshot that is not secret."""
-    with daemon() as client:
-        known = [info.snapshot_id for info in client.send(calls.snapshots())]
-        found: dict[str, Any] = client.send(
-            calls.manifest_summary(one_snapshot(args.snapshot, known))
-        )
-    text = summary.of_record(found, now=time.time())
-    printing.result({"snapshot": found}, text, as_json=args.json)
-    return 0
-
-
 def remove(args: Namespace) -> int:
     """Delete snapshots one after the other, until one is refused."""
     with daemon(waits=True) as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
-        # All ids are resolved before any snapshot is deleted.
-        wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in args.snapshot))
-        if not args.yes and sys.stdin.isatty():
+        # All names are resolved before any snapshot is deleted.
+        wanted = list(
+            dict.fromkeys(one_snapshot(text, [*infos.values()]) for text in args.snapshot)
+        )
+        marked = [one for one in wanted if infos[one].pinned or infos[one].title]
+        if not args.yes and (marked or sys.stdin.isatty()):
             for snapshot_id in wanted:
                 printing.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
-            those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
-            if not printing.ask(f"Delete {those}?"):
-                raise OperationCancelled("Nothing was deleted.")
+        those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
+        if marked:
+            those += (
+                f", of which {len(marked)} " + ("is" if len(marked) == 1 else "are")
+                if wanted[1:]
+                else ", which is"
+            )
+            those += " pinned or titled"
+        printing.confirm(
+            f"Delete {those}?", yes=args.yes, kept="Nothing was deleted.", required=bool(marked)
+        )
         for snapshot_id in wanted:
             client.send(calls.delete_snapshot(snapshot_id))
             if not args.json:
@@ -334,8 +371,12 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "suspend": suspend,
     "park": park,
     "resume": resume,
+    "branch": branch_command.run,
+    "end": end,
+    "move": move_command.run,
     "list": list_snapshots,
-    "show": show,
+    "show": show_command.run,
+    "diff": diff_command.run,
     "rm": remove,
     "undelete": _with_daemon(keeping.undelete),
     "note": _with_daemon(keeping.note),
@@ -344,7 +385,7 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "verify": _with_daemon(keeping.verify),
     "export": _with_daemon(keeping.export),
     "import": _with_daemon(keeping.import_archive),
-    "move": move_command.run,
+    "stats": stats_command.run,
     "execute": executing.execute,
     "hub-report": hub_report.run,
     "notice": notice.run,

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The entry point of `jupyter gpuckpt`: it parses arguments, runs a command and returns its exit status."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from ..errors import GpuCkptError
 from ..wire.statuses import exit_code
-from . import actions, arguments, printing
+from . import actions, arguments, completion, printing
 
 INTERRUPTED, READER_GONE, UNEXPECTED, USAGE = 130, 141, 1, 2
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command_line: Sequence[str]) -> int:
     parser = arguments.parser()
+    if completion.REQUEST in os.environ:
+        completion.complete(parser)
     args = parser.parse_args(command_line)
     if args.command is None:
         parser.print_help(sys.stderr)

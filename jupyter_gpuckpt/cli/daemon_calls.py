@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import GpuCkptError, OperationCancelled, error_from
 from ..wire import calls
-from ..wire.protocol import Operation, OperationState
+from ..wire.calls import Route
+from ..wire.protocol import Operation, OperationState, SaveRequest
+from ..wire.states import KernelState
 from . import printing
 
 if TYPE_CHECKING:
@@ -32,6 +34,19 @@ def daemon(*, waits: bool = False) -> Iterator[Client]:
         yield client
     finally:
         client.close()
+
+
+def begin_save(
+    client: Client, kernel_id: str, title: str = "", call: Route[Operation] = calls.save
+) -> Operation:
+    """Start a save or suspend (`call`) of a kernel. Its variables are saved for comparisons, if it tells them."""
+    from ..client.kernel_variables import variables_now  # noqa: PLC0415 - too slow for --help
+
+    runs = client.send(calls.kernel(kernel_id)).state is KernelState.RUNNING
+    variables = variables_now(kernel_id) if runs else None
+    # As on the page, a snapshot that gets a title is pinned.
+    request = SaveRequest(title=title, pinned=bool(title), variables=variables)
+    return client.send(call(kernel_id, request))
 
 
 def finish(client: Client, operation: Operation, title: str) -> Operation:

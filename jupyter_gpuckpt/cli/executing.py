@@ -8,7 +8,7 @@ from pathlib import Path
 from ..wire import calls
 from . import printing
 from .daemon_calls import daemon
-from .id_arguments import one_snapshot
+from .naming import one_snapshot
 from .parser import Parser
 
 SUMMARY = "execute a notebook, or continue an execution that was interrupted"
@@ -81,9 +81,9 @@ def execute(args: Namespace) -> int:
     return _FAILED if error is not None else 0
 
 
-def _snapshot_id(prefix: str) -> str:
-    """Return the id of the only snapshot whose id begins with `prefix`; empty without a prefix."""
-    if not prefix:
+def _snapshot_id(named: str) -> str:
+    """Return the id of the only snapshot that `named` names; empty without a name."""
+    if not named:
         return ""
     with daemon(waits=True) as client:
-        return one_snapshot(prefix, [one.snapshot_id for one in client.send(calls.snapshots())])
+        return one_snapshot(named, client.send(calls.snapshots()))

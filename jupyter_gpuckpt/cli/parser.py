@@ -7,6 +7,11 @@ import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
+from ..wire.manifest_records import MAX_TITLE
+
+#: What names a kernel and a snapshot (`naming`).
+KERNEL_HELP = "its notebook or id, or a part that is unique"
+SNAPSHOT_HELP = "its title or id, or a part that is unique; or latest, or KERNEL:latest"
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,9 +26,29 @@ class Parser(argparse.ArgumentParser):
         *names, told = names_and_help
         self.add_argument(*names, action="store_true", help=told)
 
+    def kernel(self) -> None:
+        """Add the argument that names a kernel."""
+        self.add_argument("kernel", metavar="KERNEL", help=KERNEL_HELP)
+
+    def snapshot(self, nargs: str | None = None) -> None:
+        """Add the argument that names a snapshot, or several."""
+        self.add_argument("snapshot", metavar="SNAPSHOT", nargs=nargs, help=SNAPSHOT_HELP)
+
+    def title(self) -> None:
+        """Add the option for the title of a new snapshot."""
+        told = "the snapshot's title in lists; a titled snapshot is pinned"
+        self.add_argument("--title", metavar="TITLE", type=title, default="", help=told)
+
     def seconds(self, name: str, told: str) -> None:
         """Add an option whose value is a time; None: it is left out."""
         self.add_argument(name, metavar="TIME", type=_seconds, help=told)
+
+
+def title(text: str) -> str:
+    """Return the title of a snapshot, unless it is too long."""
+    if len(text) > MAX_TITLE:
+        raise argparse.ArgumentTypeError(f"a title has at most {MAX_TITLE} characters")
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -13,7 +13,7 @@ from typing import Self, TextIO
 
 import msgspec
 
-from ..errors import record_of
+from ..errors import ConfigurationError, OperationCancelled, record_of
 from ..wire.plurals import SECONDS_PER_MINUTE, age, size
 from ..wire.progress import ProgressRecord
 
@@ -119,6 +119,23 @@ def ask(question: str) -> bool:
     if not answer.endswith("\n"):
         print(file=sys.stderr)
     return answer.strip().lower() in {"y", "yes"}
+
+
+def confirm(question: str, *, yes: bool, kept: str, required: bool = False) -> None:
+    """Ask a question on a terminal, unless `yes`. Raises OperationCancelled with the sentence `kept` if the answer is no.
+
+    `required`: without a terminal, too, it is not done unless `yes`; then ConfigurationError is raised.
+    """
+    if yes:
+        return
+    if sys.stdin.isatty():
+        if not ask(question):
+            raise OperationCancelled(kept)
+    elif required:
+        raise ConfigurationError(
+            f"{kept.rstrip('.')}, because this has to be confirmed: {question}",
+            hint="Use a terminal, or give --yes.",
+        )
 
 
 def typed(question: str) -> str:

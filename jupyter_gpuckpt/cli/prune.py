@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import ConfigurationError, OperationCancelled
+from ..errors import ConfigurationError
 from ..wire import calls
 from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS
 from ..wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
@@ -98,8 +97,7 @@ def run(args: Namespace, client: Client) -> int:
 def confirm(args: Namespace, doomed: int) -> None:
     """Ask on a terminal whether snapshots are to be deleted, unless --yes is given. Raises OperationCancelled."""
     those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
-    if not args.yes and sys.stdin.isatty() and not printing.ask(f"Delete {those} for ever?"):
-        raise OperationCancelled("Nothing was deleted.")
+    printing.confirm(f"Delete {those} for ever?", yes=args.yes, kept="Nothing was deleted.")
 
 
 def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import KernelNotFound, KernelStateConflict
 from ..wire import calls
-from ..wire.protocol import Operation, OwnerKind
+from ..wire.protocol import Operation
 from ..wire.states import ALIVE, GPU_AWAY
-from .id_arguments import one_of
+from .naming import kernel_or_snapshot, neither
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..wire.snapshot_records import Snapshot
 
 
 @dataclass
@@ -45,15 +44,14 @@ def begin(
     take_over: bool = False,
     force: bool = False,
 ) -> Operation:
-    """Start resuming the kernel or snapshot whose id begins with `named`. A kernel that is created for it is added to `revived`.
+    """Start resuming the kernel or snapshot that `named` names. A kernel that is created for it is added to `revived`.
 
     `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
     """
     resume = partial(calls.resume, take_over=take_over, force=force)
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())  # newest first
-    known = {*kernels, *(s.kernel_id for s in snapshots), *(s.snapshot_id for s in snapshots)}
-    wanted = one_of(named, known)
+    wanted = kernel_or_snapshot(named, [*kernels.values()], snapshots)
     if wanted in kernels:
         return client.send(resume(wanted))
     found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)
@@ -64,32 +62,16 @@ def begin(
         with suppress(KernelNotFound):
             return client.send(resume(kernel_id, chosen))
     if found is None:
-        raise KernelNotFound(
-            f"There is no kernel and no snapshot whose id begins with {named!r}.",
-            hint="`jupyter gpuckpt ps` lists the kernels, `jupyter gpuckpt list` the snapshots.",
-        )
+        raise neither(named)
     kernel = kernels.get(found.kernel_id)
     if kernel is None:
-        revived.append(_revived(client, found))
+        from ..client.reviving import create  # noqa: PLC0415 - an HTTP library, too slow for --help
+
+        connection = create(client, found.snapshot_id, name=found.name)
+        revived.append(Revived(found.kernel_id, connection))
     elif kernel.state in ALIVE - GPU_AWAY:
         raise KernelStateConflict(
             f"The kernel of this snapshot, {kernel.kernel_id}, is {kernel.state}.",
             hint="Suspend it first: its current state is kept as another snapshot.",
         )
     return client.send(resume(found.kernel_id, found.snapshot_id))
-
-
-def _revived(client: Client, snapshot: Snapshot) -> Revived:
-    """Create the kernel of a snapshot again, suspended; it outlives this command."""
-    from ..client import this_owner  # noqa: PLC0415 - an HTTP library, too slow for --help
-    from ..client.reviving import revive  # noqa: PLC0415 - the same
-
-    launch = client.send(calls.launch_spec(snapshot.snapshot_id))
-    owner = this_owner(
-        OwnerKind.SERVER,
-        root_dir=str(launch.jupyter.get("root") or ""),
-    )
-    with client.hold(owner, lambda event: None):
-        connection = revive(client, owner.owner_id, snapshot.snapshot_id, snapshot.name, launch)
-        client.send(calls.leave(owner.owner_id))
-    return Revived(snapshot.kernel_id, connection)

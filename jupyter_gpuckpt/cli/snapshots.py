@@ -15,7 +15,7 @@ from ..wire import calls
 from ..wire.progress import ProgressRecord
 from ..wire.statuses import exit_code
 from . import printing, summary
-from .id_arguments import one_snapshot
+from .naming import one_snapshot
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -28,8 +28,9 @@ STANDARD = "-"
 
 def undelete(args: Namespace, client: Client) -> int:
     """Undo deletions of snapshots; of all possible ones if none is named."""
-    deleted = [info.snapshot_id for info in client.send(calls.snapshots(deleted=True))]
-    wanted = [one_snapshot(prefix, deleted) for prefix in args.snapshot] or deleted
+    deleted = client.send(calls.snapshots(deleted=True))
+    named = [one_snapshot(text, deleted) for text in args.snapshot]
+    wanted = named or [info.snapshot_id for info in deleted]
     back = [client.send(calls.undelete(snapshot_id)) for snapshot_id in wanted]
     if args.json:
         printing.say_json({"snapshots": back})
@@ -68,7 +69,7 @@ def _annotate(
     note: str | None = None,
     pinned: bool | None = None,
 ) -> int:
-    snapshot_id = one_snapshot(args.snapshot, _ids(client))
+    snapshot_id = one_snapshot(args.snapshot, client.send(calls.snapshots()))
     changed = client.send(calls.annotate(snapshot_id, title=title, note=note, pinned=pinned))
     text = summary.of_snapshot(changed, now=time.time())
     printing.result({"snapshot": changed}, text, as_json=args.json)
@@ -78,11 +79,10 @@ def _annotate(
 def verify(args: Namespace, client: Client) -> int:
     """Verify snapshots, all if none is named; return the status of ObjectCorrupt if one is damaged."""
     infos = client.send(calls.snapshots())
-    known = [info.snapshot_id for info in infos]
     remote = [info.snapshot_id for info in infos if info.remote_only is not None]
-    wanted = [one_snapshot(prefix, known) for prefix in args.snapshot]
+    wanted = [one_snapshot(text, infos) for text in args.snapshot]
     if not wanted:
-        wanted = [one for one in known if one not in remote]
+        wanted = [info.snapshot_id for info in infos if info.remote_only is None]
         if remote:
             printing.warn(
                 f"Not verified, because only remotes have their content: {', '.join(remote)}."
@@ -106,7 +106,7 @@ def verify(args: Namespace, client: Client) -> int:
 
 def export(args: Namespace, client: Client) -> int:
     """Write a snapshot to a file or to stdout as an archive; a file appears only when it is complete."""
-    snapshot_id = one_snapshot(args.snapshot, _ids(client))
+    snapshot_id = one_snapshot(args.snapshot, client.send(calls.snapshots()))
     to_stdout = args.file == STANDARD
     if to_stdout and (args.json or sys.stdout.isatty()):
         raise ConfigurationError(
@@ -141,10 +141,6 @@ def import_archive(args: Namespace, client: Client) -> int:
         for info in brought:
             printing.say(f"Imported snapshot {summary.of_snapshot(info, now=time.time())}.")
     return 0
-
-
-def _ids(client: Client) -> list[str]:
-    return [info.snapshot_id for info in client.send(calls.snapshots())]
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 from ..wire.manifest_records import SnapshotInfo
 from ..wire.protocol import Operation, OperationKind
@@ -47,50 +45,3 @@ def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
     size = f"{printing.size(info.sizes.raw_bytes)} of memory"
     pinned = ", pinned" if info.pinned else ""
     return f"{info.snapshot_id}{name}{title}, {made}, {size}{pinned}"
-
-
-def of_record(record: dict[str, Any], *, now: float) -> str:
-    """Format a record as indented lines; the unit of a value follows from its name (`_bytes`, `seconds` ...)."""
-    return "\n".join(_lines(record, now, ""))
-
-
-def _lines(record: dict[str, Any], now: float, indent: str) -> Iterator[str]:
-    width = max((len(key) for key in record), default=0)
-    for key, value in record.items():
-        title = key.replace("_", " ")
-        if isinstance(value, dict) and value:
-            yield f"{indent}{title}"
-            yield from _lines(_with_units(key, value), now, indent + "    ")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            yield f"{indent}{title}"
-            for item in value:
-                parts = (f"{name} {_text(name, part, now)}" for name, part in item.items())
-                yield f"{indent}    {', '.join(parts)}"
-        else:
-            yield f"{indent}{title:<{width}}  {_text(key, value, now)}".rstrip()
-
-
-def _with_units(key: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Format the numbers of a nested record such as `seconds_by_stage`, whose own keys state no unit, as durations."""
-    if not key.startswith("seconds_by_"):
-        return value
-    return {
-        name: printing.duration(part) if isinstance(part, int | float) else part
-        for name, part in value.items()
-    }
-
-
-def _text(key: str, value: object, now: float) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if key.endswith("_bytes") or key == "length":
-            return printing.size(int(value))
-        if key == "seconds" or key.endswith("_seconds"):
-            return printing.duration(value)
-        if key == "created":
-            local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
-            return f"{local} ({printing.age(now - value)})"
-    if isinstance(value, list | tuple):
-        return ", ".join(printing.printable(str(item)) for item in value) or "-"
-    if value in ("", None, {}):
-        return "-"
-    return printing.printable(str(value))

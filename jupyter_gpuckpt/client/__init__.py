@@ -7,7 +7,8 @@ setting or a record only.
 - `async_client`: the client for callers on an event loop.
 - `daemon_traits`: the daemon's settings as traits.
 - `holding`: an owner, and its connection.
-- `magics`: magics for front ends without this package's extension.
+- `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
+- `magics`: the magic `%gpuckpt`, for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.
 - `programs`: programs of this package that the client runs in processes of their own, without a daemon.

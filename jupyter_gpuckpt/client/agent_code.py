@@ -9,6 +9,8 @@ from typing import Any
 
 #: The message that a kernel's agent understands (`kernel_agent/agent.py`).
 AGENT_REQUEST = "gpuckpt_request"
+#: `header.session` of this package's own requests to kernels; it distinguishes their echoes from the messages of clients.
+PROBE_SESSION = "gpuckpt-probe"
 #: The `implementation` of IPython kernels.
 IMPLEMENTATION = "ipython"
 #: The modules that run in the kernel (`kernel_agent/`), each after those that it imports.

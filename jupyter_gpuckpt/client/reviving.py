@@ -11,8 +11,9 @@ from ..wire import calls
 from ..wire.manager_secrets import joined, parted
 from ..wire.manifest_records import LaunchSpec
 from ..wire.own_sockets import moved_address
-from ..wire.protocol import BranchRequest
+from ..wire.protocol import BranchRequest, OwnerKind
 from . import socket_folders
+from .holding import this_owner
 from .sync_client import Client
 
 
@@ -44,6 +45,18 @@ def revive(
             socket_folders.remove(Path(folder))
         raise
     free.release()
+    return connection
+
+
+def create(
+    client: Client, snapshot_id: str, *, name: str = "", kernel_id: str = ""
+) -> dict[str, Any]:
+    """Create a suspended kernel from a snapshot, as `revive` does, which outlives this process; return the connection info."""
+    launch = client.send(calls.launch_spec(snapshot_id))
+    owner = this_owner(OwnerKind.SERVER, root_dir=str(launch.jupyter.get("root") or ""))
+    with client.hold(owner, lambda event: None):
+        connection = revive(client, owner.owner_id, snapshot_id, name, launch, kernel_id=kernel_id)
+        client.send(calls.leave(owner.owner_id))
     return connection
 
 

@@ -94,7 +94,8 @@ def require_outside() -> None:
     if Path(SCRATCH, "keeper").exists():
         raise ConfigurationError(
             "This program runs in a kernel that can be saved, where the daemon cannot be reached.",
-            hint="Use a terminal, or a script that no such kernel runs. For the kernel itself, `%load_ext jupyter_gpuckpt` brings magics.",
+            hint="Use a terminal, or a script that no such kernel runs. In the kernel itself use `%gpuckpt`, after"
+            " `%load_ext jupyter_gpuckpt`.",
         )
 
 

@@ -376,7 +376,7 @@ class Agent:
 
 
 class _UserRequests:
-    """The requests of a kernel's user code (the magics) to its server, sent on iopub, that wait for an answer."""
+    """The requests of a kernel's user code (the magic `%gpuckpt`) to its server, sent on iopub, that wait for an answer."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel

@@ -28,4 +28,5 @@
 - `states`: the states of a kernel.
 - `statuses`: HTTP status and exit code of each error.
 - `stripes`: files that together hold one sequence of bytes.
+- `variable_changes`: the differences between the variables of two moments.
 """

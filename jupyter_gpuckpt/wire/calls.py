@@ -140,7 +140,15 @@ launch = Route(Kernel, "POST", "/kernels", protocol.LaunchRequest, _CREATED, sec
 kernels = Route(list[Kernel], "GET", "/kernels")
 kernel = Route(Kernel, "GET", _KERNEL)
 #: The end of a kernel; its processes are gone when the reply comes. Its snapshots stay.
-kill = Route(type(None), "DELETE", _KERNEL, None, _NONE, seconds=KILL_SECONDS)
+kill = Route(
+    type(None),
+    "DELETE",
+    _KERNEL,
+    None,
+    _NONE,
+    KILL_SECONDS,
+    {"by_user": "1: a user ends it; its server removes it and does not start it again."},
+)
 #: The stop of a kernel's processes; it is killed after some seconds unless `undo_end` is called before.
 end = Route(Kernel, "PUT", f"{_KERNEL}/end", protocol.EndRequest, seconds=KILL_SECONDS)
 undo_end = Route(Kernel, "DELETE", f"{_KERNEL}/end")

@@ -232,6 +232,8 @@ class Variables(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
+#: The most characters of a snapshot's title.
+MAX_TITLE = 300
 #: The number of variables in the record of a snapshot.
 SHOWN_VARIABLES = 20
 

@@ -15,7 +15,7 @@ import msgspec
 
 from .. import errors
 from ..errors import ErrorRecord
-from .manifest_records import Cause, LaunchSpec, SaveOptions, Sizes, Variables
+from .manifest_records import MAX_TITLE, Cause, LaunchSpec, SaveOptions, Sizes, Variables
 from .progress import ProgressRecord
 from .reclaim_records import Notice
 from .snapshot_records import RetentionPolicy, SnapshotChange
@@ -254,6 +254,8 @@ class Event(msgspec.Struct, frozen=True):
     operation: Operation | None = None
     #: The id of a kernel that was removed (killed, or ended by itself).
     gone: str = ""
+    #: With `gone`: a user ended it, not its owner, which is not to start it again.
+    by_user: bool = False
     #: A change of a snapshot of any kernel; all owners get it.
     snapshot: SnapshotChange | None = None
     notice: Notice | None = None
@@ -333,7 +335,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     pinned: bool = False
     #: The policy by which snapshots are removed after a success; None: none are removed.
     retention: RetentionPolicy | None = None
-    title: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    title: Annotated[str, msgspec.Meta(max_length=MAX_TITLE)] = ""
     variables: Variables | None = None
     peer_access_off: bool = False
     cell: Annotated[int, msgspec.Meta(ge=0)] = 0

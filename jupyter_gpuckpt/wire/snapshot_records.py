@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import ErrorRecord
-from .manifest_records import SnapshotInfo, Variables
+from .manifest_records import MAX_TITLE, SnapshotInfo, Variables
 from .retention_policy import RetentionPolicy as RetentionPolicy  # noqa: PLC0414 - for others
 
 
@@ -128,7 +128,7 @@ class SnapshotNotebook(msgspec.Struct, frozen=True):
 class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PATCH /snapshots/{id}: fields that are None are not changed."""
 
-    title: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    title: Annotated[str, msgspec.Meta(max_length=MAX_TITLE)] | None = None
     note: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
     pinned: bool | None = None
 

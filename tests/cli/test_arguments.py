@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from jupyter_gpuckpt.cli import actions, app, arguments, prune
-from jupyter_gpuckpt.errors import ConfigurationError
 
 COMMANDS = [
     "doctor",
@@ -16,8 +15,12 @@ COMMANDS = [
     "suspend",
     "park",
     "resume",
+    "branch",
+    "end",
+    "move",
     "list",
     "show",
+    "diff",
     "rm",
     "undelete",
     "note",
@@ -26,7 +29,7 @@ COMMANDS = [
     "verify",
     "export",
     "import",
-    "move",
+    "stats",
     "execute",
     "hub-report",
     "notice",
@@ -72,6 +75,8 @@ def test_without_a_command_the_help_goes_to_stderr(capsys):
         ["ps", "--js"],
         ["suspend", "--all", "--within", "soon"],
         ["suspend", "--all", "--within", "-5"],
+        ["save", "train", "--title", "x" * 301],
+        ["note", "latest", "--title", "x" * 301],
     ],
 )
 def test_wrong_usage_is_status_2_with_a_hint(words, capsys):
@@ -92,7 +97,13 @@ def test_several_snapshots_can_be_removed_at_once():
 
 
 @pytest.mark.parametrize(
-    "words", [["suspend"], ["suspend", "abc", "--all"], ["suspend", "abc", "--within", "5"]]
+    "words",
+    [
+        ["suspend"],
+        ["suspend", "abc", "--all"],
+        ["suspend", "abc", "--within", "5"],
+        ["suspend", "--all", "--title", "x"],
+    ],
 )
 def test_one_kernel_or_all_are_suspended_and_only_all_within_a_time(words, capsys):
     assert app.main([*words, "--json"]) == 2
@@ -107,18 +118,6 @@ def test_times_are_understood(text, seconds):
     within = ["--within", text] if text else []
     given = arguments.parser().parse_args(["suspend", "--all", *within])
     assert (given.all, given.within) == (True, seconds)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "found"), [("ab1", "ab1"), ("ab", "ab"), ("c", "c1"), ("x", ""), ("", "")]
-)
-def test_a_unique_beginning_names_an_id_and_a_whole_id_always_does(prefix, found):
-    assert actions.one_of(prefix, ["ab", "ab1", "ab2", "c1"]) == found
-
-
-def test_an_ambiguous_beginning_is_refused_and_names_the_ids():
-    with pytest.raises(ConfigurationError, match="ab1, ab2"):
-        actions.one_of("ab", ["ab1", "ab2"])
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,9 @@ def test_pruning_says_what_goes_and_why_and_does_it(kernel, gpuckpt, gpuckpt_jso
     assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third]
 
 
-def test_on_a_terminal_removing_asks_first_and_saving_draws_a_bar(kernel, gpuckpt_json, daemon_env):
+def test_on_a_terminal_removing_and_ending_ask_first_and_saving_draws_a_bar(
+    kernel, gpuckpt_json, daemon_env
+):
     said = on_a_terminal(["save", kernel.id], b"", daemon_env)
     assert b"\x1b[K" in said
     assert b"Saved kernel" in said
@@ -167,6 +169,11 @@ def test_on_a_terminal_removing_asks_first_and_saving_draws_a_bar(kernel, gpuckp
     assert len(gpuckpt_json("list")["snapshots"]) == 1
     on_a_terminal(["rm", listed["snapshot_id"]], b"y\n", daemon_env)
     assert gpuckpt_json("list")["snapshots"] == []
+    said = on_a_terminal(["end", kernel.id], b"n\n", daemon_env, status=6)
+    assert b"What it did is lost. [y/N]" in said
+    assert kernel.worth("1 + 1") == "2"
+    assert b"Ended kernel" in on_a_terminal(["end", kernel.id], b"y\n", daemon_env)
+    assert gpuckpt_json("ps")["kernels"] == []
 
 
 def on_a_terminal(words, typed, env, *, status=0):

@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.cli import actions, app, printing, summary
+from jupyter_gpuckpt.cli import actions, app, printing, show_command, summary
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo
+from jupyter_gpuckpt.wire.manifest_records import Sizes, SnapshotInfo, Variable
 from jupyter_gpuckpt.wire.progress import ProgressRecord
 from jupyter_gpuckpt.wire.protocol import Operation, OperationKind, OperationState, Result
+from jupyter_gpuckpt.wire.snapshot_records import Snapshot
 
 
 @pytest.mark.parametrize(
@@ -153,23 +154,48 @@ def test_a_snapshot_is_told_in_a_line():
     assert summary.of_snapshot(info, now=1120.0) == ("snap of a.ipynb, 2 min ago, 1.0 MB of memory")
 
 
-def test_a_record_shows_units_and_nested_records():
+def test_a_snapshot_is_shown_in_the_words_of_lists_without_control_characters():
+    info = Snapshot(
+        "s",
+        "k",
+        0.0,
+        "save",
+        "train.ipynb",
+        sizes=Sizes(2_000_000, 500_000, 1500, 1_000_000),
+        frozen_seconds=0.2,
+        seconds=1.5,
+        title="be\x1bfore",
+        pinned=True,
+        variables=[Variable("x", "int", 28, "41")],
+    )
     record = {
-        "info": {"snapshot_id": "s", "created": 0.0, "sizes": {"raw_bytes": 1500}},
-        "seconds_by_stage": {"pages": 1.5},
-        "gpu": [],
-        "processes": [{"pid": 7, "name": "py\x1bthon"}],
-        "frozen_seconds": 0.2,
-        "kept": True,
+        "host": {"name": "here", "kernel_release": "6.1", "driver_version": "", "gpus": []},
+        "processes": [
+            {"name": "keeper", "pid": 2, "parent": 1},
+            {"name": "python3", "pid": 3, "parent": 2},
+            {"name": "python3", "pid": 4, "parent": 3},
+            {"name": "sh", "pid": 5, "parent": 2},
+        ],
+        "kept_files": ["/a", "/b"],
     }
-    lines = summary.of_record(record, now=60.0).splitlines()
-    assert "    snapshot id  s" in lines
-    assert any(line.endswith("(1 min ago)") for line in lines)
-    assert "        raw bytes  1.5 kB" in lines
-    assert "    pages  1.50 s" in lines
-    assert "    pid 7, name py?thon" in lines
-    assert any(line.startswith("frozen seconds") and line.endswith("0.20 s") for line in lines)
-    assert any(line.startswith("gpu ") and line.endswith(" -") for line in lines)
+    lines = list(show_command.of_snapshot(info, record, now=60.0))
+    assert lines[:3] == [
+        "Snapshot s",
+        "  title     be?fore",
+        "  kernel    train.ipynb (k, ended)",
+    ]
+    assert lines[3].endswith(" (1 min ago), by save")
+    assert lines[4:] == [
+        "  memory    2.0 MB, 1.0 MB of it on the GPU",
+        "  on disk   500.0 kB, 1.5 kB of it new then",
+        "  took      1.50 s; the kernel was paused for 0.20 s",
+        "  pinned    yes: no rule deletes it",
+        "  processes 2 x python3, sh",
+        "  files     /a, /b",
+        "  machine   here, Linux 6.1",
+        "\nIts largest variables:",
+        "NAME  TYPE  SIZE  VALUE\nx     int   28 B  41",
+    ]
 
 
 def test_programs_get_unexpected_errors_as_json_too(capsys, monkeypatch):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 #: Compiled files in the wheel.
 COMPILED = {
     "jupyter_gpuckpt/engine/criu/criu-preload.so",
-    "jupyter_gpuckpt/engine/gpu/gpu-ferry.so",
+    "jupyter_gpuckpt/engine/gpu/ferry/gpu-ferry.so",
     "jupyter_gpuckpt/engine/tree/gpuckpt-init",
     "jupyter_gpuckpt/engine/tree/outside-signals.so",
     "jupyter_gpuckpt/store/byte-groups.so",
@@ -80,7 +80,27 @@ def test_the_wheel_belongs_to_its_platform_and_holds_what_is_compiled_and_the_fr
     assert "Root-Is-Purelib: false" in text
     assert any(name.endswith("labextensions/jupyter-gpuckpt/package.json") for name in names)
     assert any("etc/jupyter/jupyter_server_config.d/" in name for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "labextension/"))]
+    assert not [name for name in names if name.startswith(("tests/", "labextension/", "build/"))]
+
+
+def test_shells_and_man_find_their_files_in_the_environment(python):
+    share = python.parents[1] / "share"
+    bash = share / "bash-completion/completions/jupyter-gpuckpt"
+    script = f"""
+source {bash}
+COMP_WORDS=(jupyter-gpuckpt remote cr) COMP_CWORD=2
+_shtab_jupyter_gpuckpt
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    assert ran("bash", "-c", script).split() == ["create"]
+    assert (
+        "#compdef jupyter-gpuckpt\n" in (share / "zsh/site-functions/_jupyter-gpuckpt").read_text()
+    )
+    fish = (share / "fish/vendor_completions.d/jupyter-gpuckpt.fish").read_text()
+    assert "complete -c jupyter-gpuckpt" in fish
+    page = (share / "man/man1/jupyter-gpuckpt.1").read_text()
+    assert page.startswith('.TH JUPYTER\\-GPUCKPT "1"')
+    assert "COMMAND" in page
 
 
 def test_what_is_compiled_runs_with_any_glibc_that_python_wheels_run_with(wheel):

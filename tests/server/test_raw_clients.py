@@ -36,7 +36,7 @@ def test_a_client_beside_a_page_gets_all_output_of_its_first_cell_after_a_resume
 
 
 def test_a_client_that_cannot_resume_a_kernel_is_told_how(clean_server, page, client, eventually):
-    said = printed(client, "%load_ext jupyter_gpuckpt\n%suspend")
+    said = printed(client, "%load_ext jupyter_gpuckpt\n%gpuckpt suspend")
     assert f"jupyter gpuckpt resume {page.kernel_id}" in said
     eventually(lambda: clean_server.kernel(page.kernel_id)["state"] == "suspended")
     clean_server.do("resume", page.kernel_id)

@@ -13,7 +13,7 @@ from ...wire.remote_listings import FetchEstimate, FetchRequest, ListedSession, 
 from ...wire.statuses import exit_code
 from .. import printing
 from ..daemon_calls import daemon, finish
-from ..id_arguments import one_of
+from ..naming import one_of
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -25,7 +25,9 @@ def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
     """Add the arguments of `remote sessions` and `remote fetch`."""
     for to in (sessions, fetching):
         to.add_argument("name", metavar="NAME", help="the remote's name")
-    fetching.add_argument("snapshot", metavar="SNAPSHOT", help="its id, or the beginning of it")
+    fetching.add_argument(
+        "snapshot", metavar="SNAPSHOT", help="its id or title, or a part that is unique"
+    )
     fetching.add_argument(
         "--check",
         action="store_true",
@@ -121,12 +123,15 @@ def _where(listing: RemoteListing) -> dict[str, str]:
     }
 
 
-def _one_snapshot(prefix: str, listing: RemoteListing) -> tuple[str, str]:
+def _one_snapshot(text: str, listing: RemoteListing) -> tuple[str, str]:
     known = _where(listing)
-    found = one_of(prefix, known)
+    titles = {
+        one.snapshot_id: one.title for session in listing.sessions for one in session.snapshots
+    }
+    found = one_of(text, titles)
     if not found:
         raise SnapshotNotFound(
-            f"Remote {listing.remote} lists no snapshot whose id begins with {prefix!r}.",
+            f"Remote {listing.remote} lists no snapshot {text!r}.",
             hint=f"`jupyter gpuckpt remote sessions {listing.remote}` lists what is there.",
             details="\n".join(listing.unreadable),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from ...wire.remote_records import chosen
 from ...wire.states import ALIVE, KernelState
 from .. import printing
 from ..daemon_calls import daemon
-from ..id_arguments import one_kernel
+from ..naming import one_kernel
+from ..parser import Parser
 
 if TYPE_CHECKING:
     from ...client import AsyncClient
@@ -24,9 +25,9 @@ SUMMARY = "suspend a kernel and upload it, so that another machine can go on wit
 DESCRIPTION = "If that fails, the kernel is as it was: it runs again, or is suspended here."
 
 
-def add_arguments(to: ArgumentParser) -> None:
+def add_arguments(to: Parser) -> None:
     """Add the arguments of `move`."""
-    to.add_argument("kernel", metavar="KERNEL", help="its id, or the beginning of it")
+    to.kernel()
     to.add_argument(
         "--to", metavar="REMOTE", default="", help="the remote. Default: the only one there is"
     )

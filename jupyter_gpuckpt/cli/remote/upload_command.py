@@ -13,7 +13,8 @@ from ...wire.progress import ProgressRecord
 from ...wire.snapshot_records import RemoteUploads, Snapshot, Upload, UploadState
 from .. import printing
 from ..daemon_calls import daemon
-from ..id_arguments import one_snapshot
+from ..naming import one_snapshot
+from ..parser import Parser
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -27,12 +28,10 @@ def add_status_arguments(to: ArgumentParser) -> None:
     to.add_argument("name", metavar="NAME", nargs="?", default="", help="the remote; default: all")
 
 
-def add_upload_arguments(to: ArgumentParser) -> None:
+def add_upload_arguments(to: Parser) -> None:
     """Add the arguments of `remote upload`."""
     to.add_argument("name", metavar="NAME", help="the remote's name")
-    to.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="+", help="ids of snapshots, or their beginnings"
-    )
+    to.snapshot("+")
 
 
 def status(args: Namespace) -> int:
@@ -66,8 +65,8 @@ def status(args: Namespace) -> int:
 def upload(args: Namespace) -> int:
     """Upload snapshots now, and wait until the remote has them."""
     with daemon(waits=True) as client:
-        known = [info.snapshot_id for info in client.send(calls.snapshots())]
-        wanted = list(dict.fromkeys(one_snapshot(prefix, known) for prefix in args.snapshot))
+        known = client.send(calls.snapshots())
+        wanted = list(dict.fromkeys(one_snapshot(text, known) for text in args.snapshot))
         client.send(calls.upload(args.name, wanted))
         try:
             follow(client, args.name, wanted)

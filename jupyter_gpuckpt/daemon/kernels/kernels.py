@@ -210,9 +210,9 @@ class Kernels:
             self._watch.add(kernel, kernel.record.tree)
         return written
 
-    def forget(self, kernel: ManagedKernel) -> None:
+    def forget(self, kernel: ManagedKernel, *, by_user: bool = False) -> None:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
-        if self._drop(kernel):
+        if self._drop(kernel, by_user=by_user):
             self._writer.submit(self._records.forget, kernel.kernel_id)
 
     def set_aside(self, kernel: ManagedKernel, tree: Tree) -> Awaitable[None]:
@@ -232,12 +232,12 @@ class Kernels:
         kernel.launched.set()
         await self.update(kernel)
 
-    def _drop(self, kernel: ManagedKernel) -> bool:
+    def _drop(self, kernel: ManagedKernel, *, by_user: bool = False) -> bool:
         kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
             return False
         del self._kernels[kernel.kernel_id]
-        event = Event(self._streams.advance(), gone=kernel.kernel_id)
+        event = Event(self._streams.advance(), gone=kernel.kernel_id, by_user=by_user)
         self._streams.publish(event, kernel.owner_id)
         return True
 

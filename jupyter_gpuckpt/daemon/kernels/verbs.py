@@ -206,8 +206,10 @@ class Verbs:
             _send(kernel, signum)
         return decision is not Answer.WAIT
 
-    async def kill(self, kernel_id: str) -> None:
+    async def kill(self, kernel_id: str, by_user: str = "") -> None:
         """Kill a kernel and forget it; its snapshots stay in the store. A running operation is canceled first.
+
+        `by_user`, if it is not empty: its owner is not to start it again.
 
         Its exit file then records SIGKILL, so that its provisioner sees an ordinary end.
         """
@@ -218,7 +220,7 @@ class Verbs:
         kernel.doomed = True
         await asyncio.to_thread(self._kill, kernel.record)
         _log.info("killed kernel %s", kernel_id)
-        self._kernels.forget(kernel)
+        self._kernels.forget(kernel, by_user=bool(by_user))
 
     async def when_free(self, kernel: ManagedKernel, verb: Verb) -> None:
         """Wait until `verb` may be done to the kernel; cancel the running operation if the table says so."""

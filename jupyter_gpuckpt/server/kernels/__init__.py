@@ -16,5 +16,5 @@
 - `session_moves`: a kernel is suspended and uploaded to a remote.
 - `stored_notebooks`: the notebook in a snapshot, validated and without any trust that the snapshot itself claims.
 - `tracked_operations`: operations as clients of this server see them.
-- `variables`: the variables of a kernel now, and their comparison with those of a snapshot.
+- `variables`: the variables of a kernel now.
 """

@@ -425,6 +425,8 @@ class DaemonLink:
             self._listener.operation_changed(change.operation, kernel.name if kernel else "")
         if change.gone:
             self._on_gone(change.gone, change.position)
+            if change.by_user and change.gone in self.served:
+                self._listener.kernel_ended(change.gone)
         if change.snapshot is not None:
             self._listener.snapshot_changed(change.snapshot)
         if change.notice is not None:

@@ -26,6 +26,9 @@ class KernelListener:
     def kernel_changed(self, kernel_id: str) -> None:
         """Handle a change of a kernel's state, operation or use of resources, or its removal."""
 
+    def kernel_ended(self, kernel_id: str) -> None:
+        """Handle a kernel that a user ended through another client."""
+
     def operation_changed(self, operation: Operation, name: str) -> None:
         """Handle a change of an operation on the kernel of this name, whichever client requested it."""
 

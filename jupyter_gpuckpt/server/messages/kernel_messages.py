@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
+from ...client.agent_code import PROBE_SESSION
 from ...wire import decoding
 
-#: `header.session` of this server's own requests; it distinguishes their echoes from a page's messages.
-PROBE_SESSION = "gpuckpt-probe"
 #: The delimiter between the identities and the signature of a message (jupyter_client.session.DELIM).
 DELIMITER = b"<IDS|MSG>"
 _USER_REQUEST = b"gpuckpt_user_request"

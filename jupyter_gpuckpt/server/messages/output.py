@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...client.agent_code import PROBE_SESSION
 from ...linux.disk_reserve import with_room
 from ...wire.message_log import content_of, frame_of, frames, replace
 from .begun_cells import begun_cells, messages_of
 from .kept_messages import KeptMessages
-from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
+from .kernel_messages import Header, fields, is_about_comms, read, with_cell
 
 #: The seconds after which a page counts as having received what it was sent. JupyterLab 4.2 opens a connection to the kernel before
 #: the notebook's own, and closes it again. Messages that were sent only to that connection would be lost.

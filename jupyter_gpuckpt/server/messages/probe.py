@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
-from ...client.agent_code import AGENT_REQUEST
+from ...client.agent_code import AGENT_REQUEST, PROBE_SESSION
 from ...linux.tcp_sockets import of_this_namespace
 from ..jupyter_internals import known_info, set_known_info
-from .kernel_messages import PROBE_SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

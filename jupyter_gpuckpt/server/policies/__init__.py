@@ -10,6 +10,6 @@
 - `server_stop`: the stop of the server.
 - `shut_downs`: shutdowns that can be undone.
 - `suspend_all`: suspends of many kernels within a deadline.
-- `user_requests`: requests of magics in kernels.
+- `user_requests`: requests of the magic `%gpuckpt` in kernels.
 - `waking`: a suspended or parked kernel is resumed for a new cell, or for an interrupt of the cell in which it was suspended.
 """

@@ -73,8 +73,22 @@ class ShutDowns(KernelListener):
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._listener, self._undo_seconds, self._log = listener, undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
+        self._removals: set[asyncio.Task[None]] = set()
         #: True once the server stops: no shutdown can be undone then.
         self._stopped = False
+
+    def kernel_ended(self, kernel_id: str) -> None:
+        """Remove a kernel that is gone, before Jupyter starts it again."""
+        if kernel_id in self._kernels:
+            task = asyncio.ensure_future(self._remove(kernel_id))
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
+
+    async def _remove(self, kernel_id: str) -> None:
+        try:
+            await self._kernels.shutdown_kernel(kernel_id, now=True)
+        except Exception:
+            self._log.exception("Kernel %s, which a user ended, is still listed.", kernel_id)
 
     def __iter__(self) -> Any:
         return iter(self._kept.items())

@@ -1,4 +1,4 @@
-"""Requests of user code in kernels: the magics (`jupyter_gpuckpt/client/magics.py`), which the kernel's agent passes on."""
+"""Requests of user code in kernels: the magic `%gpuckpt` (`jupyter_gpuckpt/client/magics.py`), which the kernel's agent passes on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class UserRequests(KernelListener):
         request_id, verb = content.get("id"), content.get("what")
         argument = content.get("argument")
         known = isinstance(request_id, str) and isinstance(argument, str)
-        if known and verb in {"save", "list", "suspend", "branch"}:
+        if known and verb in {"save", "sessions", "suspend", "branch"}:
             answer = self._answer(
                 kernel_id, str(request_id), verb, str(argument), content.get("client")
             )
@@ -76,7 +76,7 @@ class UserRequests(KernelListener):
         await agent_calls.answer(manager, request_id, text)
 
     async def _done(self, kernel_id: str, verb: str, argument: str) -> str:
-        if verb == "list":
+        if verb == "sessions":
             return await self._list(kernel_id)
         if verb == "save":
             result = await self._saved(kernel_id, argument)
@@ -116,7 +116,7 @@ class UserRequests(KernelListener):
         if len(found) != 1:
             raise ConfigurationError(
                 f"{len(found)} snapshots have an id that begins with {prefix!r}.",
-                hint="%sessions lists those of this kernel.",
+                hint="`%gpuckpt sessions` lists those of this kernel.",
             )
         return found[0]
 

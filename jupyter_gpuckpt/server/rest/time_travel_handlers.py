@@ -9,8 +9,8 @@ import msgspec
 from ...errors import KernelStateConflict
 from ...wire import calls
 from ...wire.calls import Route
+from ...wire.variable_changes import Comparison, compare
 from ..kernels.stored_notebooks import StoredNotebook
-from ..kernels.variables import Comparison, compare
 from ..rest_records import BranchView, OperationView, VariablesView, branch_view, operation_view
 from .rest_handler import GpuCkptHandler, RestRoutes
 
