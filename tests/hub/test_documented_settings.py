@@ -53,7 +53,7 @@ def littlest(monkeypatch):
             return super().start()
 
     module = ModuleType("tljh.user_creating_spawner")
-    module.UserCreatingSpawner = UserCreatingSpawner
+    vars(module)["UserCreatingSpawner"] = UserCreatingSpawner
     monkeypatch.setitem(sys.modules, "tljh", ModuleType("tljh"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return UserCreatingSpawner
