@@ -23,6 +23,7 @@ import { KernelActions } from './kernel/kernel-actions';
 import { followState } from './kernel/kernel-indicator';
 import { KeptOutput } from './kernel/kept-output';
 import { LostSessionBanner } from './kernel/lost-session';
+import { checkMachine } from './machine/machine-check';
 import { MachineNotices } from './machine/machine-notices';
 import { hasSession, queueSaves, saveDocument } from './shared/notebooks';
 import { NoticeBanner } from './machine/notice-banner';
@@ -84,6 +85,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     const undo = new Undo(snapshots.api, operations, reconnect);
     undo.follow(serviceManager.events.stream);
     followIdleKernels(states, snapshots.api, operations);
+    void checkMachine(snapshots.api);
     const kernelActions = new KernelActions(
       snapshots.api,
       states,
