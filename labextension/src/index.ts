@@ -36,6 +36,11 @@ import { Remotes } from './remote/remotes';
 import { restarts } from './kernel/restart-dialog';
 import { SessionButton } from './kernel/session-button';
 import { SessionsPanel, showSessionsId } from './sessions-panel';
+import {
+  addOpenCommand,
+  DeletedNotebooks,
+  openNotebookId
+} from './snapshot/open-notebook';
 import { SnapshotActions } from './snapshot/snapshot-actions';
 import {
   addSnapshotCommands,
@@ -67,9 +72,15 @@ const commands: JupyterFrontEndPlugin<void> = {
     const { commands, serviceManager, shell } = app;
     const operations = new Operations(states, settings);
     const openNotebook = (path: string) =>
-      void commands.execute('docmanager:open', { path });
+      void commands.execute(openNotebookId, { path });
     const panelAt = (path: string) =>
       tracker?.find(({ context }) => context.path === path);
+    const deleted = new DeletedNotebooks(
+      serviceManager.contents,
+      states,
+      snapshots.api
+    );
+    addOpenCommand(commands, deleted, path => !!panelAt(path));
     const saveNotebook = async (path: string) => {
       const panel = panelAt(path);
       return panel ? saveDocument(panel.context) : true;
@@ -171,7 +182,8 @@ const toolbar: JupyterFrontEndPlugin<void> = {
     registry?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-chip', panel => {
       const showHistory = () =>
         void commands.execute(commandIds.history, { panelId: panel.id });
-      return new StateChip(panel, states, settings, showHistory);
+      const { kernels } = app.serviceManager;
+      return new StateChip(panel, states, settings, showHistory, kernels);
     });
   }
 };
@@ -231,7 +243,7 @@ const panel: JupyterFrontEndPlugin<void> = {
   ) => {
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
-      void commands.execute('docmanager:open', { path });
+      void commands.execute(openNotebookId, { path });
     const panel = new SessionsPanel({
       states,
       snapshots,

@@ -97,9 +97,17 @@ class KernelList:
             autosave_seconds=kernel.autosave_seconds,
             cells_resume=self._cells_resume,
             restart_save_seconds=self._restart_save_seconds,
+            idle_seconds=self._idle_seconds,
             suspends_at=served.suspends_at,
             before_restart=served.before_restart or None,
             former_kept=served.is_former_kept,
             restart_lost=served.restart_lost or None,
             cell_paused=served.absent and served.output.runs_cell,
         )
+
+    @property
+    def _idle_seconds(self) -> float:
+        """Return after how long without activity a kernel is suspended although a page shows it; 0: never."""
+        kernels = self._kernels
+        culls = kernels.cull_connected and kernels.cull_interval > 0
+        return float(max(0, kernels.cull_idle_timeout)) if culls and self._cells_resume else 0.0

@@ -30,6 +30,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
     const tracker =
       module && (await app.resolveOptionalService(module.IConsoleTracker));
     const { commands } = app;
+    const { kernels } = app.serviceManager;
     const equip = (panel: ConsolePanel) => {
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
@@ -41,7 +42,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
       );
       panel.toolbar.addItem(
         'gpuckpt-chip',
-        new StateChip(panel, states, settings, history)
+        new StateChip(panel, states, settings, history, kernels)
       );
       panel.contentHeader.addWidget(
         new SuspendedBanner(panel, states, settings, resume, history)

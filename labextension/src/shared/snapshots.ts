@@ -3,6 +3,7 @@
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { DisposableDelegate } from '@lumino/disposable';
+import { Poll } from '@lumino/polling';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi, GpuCkptError } from './api';
@@ -21,6 +22,13 @@ export class Snapshots {
     stream: Event.Stream
   ) {
     stream.connect(this._onEvent, this);
+    // No event reports an upload's progress.
+    new Poll({
+      name: 'jupyter-gpuckpt:uploads',
+      factory: () => this.refresh(),
+      frequency: { interval: UPLOAD_SECONDS * 1000, backoff: false },
+      standby: () => this._watchers === 0 || !this._isUploading
+    });
   }
 
   /** A signal for changes of the list or the store. */
@@ -93,22 +101,12 @@ export class Snapshots {
       this.problem = asOurs(error);
     }
     this.changed.emit();
-    this._followUploads();
   }
 
-  /** Request the list periodically during an upload, because no event reports its progress. */
-  private _followUploads(): void {
-    const isUploading = this.list?.some(({ uploads }) =>
+  private get _isUploading(): boolean {
+    return !!this.list?.some(({ uploads }) =>
       uploads.some(({ state }) => state === 'uploading')
     );
-    if (isUploading && this._timer === null) {
-      this._timer = setTimeout(() => {
-        this._timer = null;
-        if (this._watchers > 0) {
-          void this.refresh();
-        }
-      }, UPLOAD_SECONDS * 1000);
-    }
   }
 
   private _onEvent(_: Event.IManager, event: Event.Emission): void {
@@ -134,7 +132,6 @@ export class Snapshots {
   }
 
   private _watchers = 0;
-  private _timer: ReturnType<typeof setTimeout> | null = null;
   /** The request in flight, and the next one, which waits for its end. */
   private _current: Promise<void> = Promise.resolve();
   private _next: Promise<void> | null = null;

@@ -227,15 +227,19 @@ function workText(kind: OperationKind, name: string): string {
   return texts[kind];
 }
 
-/** Return the text for the result of a successful operation on `name`, with the memory that it freed. */
+/**
+ * Return the text for the result of a successful operation on `name`, with the memory that it freed. `waited`: for how many seconds a
+ * user has waited for it; without a user it is the time that the work took.
+ */
 export function doneText(
   { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
-  name: string
+  name: string,
+  waited = result?.seconds ?? 0
 ): string {
   if (result === null) {
     return doneInShort(kind, name);
   }
-  const seconds = formatSeconds(result.seconds);
+  const seconds = formatSeconds(waited);
   const gpu = formatBytes(result.gpu_bytes);
   switch (kind) {
     case 'save':
