@@ -132,7 +132,7 @@ describe('a machine on which nothing can be saved', () => {
 
   it('is not told again if the user does not want that, until the cause is another', async () => {
     await check(report);
-    pressed('Do Not Show Again');
+    pressed('Don’t Repeat');
     Notification.dismiss();
     expect(await check(report)).toEqual([]);
     expect(await check({ ...report, reason: 'No init.' })).toHaveLength(1);

@@ -29,7 +29,8 @@ export async function checkMachine(api: GpuCkptApi): Promise<void> {
     details: () => showReport(headline, sentences, checks),
     actions: [
       {
-        label: trans.__('Do Not Show Again'),
+        label: trans.__('Don’t Repeat'),
+        caption: trans.__('Do not show this cause again in this browser'),
         callback: () => localStorage.setItem(NOT_AGAIN, cause)
       }
     ]

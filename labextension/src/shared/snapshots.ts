@@ -22,13 +22,6 @@ export class Snapshots {
     stream: Event.Stream
   ) {
     stream.connect(this._onEvent, this);
-    // No event reports an upload's progress.
-    new Poll({
-      name: 'jupyter-gpuckpt:uploads',
-      factory: () => this.refresh(),
-      frequency: { interval: UPLOAD_SECONDS * 1000, backoff: false },
-      standby: () => this._watchers === 0 || !this._isUploading
-    });
   }
 
   /** A signal for changes of the list or the store. */
@@ -47,8 +40,12 @@ export class Snapshots {
   watch(): IDisposable {
     this._watchers += 1;
     void this.refresh();
+    void this._uploads.start();
     return new DisposableDelegate(() => {
       this._watchers -= 1;
+      if (this._watchers === 0) {
+        void this._uploads.stop();
+      }
     });
   }
 
@@ -131,6 +128,14 @@ export class Snapshots {
     this.changed.emit();
   }
 
+  /** The requests during an upload, because no event reports its progress. */
+  private readonly _uploads = new Poll({
+    name: 'jupyter-gpuckpt:uploads',
+    auto: false,
+    factory: () => this.refresh(),
+    frequency: { interval: UPLOAD_SECONDS * 1000, backoff: false },
+    standby: () => !this._isUploading
+  });
   private _watchers = 0;
   /** The request in flight, and the next one, which waits for its end. */
   private _current: Promise<void> = Promise.resolve();

@@ -1,8 +1,7 @@
 // The command that opens a session's notebook. If its file was deleted, the notebook is brought back from a snapshot of its kernel.
 
 import { PathExt } from '@jupyterlab/coreutils';
-import type { Contents } from '@jupyterlab/services';
-import { ServerConnection } from '@jupyterlab/services';
+import type { Contents, ServerConnection } from '@jupyterlab/services';
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
