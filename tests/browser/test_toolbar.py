@@ -199,7 +199,7 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
 
     notebook.execute("apputils:activate-command-palette")
     page.keyboard.type("free gpu")
-    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Free GPU Memory")
+    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Free GPU, Keep in RAM")
     page.keyboard.press("Control+a")
     page.keyboard.type("resume kernel")
     expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Resume Kernel")

@@ -62,7 +62,7 @@ export class SnapshotActions {
     }
     await during(
       trans.__('Importing %1…', file.name),
-      trans.__('Importing %1 failed', file.name),
+      trans.__('Importing a snapshot failed'),
       async id => {
         await this._snapshots.import(file);
         conclude(id, trans.__('Imported %1', file.name), 'success');
