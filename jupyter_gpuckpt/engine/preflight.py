@@ -108,7 +108,7 @@ def plan(
         free = shutil.disk_usage(settings.spill_dir).free
         if private + shared > free:
             raise StoreFull(
-                f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
+                f"The disk is too full: the kernel's memory is {(private + shared) // _MB} MB, and {free // _MB} MB are free.",
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
     ghosts = _ghost_limit(members)

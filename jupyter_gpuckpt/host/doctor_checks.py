@@ -221,7 +221,9 @@ def report(files: CheckedFiles, trial: Callable[[], Iterable[Check]]) -> HostRep
     failed = _failed(found)
     if failed is None:
         return HostReport(engine_available=True, reason="", hint="", checks=found)
-    hint = f"This helps: {failed.fix}" if failed.fix else "`jupyter gpuckpt doctor` shows details."
+    hint = (
+        f"This helps: `{failed.fix}`" if failed.fix else "`jupyter gpuckpt doctor` shows details."
+    )
     return HostReport(engine_available=False, reason=failed.message, hint=hint, checks=found)
 
 

@@ -5,6 +5,7 @@ The lines are constants, because tests and the documentation use the same ones (
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,15 @@ _SWITCHES = (
 )
 
 
+#: The sysctl that limits the number of namespaces of each kind, by the steps of gpuckpt-init that make them.
+_NAMESPACE_LIMITS = {
+    "user namespace": "max_user_namespaces",
+    "PID namespace": "max_pid_namespaces",
+    "mount namespace": "max_mnt_namespaces",
+    "time namespace": "max_time_namespaces",
+}
+
+
 class Remedy(NamedTuple):
     """A sentence with the cause of a refusal, and the one command that fixes it; empty if none is known."""
 
@@ -75,6 +85,8 @@ def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Remedy:
     """Return the most likely cause of a refusal on this machine. `refused`: the step of gpuckpt-init that was refused."""
     if privileges.ptrace_scope() == privileges.NO_PTRACE:
         return Remedy("kernel.yama.ptrace_scope is 3, which only a reboot can change.", REBOOT)
+    if limit := namespace_limit(refused, sysctl=sysctl):
+        return limit
     kind = privileges.in_container()
     return (
         (_of_container(kind, refused) if kind else None)
@@ -82,6 +94,21 @@ def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Remedy:
         or _of_restrictions(kind)
         or Remedy("", "")
     )
+
+
+def namespace_limit(refused: str, *, sysctl: Path = Path("/proc/sys")) -> Remedy | None:
+    """Return the limit of namespaces that refused a step of gpuckpt-init; None if another cause did.
+
+    Linux reports it as a lack of space on a device, although no disk is involved.
+    """
+    if os.strerror(errno.ENOSPC) not in refused:
+        return None
+    for step, name in _NAMESPACE_LIMITS.items():
+        if step in refused:
+            limit = _read(sysctl / "user" / name)
+            why = f"The limit of {step}s is reached: user.{name} is {limit or 'unknown'}."
+            return Remedy(why, f"sudo sysctl -w user.{name}=65536")
+    return None
 
 
 def switches() -> list[str]:

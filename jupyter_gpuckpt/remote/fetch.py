@@ -119,7 +119,7 @@ def _fetch_missing(
             )
         if not begins_early and fetching.total > store.free_bytes():
             raise StoreFull(
-                f"The snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
+                f"The disk is too full: the snapshot needs {fetching.total:,} bytes, and {store.free_bytes():,} are free.",
                 hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
             )
         fetching.run()

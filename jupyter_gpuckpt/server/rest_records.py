@@ -98,6 +98,7 @@ class KernelView(View, frozen=True, kw_only=True):
     - `before_restart`: The snapshot with its state before its last restart; null: none.
     - `former_kept`: Whether its process before its last restart is kept: `undo_restart`.
     - `restart_lost`: Why its last restart cannot be undone; null if it can.
+    - `idle_seconds`: After how long without activity it is suspended; 0: never.
     - `suspends_at`: When it will be suspended because it is idle; null: not soon.
     - `cell_paused`: Whether it was suspended in the middle of a cell.
     """
@@ -128,6 +129,7 @@ class KernelView(View, frozen=True, kw_only=True):
     before_restart: str | None = None
     former_kept: bool = False
     restart_lost: str | None = None
+    idle_seconds: float = 0.0
     suspends_at: float | None = None
     cell_paused: bool = False
 

@@ -25,7 +25,14 @@ import msgspec
 from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
-from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError, StoreFull
+from ..errors import (
+    CheckpointError,
+    GpuCkptError,
+    HostIncompatible,
+    LimitReached,
+    StoreError,
+    StoreFull,
+)
 from ..host import doctor_remedies, privileges
 from ..linux.disk_reserve import free_bytes
 from ..linux.file_locks import holding, is_locked
@@ -142,6 +149,9 @@ _LOST = {
 
 
 def _failure(step: str, error: GpuCkptError) -> Check:
+    if isinstance(error, LimitReached):
+        fix = doctor_remedies.find(error.details).fix
+        return Check(step, False, error.message, fix, required=True)
     cause = f": {error.message}" if step != "namespaces" else f" ({_refused(error)})."
     remedy = doctor_remedies.find(cause)
     message = f"{_LOST[step]}{cause} {remedy.why}".rstrip()
@@ -225,7 +235,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
     """Yield a temporary directory for the trial, and remove those of killed trials. Raises StoreFull if there is no room for one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (free := free_bytes(directory)) < _DISK_BYTES:
-        raise StoreFull(f"{free >> 20} MB are free in {directory}.")
+        raise StoreFull(f"The disk is full: {free >> 20} MB are free in {directory}.")
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             is_old = time.time() - left.stat().st_mtime > 10 * _LIFE_SECONDS

@@ -68,6 +68,6 @@ def _full(root: Path, needed_bytes: int) -> StoreFull:
         free = "how much is free is unknown"
     needed = f"at least {needed_bytes:,} more bytes are needed, " if needed_bytes else ""
     return StoreFull(
-        f"The disk of {root} is full: {needed}{free}.",
+        f"The disk is full: {needed}{free} in {root}.",
         hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
     )

@@ -115,6 +115,6 @@ class Staging:
 def exists(snapshot_id: str) -> SnapshotExists:
     """Return the error for a snapshot that already exists."""
     return SnapshotExists(
-        f"There is a snapshot {snapshot_id} in the store already.",
+        f"The snapshot is in the store already: {snapshot_id}.",
         hint="It is the same one: use it, undo its deletion, or delete it first.",
     )

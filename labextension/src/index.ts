@@ -23,6 +23,7 @@ import { KernelActions } from './kernel/kernel-actions';
 import { followState } from './kernel/kernel-indicator';
 import { KeptOutput } from './kernel/kept-output';
 import { LostSessionBanner } from './kernel/lost-session';
+import { checkMachine } from './machine/machine-check';
 import { MachineNotices } from './machine/machine-notices';
 import { hasSession, queueSaves, saveDocument } from './shared/notebooks';
 import { NoticeBanner } from './machine/notice-banner';
@@ -35,6 +36,11 @@ import { Remotes } from './remote/remotes';
 import { restarts } from './kernel/restart-dialog';
 import { SessionButton } from './kernel/session-button';
 import { SessionsPanel, showSessionsId } from './sessions-panel';
+import {
+  addOpenCommand,
+  DeletedNotebooks,
+  openNotebookId
+} from './snapshot/open-notebook';
 import { SnapshotActions } from './snapshot/snapshot-actions';
 import {
   addSnapshotCommands,
@@ -66,9 +72,15 @@ const commands: JupyterFrontEndPlugin<void> = {
     const { commands, serviceManager, shell } = app;
     const operations = new Operations(states, settings);
     const openNotebook = (path: string) =>
-      void commands.execute('docmanager:open', { path });
+      void commands.execute(openNotebookId, { path });
     const panelAt = (path: string) =>
       tracker?.find(({ context }) => context.path === path);
+    const deleted = new DeletedNotebooks(
+      serviceManager.contents,
+      states,
+      snapshots.api
+    );
+    addOpenCommand(commands, deleted, path => !!panelAt(path));
     const saveNotebook = async (path: string) => {
       const panel = panelAt(path);
       return panel ? saveDocument(panel.context) : true;
@@ -84,6 +96,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     const undo = new Undo(snapshots.api, operations, reconnect);
     undo.follow(serviceManager.events.stream);
     followIdleKernels(states, snapshots.api, operations);
+    void checkMachine(snapshots.api);
     const kernelActions = new KernelActions(
       snapshots.api,
       states,
@@ -169,7 +182,8 @@ const toolbar: JupyterFrontEndPlugin<void> = {
     registry?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-chip', panel => {
       const showHistory = () =>
         void commands.execute(commandIds.history, { panelId: panel.id });
-      return new StateChip(panel, states, settings, showHistory);
+      const { kernels } = app.serviceManager;
+      return new StateChip(panel, states, settings, showHistory, kernels);
     });
   }
 };
@@ -229,7 +243,7 @@ const panel: JupyterFrontEndPlugin<void> = {
   ) => {
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
-      void commands.execute('docmanager:open', { path });
+      void commands.execute(openNotebookId, { path });
     const panel = new SessionsPanel({
       states,
       snapshots,

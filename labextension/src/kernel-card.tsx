@@ -29,12 +29,14 @@ interface IProps {
   context: SessionsPanel.IContext;
   kernel: KernelView;
   snapshots: SnapshotView[];
+  /** Those of the same notebook's other kernels, which have ended here or were fetched. */
+  others: SnapshotView[];
   /** A new object for each request to show the kernel. */
   revealed: SessionsPanel.IRevealed | null;
 }
 
 export function KernelCard(props: IProps): JSX.Element {
-  const { context, kernel, snapshots, revealed } = props;
+  const { context, kernel, snapshots, others, revealed } = props;
   const { commands, openNotebook } = context;
   const [isOpen, setOpen] = React.useState(true);
   const card = React.useRef<HTMLLIElement>(null);
@@ -67,6 +69,7 @@ export function KernelCard(props: IProps): JSX.Element {
   const parent = context.snapshots.list?.find(
     ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
   );
+  const count = snapshots.length + others.length;
   const usage = usageTexts(kernel);
   const risk = atRisk(kernel, snapshots, Date.now() / 1000);
   const asleep = ['suspended', 'resuming', 'lost'].includes(kernel.state);
@@ -157,14 +160,28 @@ export function KernelCard(props: IProps): JSX.Element {
         <p className="jp-GpuCkptSessions-none">{stateCaption(kernel)}</p>
       )}
       {isOpen ? (
-        <Timeline
-          context={context}
-          label={trans.__('Snapshots of %1', name)}
-          snapshots={snapshots}
-        />
-      ) : snapshots.length > 0 ? (
+        <>
+          <Timeline
+            context={context}
+            label={trans.__('Snapshots of %1', name)}
+            snapshots={snapshots}
+          />
+          {others.length > 0 ? (
+            <>
+              <div className="jp-GpuCkptSessions-none">
+                {trans.__('Of other kernels of this notebook')}
+              </div>
+              <Timeline
+                context={context}
+                label={trans.__('Snapshots of other kernels of %1', name)}
+                snapshots={others}
+              />
+            </>
+          ) : null}
+        </>
+      ) : count > 0 ? (
         <div className="jp-GpuCkptSessions-none">
-          {trans._n('%1 snapshot', '%1 snapshots', snapshots.length)}
+          {trans._n('%1 snapshot', '%1 snapshots', count)}
         </div>
       ) : null}
     </li>

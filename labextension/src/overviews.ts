@@ -14,6 +14,7 @@ import { press } from './shared/press';
 import { listOnce, SuspendedKernels } from './kernel/running';
 import { showSessionsId } from './sessions-panel';
 import { OperationStatus } from './kernel/status';
+import { openNotebookId } from './snapshot/open-notebook';
 import { IKernelStates } from './shared/tokens';
 import { SuspendedSessions } from './kernel/welcome';
 
@@ -34,7 +35,7 @@ export const running: JupyterFrontEndPlugin<void> = {
       states,
       serviceManager,
       kernelId => press(commands, commandIds.resume, { kernelId }),
-      path => void commands.execute('docmanager:open', { path })
+      path => void commands.execute(openNotebookId, { path })
     );
     if (managers) {
       managers.add(suspended);
@@ -61,7 +62,7 @@ export const welcome: JupyterFrontEndPlugin<void> = {
     sessions.addCommand(
       kernel =>
         void (kernel?.path.endsWith('.ipynb')
-          ? commands.execute('docmanager:open', { path: kernel.path })
+          ? commands.execute(openNotebookId, { path: kernel.path })
           : commands.execute(showSessionsId, {}))
     );
     if (launcher) {

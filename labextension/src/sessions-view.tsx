@@ -33,11 +33,15 @@ export default function SessionsView(props: {
   const kernels = states
     .all()
     .sort((one, other) => kernelName(one).localeCompare(kernelName(other)));
-  const byKernel = groups(snapshots.list ?? [], 'kernel_id');
-  const ended = groups(
-    (snapshots.list ?? []).filter(({ kernel_id }) => !states.get(kernel_id)),
-    'name'
-  );
+  const list = snapshots.list ?? [];
+  const byKernel = groups(list, ({ kernel_id }) => kernel_id);
+  const ofEnded = list.filter(({ kernel_id }) => !states.get(kernel_id));
+  // A notebook that was renamed is one notebook: the newest snapshot of its kernel has its name.
+  const pathOf = ({ kernel_id }: SnapshotView) =>
+    byKernel.get(kernel_id)?.[0].name ?? '';
+  const byPath = groups(ofEnded, pathOf);
+  const paths = new Set(kernels.map(({ path }) => path));
+  const ended = [...byPath].filter(([path]) => !paths.has(path));
   return (
     <>
       <div className="jp-GpuCkptSessions-header">
@@ -68,6 +72,7 @@ export default function SessionsView(props: {
               context={context}
               kernel={kernel}
               snapshots={byKernel.get(kernel.kernel_id) ?? []}
+              others={byPath.get(kernel.path) ?? []}
               revealed={
                 revealed.kernelId === kernel.kernel_id ? revealed : null
               }
@@ -75,13 +80,13 @@ export default function SessionsView(props: {
           ))}
         </ul>
       </section>
-      {ended.size > 0 ? (
+      {ended.length > 0 ? (
         <section aria-labelledby="jp-gpuckpt-ended">
           <h3 id="jp-gpuckpt-ended">
             {trans.__('Snapshots of ended kernels')}
           </h3>
           <ul className="jp-GpuCkptSessions-list">
-            {[...ended].map(([name, list]) => (
+            {ended.map(([name, list]) => (
               <li key={name} className="jp-GpuCkptKernel">
                 <h4 title={name}>{nameOfPath(name)}</h4>
                 <Timeline
@@ -102,17 +107,15 @@ export default function SessionsView(props: {
   );
 }
 
-/** Return groups of snapshots with the same value in a field; the order is kept. */
+/** Return groups of snapshots with the same key; the order is kept. */
 function groups(
   list: readonly SnapshotView[],
-  field: 'kernel_id' | 'name'
+  keyOf: (snapshot: SnapshotView) => string
 ): Map<string, SnapshotView[]> {
   const found = new Map<string, SnapshotView[]>();
   for (const snapshot of list) {
-    found.set(snapshot[field], [
-      ...(found.get(snapshot[field]) ?? []),
-      snapshot
-    ]);
+    const key = keyOf(snapshot);
+    found.set(key, [...(found.get(key) ?? []), snapshot]);
   }
   return found;
 }

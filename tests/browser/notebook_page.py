@@ -29,7 +29,7 @@ ACTIONS = {
     "save as": ("gpuckpt:save-kernel-as", "Save Snapshot As…"),
     "suspend": ("gpuckpt:suspend-kernel", "Suspend Kernel"),
     "resume": ("gpuckpt:resume-kernel", "Resume Kernel"),
-    "park": ("gpuckpt:park-kernel", "Park Kernel (Free GPU Memory)"),
+    "park": ("gpuckpt:park-kernel", "Park Kernel (Free GPU, Keep in RAM)"),
     "branch": ("gpuckpt:branch-kernel", "Branch into a New Notebook"),
     "move": ("gpuckpt:move-kernel", "Move to Another Machine…"),
     "history": ("gpuckpt:show-history", "Snapshot History"),

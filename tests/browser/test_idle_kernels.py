@@ -36,7 +36,7 @@ def test_an_idle_kernel_is_announced_kept_and_then_suspended(culling_lab, contex
     first = notice.element_handle()
     notice.get_by_role("button", name="Keep Running").click()
     notebook.wait_for("notice => !notice.isConnected", first)
-    expect(notebook.chip).to_have_text("Running")
+    expect(notebook.chip).to_have_text("Running · suspends soon")
     # Two idle seconds later it is announced again, and nobody objects.
     expect(notice).to_be_visible()
     expect(notebook.chip).to_have_text("Suspended")
@@ -46,3 +46,5 @@ def test_an_idle_kernel_is_announced_kept_and_then_suspended(culling_lab, contex
     )
     expect(notebook.banner).to_be_visible()
     notebook.run_cell(1, "42")
+    # What it freed is in use again.
+    expect(notebook.toasts.filter(has_text="freed")).to_have_count(0)

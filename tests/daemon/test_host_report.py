@@ -176,15 +176,20 @@ def test_root_without_a_capability_does_without(report):
 
 
 @needs_root
-def test_where_nobody_may_make_user_namespaces_the_switch_is_named(report):
-    """In a user namespace of its own the switch can be turned without touching the machine's."""
-    no_rights = "exec setpriv --bounding-set=-all --inh-caps=-all"
-    turn = f'echo 0 >/proc/sys/user/max_user_namespaces && {no_rights} "$@"'
+@pytest.mark.parametrize("limit", [0, 1])
+def test_where_no_more_user_namespaces_can_be_made_the_limit_is_named(report, limit):
+    """In a user namespace of its own the limit can be changed without touching the machine's."""
+    no_rights = 'setpriv --bounding-set=-all --inh-caps=-all "$@"'
+    taken = "unshare --user sleep inf >/dev/null 2>&1 &"
+    made = "until ! [ /proc/$!/ns/user -ef /proc/self/ns/user ]; do :; done"
+    takes = f"{taken} {made}; {no_rights}; kill $!" if limit else f"exec {no_rights}"
+    turn = f"echo {limit} >/proc/sys/user/max_user_namespaces && {{ {takes}; }}"
     found = report("unshare", "--user", "--map-root-user", "sh", "-c", turn, "sh")
     assert not found["engine_available"]
-    assert "namespace" in found["reason"]
-    assert "user.max_user_namespaces is 0" in found["reason"]
-    assert "sudo sysctl -w user.max_user_namespaces=" in found["hint"]
+    assert found["reason"] == (
+        f"The limit of user namespaces is reached: user.max_user_namespaces is {limit}."
+    )
+    assert "`sudo sysctl -w user.max_user_namespaces=" in found["hint"]
 
 
 def test_the_doctor_names_damaged_snapshots(short_dir):

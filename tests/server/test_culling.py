@@ -176,7 +176,7 @@ def test_an_open_page_is_told_before_and_can_keep_the_kernel_running(culling, ev
     page.run("x = 41")
     first = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
     kept = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_running").json()
-    assert (kept["state"], kept["suspends_at"]) == ("running", None)
+    assert (kept["state"], kept["suspends_at"], kept["idle_seconds"]) == ("running", None, 2)
     second = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
     # A notice, then two idle seconds, then a notice anew.
     assert second > first + 1
@@ -196,7 +196,8 @@ def test_idle_kernels_are_left_alone_where_no_cell_would_wake_them(culling):
     assert stays(server, kernel_id, "running", 5)
     server.do("suspend", kernel_id)
     server.do("resume", kernel_id)
-    assert server.kernel(kernel_id)["state"] == "running"
+    left = server.kernel(kernel_id)
+    assert (left["state"], left["idle_seconds"]) == ("running", 0)
 
 
 def test_a_kernelspecs_own_timeout_counts(culling):

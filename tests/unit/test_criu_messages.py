@@ -143,6 +143,12 @@ def test_limits_of_watches_are_no_limit_of_files_or_of_the_disk(text: str) -> No
     assert "max_user_watches" in found.hint
 
 
+def test_a_limit_of_namespaces_is_no_lack_of_room() -> None:
+    found = diagnosed("criu/namespaces.c", "Can't unshare user namespace: No space left on device")
+    assert "limit of namespaces" in found.cause
+    assert "max_user_namespaces" in found.hint
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [

@@ -217,6 +217,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close the program that uses it (a database, most likely), then try again.",
     ),
     (
+        r"(clone|unshare|namespace|\bns\b).*No space left on device",
+        "The limit of namespaces is reached.",
+        "Raise it (sysctl user.max_user_namespaces, user.max_pid_namespaces, user.max_mnt_namespaces), then try again.",
+    ),
+    (
         r"No space left on device",
         "There is no room left for the images.",
         "Free memory or disk space and try again.",

@@ -19,8 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from ...errors import CheckpointError, KernelLost, PrivilegeMissing, limit_reached
-from ...host import commands, core_files, processes
+from ...errors import (
+    CheckpointError,
+    KernelLost,
+    LimitReached,
+    PrivilegeMissing,
+    limit_reached,
+)
+from ...host import commands, core_files, doctor_remedies, processes
 from ...wire.manifest_records import SCRATCH, LaunchSpec
 from ..settings import EngineSettings
 from . import (
@@ -64,6 +70,8 @@ class Namespaces:
                 raise limit_reached(
                     errno.EAGAIN, CheckpointError("A kernel cannot be started."), step
                 )
+            if limit := doctor_remedies.namespace_limit(rest):
+                raise LimitReached(limit.why, hint=f"Raise it: `{limit.fix}`.", details=rest)
             raise PrivilegeMissing(
                 f"The namespaces of the kernel could not be made ({step}: {cause}).",
                 hint="Run `jupyter gpuckpt doctor`: it names the right that is missing.",

@@ -15,6 +15,7 @@ from .notebook_sessions import sessions_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jupyter_client.manager import KernelManager
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
@@ -97,9 +98,18 @@ class KernelList:
             autosave_seconds=kernel.autosave_seconds,
             cells_resume=self._cells_resume,
             restart_save_seconds=self._restart_save_seconds,
+            idle_seconds=self._idle_seconds(manager),
             suspends_at=served.suspends_at,
             before_restart=served.before_restart or None,
             former_kept=served.is_former_kept,
             restart_lost=served.restart_lost or None,
             cell_paused=served.absent and served.output.runs_cell,
         )
+
+    def _idle_seconds(self, manager: KernelManager) -> float:
+        """Return after how long without activity a kernel is suspended although a page shows it; 0: never."""
+        kernels = self._kernels
+        if not (self._cells_resume and kernels.cull_connected and kernels.cull_idle_timeout > 0):
+            return 0.0
+        metadata = getattr(manager.kernel_spec, "metadata", None) or {}
+        return float(metadata.get("cull_idle_timeout", kernels.cull_idle_timeout))

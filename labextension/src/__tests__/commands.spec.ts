@@ -86,6 +86,7 @@ function notifications() {
 
 beforeEach(async () => {
   events = new FakeEvents();
+  jest.spyOn(performance, 'now').mockReturnValue(0);
   server = new FakeServer()
     .on('GET kernels', {
       kernels: [aKernel(), aKernel({ kernel_id: 'other', state: 'suspended' })]
@@ -209,9 +210,12 @@ describe('commands', () => {
 
   it('show what a success did, in the notification of the progress', async () => {
     server
+      .on('GET kernels/k', aKernel({ state: 'suspended' }))
       .on('POST kernels/k/suspend', aSave({ kind: 'suspend' }))
       .on('GET operations/o?wait=20', aDone({ kind: 'suspend' }));
+    const clock = jest.spyOn(performance, 'now').mockReturnValue(1000);
     const done = commands.execute(commandIds.suspend);
+    clock.mockReturnValue(6700);
     expect(notifications()).toMatchObject([
       { type: 'in-progress', message: 'Suspending a.ipynb…' }
     ]);
@@ -230,10 +234,13 @@ describe('commands', () => {
       {
         type: 'success',
         message:
-          'Suspended a.ipynb in 0.41 s: freed 999 MB of RAM · 412 MB on disk',
+          'Suspended a.ipynb in 5.7 s: freed 999 MB of RAM · 412 MB on disk',
         options: { autoClose: 8000 }
       }
     ]);
+    // What it freed is in use again.
+    events.tell(aKernel({ state: 'resuming' }));
+    expect(notifications()).toEqual([]);
   });
 
   it('say how long it takes, and can be canceled', async () => {
@@ -332,7 +339,7 @@ describe('a branch', () => {
     await commands.execute(commandIds.branch);
     expect(openNotebook).toHaveBeenCalledWith('work/a-branch-1.ipynb');
     expect(notifications().map(({ message }) => message)).toContainEqual(
-      'Branched a.ipynb into a-branch-1.ipynb in 0.41 s'
+      'Branched a.ipynb into a-branch-1.ipynb in 0.01 s'
     );
   });
 
@@ -525,7 +532,7 @@ describe('a resume of what another machine runs', () => {
     press(shown, 'accept');
     await done;
     expect(server.bodies).toEqual(['{}', JSON.stringify({ take_over: true })]);
-    expect(messages()).toEqual(['Resumed a.ipynb in 0.41 s']);
+    expect(messages()).toEqual(['Resumed a.ipynb in 0.01 s']);
   });
 
   it('leaves it there if its user does not want that', async () => {

@@ -95,6 +95,7 @@ const KERNEL: Omit<KernelView, 'kernel_id'> = {
   resume_seconds: null,
   suspended_bytes: 0,
   suspend_cause: null,
+  idle_seconds: 0,
   suspends_at: null,
   cells_resume: true,
   restart_save_seconds: 0,

@@ -79,11 +79,12 @@ const notifications = () => Notification.manager.notifications;
 
 beforeEach(async () => {
   events = new FakeEvents();
+  jest.spyOn(performance, 'now').mockReturnValue(0);
   server = new FakeServer()
     .on('GET kernels', { kernels: [aKernel()] })
     .on('GET kernels/k', aKernel())
     .on('GET snapshots', { snapshots: [aSnapshot({ title: 'Before' })] })
-    .on('GET store', {})
+    .on('GET store', { undo_delete_seconds: 60 })
     .on('GET snapshots/s/changes', unchanged)
     .on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
   const api = new GpuCkptApi(server.settings);
@@ -346,7 +347,7 @@ describe('snapshot commands', () => {
     expect(notifications()).toMatchObject([
       {
         type: 'success',
-        message: 'Restored a.ipynb to Before in 0.41 s',
+        message: 'Restored a.ipynb to Before in 0.01 s',
         options: { actions: [{ label: 'Undo' }] }
       }
     ]);
@@ -414,7 +415,9 @@ describe('snapshot commands', () => {
     await run('delete');
     expect(snapshots.list).toEqual([]);
     const [{ message, options }] = notifications();
-    expect(message).toBe('Deleted the snapshot Before');
+    expect(message).toBe(
+      'Deleted the snapshot Before. You can undo this for 60 seconds.'
+    );
     options.actions?.[0].callback(new MouseEvent('click'));
     await new Promise<void>(resolve =>
       snapshots.changed.connect(() => snapshots.list?.length && resolve())
@@ -439,14 +442,13 @@ describe('snapshot commands', () => {
     press(shown, 'accept');
     await done;
     expect(notifications()[0].message).toMatch(
-      /^Deleted the snapshot .*\. Its copies in team, home will be deleted, too\.$/
+      /^Deleted the snapshot .*\. You can undo this for 60 seconds\. Its copies in team, home will be deleted, too\.$/
     );
   });
 
   it.each([
     [0, 'This cannot be undone.', 0],
-    [1, 'You can undo this for 1 second.', 1],
-    [undefined, 'You can undo this for a while.', 1]
+    [1, 'You can undo this for 1 second.', 1]
   ])(
     'delete, and say for how long that can be undone (%s)',
     async (seconds, text, buttons) => {

@@ -150,7 +150,7 @@ describe('refusal', () => {
       hint: 'Run `apt install criu`.'
     });
     expect(refusal('save', 'k', knowing(kernel))).toBe(
-      'This kernel cannot be saved: criu is missing. Run `apt install criu`.'
+      'This kernel cannot be saved: criu is missing.\nRun `apt install criu`.'
     );
   });
 

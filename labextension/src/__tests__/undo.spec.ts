@@ -2,7 +2,6 @@ import { Notification } from '@jupyterlab/apputils';
 
 import { GpuCkptApi } from '../shared/api';
 import { KernelStates } from '../shared/kernel-states';
-import { failureText } from '../shared/notices';
 import { Operations } from '../shared/operations';
 import { KERNEL_ACTION_SCHEMA } from '../shared/server-events';
 import { Undo } from '../snapshot/undo';
@@ -171,15 +170,5 @@ describe('undo', () => {
     server.on('GET snapshots', { snapshots: list });
     await undo.ofRestore(aSnapshot(), saved)();
     expect(server.bodies).toContain(`{"snapshot_id":"${wanted}"}`);
-  });
-});
-
-describe('the text of a failure', () => {
-  it('keeps its hint where JupyterLab would cut it off', () => {
-    const cause = 'Process 4711 (python3) has a connection. '.repeat(5);
-    const text = failureText('Saving a failed', [cause, 'Close it.']);
-    expect(text).toHaveLength(140);
-    expect(text).toMatch(/^Saving a failed: Process 4711 .*… Close it\.$/);
-    expect(failureText('Failed', ['Full.'])).toBe('Failed: Full.');
   });
 });

@@ -49,9 +49,9 @@ describe('the card in the launcher and the button above files', () => {
       resume_seconds: 2
     } as const;
     events.tell(aKernel(asleep));
-    expect(cards).toEqual(['Continue two.ipynb, 39 MB, about 2 s']);
+    expect(cards).toEqual(['Continue two.ipynb']);
     expect(line.isHidden).toBe(false);
-    expect(button.textContent).toBe('Continue two.ipynb, 39 MB, about 2 s');
+    expect(button.textContent).toBe('Continue two.ipynb');
     await commands.execute(continueCommandId);
     expect(open).toHaveBeenCalledWith(
       expect.objectContaining({ path: 'work/two.ipynb' })
@@ -59,9 +59,11 @@ describe('the card in the launcher and the button above files', () => {
 
     events.tell(aKernel({ ...asleep, kernel_id: 'b', path: 'b.ipynb' }));
     expect(cards).toEqual(['2 suspended sessions']);
-    expect(commands.caption(continueCommandId)).toContain('two.ipynb, 39 MB');
+    expect(commands.caption(continueCommandId)).toContain(
+      'two.ipynb, 39 MB of memory'
+    );
     expect(button.textContent).toBe('2 suspended sessions');
-    expect(button.title).toContain('b.ipynb, 39 MB, about 2 s');
+    expect(button.title).toContain('b.ipynb, 39 MB of memory, about 2 s');
     button.click();
     expect(open).toHaveBeenLastCalledWith(null);
 

@@ -86,6 +86,11 @@ function saving(done_bytes: number, seconds: number): IOperation {
 const becomes = (changes: Partial<KernelView>) =>
   events.tell(aKernel({ path: 'work/a.ipynb', ...changes }));
 
+const kernels = {
+  running: () =>
+    [{ id: 'k', name: '', last_activity: new Date().toISOString() }].values()
+};
+
 beforeEach(async () => {
   events = new FakeEvents();
   server = new FakeServer().on('GET kernels', { kernels: [aKernel()] });
@@ -99,7 +104,7 @@ afterEach(() => {
 
 describe('the chip', () => {
   it('shows the state, and how far an operation is', async () => {
-    attach(new StateChip(aPanel(), states, chosen(), nothing));
+    attach(new StateChip(aPanel(), states, chosen(), nothing, kernels));
     await shown('Running');
     becomes({ state: 'resuming', operation: saving(1e9, 1) });
     await shown('Resuming 25%');
@@ -107,7 +112,7 @@ describe('the chip', () => {
 
   it('says that the kernel restarts, or that the server is away', async () => {
     const panel = aPanel();
-    attach(new StateChip(panel, states, chosen(), nothing));
+    attach(new StateChip(panel, states, chosen(), nothing, kernels));
     await shown('Running');
     jupyterSays(panel, { status: 'restarting' });
     await shown('Restarting');
@@ -119,6 +124,8 @@ describe('the chip', () => {
 
   it('agrees with the indicators of Jupyter', () => {
     const panel = aPanel();
+    const toggle = jest.fn();
+    Object.assign(panel, { toggleClass: toggle });
     const context = panel.sessionContext;
     const drawn: string[] = [];
     context.statusChanged.connect(() =>
@@ -128,18 +135,36 @@ describe('the chip', () => {
     attach(new Widget());
     expect(context.kernelDisplayStatus).toBe('idle');
     becomes({ state: 'suspended' });
+    expect(toggle).toHaveBeenLastCalledWith('jp-mod-gpuckpt-suspended', true);
     becomes({ state: 'suspended', memory_bytes: 1 });
     becomes({ state: 'resuming' });
     becomes({});
-    expect(drawn).toEqual(['disconnected', 'starting', 'idle']);
+    expect(drawn).toEqual(['', 'starting', 'idle']);
     becomes({ state: 'suspended' });
     jupyterSays(panel, { connectionStatus: 'connecting' });
     expect(context.kernelDisplayStatus).toBe('idle'); // what Jupyter says
   });
 
+  it('says when an idle kernel will be suspended', async () => {
+    const panel = aPanel();
+    attach(new StateChip(panel, states, chosen(), nothing, kernels));
+    becomes({ idle_seconds: 490 });
+    await shown('Running · suspends in 8 min');
+    jupyterSays(panel, { status: 'busy' });
+    while (widget.node.textContent?.includes('suspends')) {
+      await drawn();
+    }
+    jupyterSays(panel, { status: 'idle' });
+    becomes({ idle_seconds: 50 });
+    await shown('Running · suspends soon');
+    becomes({ idle_seconds: 50, state: 'suspended' });
+    await shown('Suspended');
+    expect(widget.node.textContent).not.toContain('suspends');
+  });
+
   it('can be switched off', async () => {
     const settings = chosen({ showChip: false });
-    attach(new StateChip(aPanel(), states, settings, nothing));
+    attach(new StateChip(aPanel(), states, settings, nothing, kernels));
     becomes({ state: 'suspended' });
     await drawn();
     expect(widget.node.textContent).toBe('');
@@ -276,14 +301,54 @@ describe('the panel', () => {
     expect(cards[0].querySelectorAll('.jp-GpuCkptSnapshot')).toHaveLength(2);
   });
 
+  it('shows a fetched snapshot and those under an earlier name with their notebook', async () => {
+    const mixed = [
+      aSnapshot({ title: 'Own' }),
+      aSnapshot({ snapshot_id: 'f', kernel_id: 'elsewhere', title: 'Fetched' }),
+      aSnapshot({
+        snapshot_id: 'new',
+        kernel_id: 'gone',
+        name: 'new.ipynb',
+        title: 'Renamed'
+      }),
+      aSnapshot({
+        snapshot_id: 'old',
+        kernel_id: 'gone',
+        name: 'old.ipynb',
+        title: 'Before'
+      })
+    ];
+    server.on('GET snapshots', { snapshots: mixed });
+    becomes({});
+    make();
+    await shown('Renamed');
+    const cards = widget.node.querySelectorAll('.jp-GpuCkptKernel');
+    const texts = Array.from(cards).map(card => card.textContent);
+    expect(texts).toHaveLength(2);
+    expect(texts[0]).toMatch(/Own.*Of other kernels of this notebook.*Fetched/);
+    expect(texts[1]).toMatch(/new\.ipynb.*Renamed.*Before/);
+    expect(texts[1]).not.toContain('old.ipynb');
+  });
+
+  it('offers either to resume a kernel or to restore a snapshot', async () => {
+    server.on('GET snapshots', { snapshots: list });
+    becomes({ state: 'suspended', snapshot_id: 's' });
+    make();
+    await shown('Newest');
+    const labels = (id: string) =>
+      widget.node.querySelector(`[data-snapshot='${id}']`)?.textContent;
+    expect(labels('s')).not.toContain('Restore This Snapshot');
+    expect(labels('older')).toContain('Restore This Snapshot');
+  });
+
   it('says which snapshot a kernel continues from, and gives every button a name', async () => {
     const titled = list.map((one, index) => ({ ...one, title: `No ${index}` }));
     server.on('GET snapshots', { snapshots: titled });
     becomes({ snapshot_id: 'older' });
     make();
-    await shown('you are here');
+    await shown('runs from here');
     const here = widget.node.querySelector("[data-snapshot='older']");
-    expect(here?.textContent).toContain('you are here');
+    expect(here?.textContent).toContain('runs from here');
     const names = Array.from(widget.node.querySelectorAll('button')).map(
       button => button.getAttribute('aria-label') ?? button.textContent
     );

@@ -78,7 +78,7 @@ export function actionLabel(action: Action): string {
     saveAs: trans.__('Save Snapshot As…'),
     suspend: trans.__('Suspend Kernel'),
     resume: trans.__('Resume Kernel'),
-    park: trans.__('Park Kernel (Free GPU Memory)'),
+    park: trans.__('Park Kernel (Free GPU, Keep in RAM)'),
     branch: trans.__('Branch into a New Notebook'),
     move: trans.__('Move to Another Machine…'),
     history: trans.__('Snapshot History')

@@ -29,7 +29,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
     const module = await import('@jupyterlab/console').catch(() => null);
     const tracker =
       module && (await app.resolveOptionalService(module.IConsoleTracker));
-    const { commands } = app;
+    const { commands, serviceManager } = app;
     const equip = (panel: ConsolePanel) => {
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
@@ -41,7 +41,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
       );
       panel.toolbar.addItem(
         'gpuckpt-chip',
-        new StateChip(panel, states, settings, history)
+        new StateChip(panel, states, settings, history, serviceManager.kernels)
       );
       panel.contentHeader.addWidget(
         new SuspendedBanner(panel, states, settings, resume, history)

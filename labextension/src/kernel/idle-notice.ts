@@ -3,12 +3,29 @@
 import { Notification } from '@jupyterlab/apputils';
 
 import type { GpuCkptApi } from '../shared/api';
-import { formatInstant } from '../shared/format';
+import { formatInstant, formatSeconds } from '../shared/format';
 import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
+import type { KernelView } from '../shared/records';
 import { kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
+
+/** Return the text about when an idle kernel will be suspended; '' if it will not be. `activity`: its last one, as an ISO date. */
+export function idleText(
+  { state, idle_seconds }: KernelView,
+  activity: string | undefined,
+  now = Date.now()
+): string {
+  if (!idle_seconds || !activity || state !== 'running') {
+    return '';
+  }
+  const left = idle_seconds - (now - Date.parse(activity)) / 1000;
+  // The server looks at its kernels only now and then.
+  return left > 60
+    ? trans.__('suspends in %1', formatSeconds(left))
+    : trans.__('suspends soon');
+}
 
 /** Show the notification for every kernel that will be suspended, and after the suspend one about the memory that was freed. */
 export function followIdleKernels(

@@ -9,11 +9,14 @@ import { kernelIdOf, watchKernel } from '../shared/notebooks';
 import type { KernelState } from '../shared/records';
 import type { IKernelStates } from '../shared/tokens';
 
-/** The most similar of Jupyter's states. Jupyter has no others and would continue to show "Idle". */
+/**
+ * The most similar of Jupyter's states, which has no others and would continue to show "Idle"; '' if none is similar. Then it shows no
+ * state beside that of the chip.
+ */
 const SHOWN: Partial<Record<KernelState, ISessionContext.KernelDisplayStatus>> =
   {
     suspending: 'busy',
-    suspended: 'disconnected',
+    suspended: '',
     resuming: 'starting',
     lost: 'disconnected'
   };
@@ -26,13 +29,18 @@ export function followState(panel: ISessionPanel, states: IKernelStates): void {
   const prototype: unknown = Object.getPrototypeOf(context);
   Object.defineProperty(context, 'kernelDisplayStatus', {
     configurable: true,
-    get: () =>
+    get: () => {
       // Without a connection to the server the kernel's state is not known.
-      (context.session?.kernel?.connectionStatus === 'connected' && shown()) ||
-      Reflect.get(prototype as object, 'kernelDisplayStatus', context)
+      const isConnected =
+        context.session?.kernel?.connectionStatus === 'connected';
+      const theirs = () =>
+        Reflect.get(prototype as object, 'kernelDisplayStatus', context);
+      return (isConnected ? shown() : undefined) ?? theirs();
+    }
   });
   let before = shown();
   watchKernel(panel, states, () => {
+    panel.toggleClass('jp-mod-gpuckpt-suspended', shown() === '');
     const status = context.session?.kernel?.status;
     if (shown() !== before && status) {
       before = shown();

@@ -96,7 +96,7 @@ export class SuspendedSessions {
       return '';
     }
     return others.length === 0
-      ? trans.__('Continue %1', sessionText(first))
+      ? trans.__('Continue %1', kernelName(first))
       : trans.__('%1 suspended sessions', others.length + 1);
   }
 
@@ -109,11 +109,13 @@ export class SuspendedSessions {
   }
 }
 
-/** Return the line about a suspended kernel: "two.ipynb, 39 MB, about 2 s". */
+/** Return the line about a suspended kernel: "two.ipynb, 39 MB of memory, about 2 s". */
 function sessionText(kernel: KernelView): string {
   return [
     kernelName(kernel),
-    kernel.suspended_bytes > 0 ? formatBytes(kernel.suspended_bytes) : '',
+    kernel.suspended_bytes > 0
+      ? trans.__('%1 of memory', formatBytes(kernel.suspended_bytes))
+      : '',
     kernel.resume_seconds !== null
       ? trans.__('about %1', formatSeconds(kernel.resume_seconds))
       : ''

@@ -9,6 +9,7 @@ import type {
   Comparison,
   IErrorRecord,
   FetchEstimate,
+  HostReport,
   KernelView,
   NoticeView,
   IOperation,
@@ -68,6 +69,9 @@ export class GpuCkptError extends Error implements IErrorRecord {
   /** The server's code for files that changed so that the kernel would end or do harm. */
   static readonly FILES_CHANGED = 'files_changed';
 
+  /** The server's code while no daemon can be started, or if its kernels do not run under the engine at all. */
+  static readonly NO_DAEMON = 'daemon_unavailable';
+
   /** The server has no such kernel. */
   static readonly KERNEL_NOT_FOUND = 'kernel_not_found';
 }
@@ -126,6 +130,11 @@ export class GpuCkptApi {
     private readonly _settings = ServerConnection.makeSettings(),
     private readonly _retrySeconds = RETRY_SECONDS
   ) {}
+
+  /** Return the doctor's report on the machine of this server. */
+  host(): Promise<HostReport> {
+    return this._get('host');
+  }
 
   /** Return all kernels of this server. */
   async kernels(): Promise<KernelView[]> {

@@ -16,6 +16,7 @@ export interface ISessionPanel {
   readonly disposed: ISignal<this, void>;
   /** Give it the focus. */
   activate(): void;
+  toggleClass(name: string, force: boolean): boolean;
 }
 
 /** Return the id of the kernel to which a notebook or a console is connected. */

@@ -1,6 +1,6 @@
-// The common form of all notifications: the message, a remedy, and a button for the details.
+// The common form of all notifications: the message, the cause, the remedy at the end, and buttons for the details and its command.
 
-import { Notification } from '@jupyterlab/apputils';
+import { Clipboard, Notification } from '@jupyterlab/apputils';
 
 import { asOurs, GpuCkptError } from './api';
 import { showDetails } from './dialogs';
@@ -17,6 +17,10 @@ const SHOW_FAILURE = 30000;
 /** The number of characters after which JupyterLab cuts off the message of a notification. */
 const LONGEST = 140;
 
+/** The characters of the longest remedy that is shown, and those of the cause that are worth showing behind a headline. */
+const LONGEST_REMEDY = 90;
+const LEAST_OF_CAUSE = 40;
+
 /** Notify the user of a failure with its hint. `id`: the notification of the progress, or ''. */
 export function tellFailure(
   id: string,
@@ -29,7 +33,8 @@ export function tellFailure(
   }
   const sentences = explain(error);
   conclude(id, failureText(headline, sentences), 'error', [
-    detailsAction(headline, sentences, error)
+    detailsAction(headline, sentences, error),
+    ...copyActions(sentences)
   ]);
 }
 
@@ -64,15 +69,99 @@ export async function during(
   }
 }
 
-/** Return the headline with cause and hint. If that is too long, the cause is shortened, so that the hint is visible. */
+/**
+ * Return the text of a notification: the headline, the cause, and the remedy at the end. What does not fit is left out, because the
+ * details have it; a remedy is shown whole or not at all.
+ */
 export function failureText(headline: string, sentences: string[]): string {
   const [cause, ...hints] = sentences;
-  const hint = hints.join(' ');
-  const whole = `${headline}: ${[cause, hint].filter(Boolean).join(' ')}`;
-  const room = LONGEST - headline.length - hint.length - 4;
-  return whole.length <= LONGEST || room < 20
-    ? whole
-    : `${headline}: ${cause.slice(0, room).trimEnd()}… ${hint}`.trimEnd();
+  const remedy = hints.join(' ');
+  const whole = wholeText(headline, sentences);
+  if (whole.length <= LONGEST) {
+    return whole;
+  }
+  const shown =
+    remedy.length <= LONGEST_REMEDY
+      ? remedy
+      : commandIn(sentences)
+        ? trans.__('“Copy Command” copies what helps.')
+        : trans.__('“Details” shows what helps.');
+  const room = LONGEST - shown.length - 1;
+  const first = /^.*?[.!?](?=\s+\p{Lu})/su.exec(cause)?.[0] ?? cause;
+  const texts = [cause, first].map(text => `${headline}: ${text}`);
+  const text =
+    texts.find(({ length }) => length <= room) ??
+    (headline.length + LEAST_OF_CAUSE < room
+      ? shortened(texts[1], room)
+      : shortened(first, room));
+  return `${text} ${shown}`.trimEnd();
+}
+
+function wholeText(headline: string, sentences: string[]): string {
+  return `${headline}: ${sentences.filter(Boolean).join(' ')}`;
+}
+
+/** Cut a text at the end of a word. */
+function shortened(text: string, length: number): string {
+  return text.length <= length
+    ? text
+    : `${text.slice(0, length - 1).replace(/[\s,;:]*\S*$/, '')}…`;
+}
+
+/** Return the command that sentences tell the user to run; '' if there is none. */
+function commandIn(sentences: string[]): string {
+  return /(?:: |\b[Rr]un )`([^`]+)`/.exec(sentences.join(' '))?.[1] ?? '';
+}
+
+/** Notify the user of what is not possible, with its cause and its remedy; return the notification's id. `details`: shows more. */
+export function tellProblem(
+  headline: string,
+  sentences: string[],
+  more: {
+    details?: () => Promise<void>;
+    actions?: Notification.IAction[];
+    autoClose?: false;
+  } = {}
+): string {
+  const message = failureText(headline, sentences);
+  const isWhole = message === wholeText(headline, sentences);
+  const details = () => showDetails(headline, sentences, null);
+  const show = more.details ?? (isWhole ? null : details);
+  const actions = [
+    ...(show ? [stayingAction(trans.__('Details'), () => void show())] : []),
+    ...copyActions(sentences),
+    ...(more.actions ?? [])
+  ];
+  return Notification.emit(message, 'warning', {
+    autoClose:
+      more.autoClose ?? (actions.length > 0 ? SHOW_FAILURE : SHOW_SUCCESS),
+    actions
+  });
+}
+
+/** Return a button that leaves its notification open. */
+function stayingAction(
+  label: string,
+  act: () => void,
+  caption = label
+): Notification.IAction {
+  return {
+    label,
+    caption,
+    callback: event => {
+      event.preventDefault();
+      act();
+    }
+  };
+}
+
+/** Return the button that copies the command of the remedy, if it has one. */
+function copyActions(sentences: string[]): Notification.IAction[] {
+  const command = commandIn(sentences);
+  const copy = () => Clipboard.copyToSystem(command);
+  return command
+    ? [stayingAction(trans.__('Copy Command'), copy, command)]
+    : [];
 }
 
 /** Notify the user of a result with warnings, which a button shows. `text`: what is shown before, if not the message alone. */
@@ -83,7 +172,10 @@ export function tellWithDetails(
   untilDismissed = false,
   text = message
 ): string {
-  const actions = [detailsAction(message, sentences, null)];
+  const actions = [
+    detailsAction(message, sentences, null),
+    ...copyActions(sentences)
+  ];
   return conclude(id, text, 'warning', actions, untilDismissed);
 }
 

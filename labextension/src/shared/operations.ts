@@ -11,6 +11,7 @@ import { Pace } from './pace';
 import type {
   IEnd,
   IOperation,
+  KernelState,
   ProgressRecord,
   OperationKind
 } from './records';
@@ -36,6 +37,13 @@ const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
   move: true
 };
 
+/** The states of a kernel in which it is so that it was suspended or moved. */
+const IS_AWAY: readonly (KernelState | undefined)[] = [
+  'suspending',
+  'suspended',
+  undefined
+];
+
 /** What the user waits for before doing something else, so that its end is always told, until it is dismissed. */
 const IS_AWAITED: Partial<Record<OperationKind, true>> = { move: true };
 
@@ -60,6 +68,18 @@ const WAYS_ON: Record<
   }
 };
 
+/** An operation of whose progress a notification tells. */
+interface IToldOperation {
+  /** Shows the progress that events report of a kernel. */
+  follow: (kernelId: string) => void;
+  show: (progress: ProgressRecord) => void;
+  /** Starts it, again after each refusal to which the user has answered. */
+  asking: (
+    kind: OperationKind,
+    start: (answers: JSONObject) => Promise<IOperation>
+  ) => Promise<IOperation>;
+}
+
 export interface IRunOptions {
   /** What is done before the request, while the notification is shown already. */
   before?: () => Promise<unknown>;
@@ -73,7 +93,7 @@ export class Operations {
     private readonly _settings: IUserSettings
   ) {
     _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
-    _states.changed.connect((_, kernelId) => this._withdrawMoved(kernelId));
+    _states.changed.connect((_, kernelId) => this._followAway(kernelId));
   }
 
   /**
@@ -90,10 +110,10 @@ export class Operations {
     return this._tell(
       kind,
       name,
-      async follow => {
+      async ({ follow, asking }) => {
         follow(kernelId);
         await before?.();
-        return this._asking(kind, name, answers =>
+        return asking(kind, answers =>
           this._states.run(kind, kernelId, { ...body, ...answers })
         );
       },
@@ -103,9 +123,9 @@ export class Operations {
 
   /** Start a second kernel from a snapshot of the notebook `name`; return as `run` does. */
   branch(snapshotId: string, name: string): Promise<IOperation | null> {
-    return this._tell('branch', name, follow => {
+    return this._tell('branch', name, ({ follow, asking }) => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      return this._asking('branch', name, answers =>
+      return asking('branch', answers =>
         this._states.branch(snapshotId, onStarted, '', answers)
       );
     });
@@ -116,10 +136,8 @@ export class Operations {
     start: (answers: JSONObject) => Promise<IOperation>,
     name: string
   ): Promise<IOperation | null> {
-    return this._tell('fetch', name, (_, show) =>
-      this._asking('fetch', name, answers =>
-        this._states.finish(start(answers), show)
-      )
+    return this._tell('fetch', name, ({ show, asking }) =>
+      asking('fetch', answers => this._states.finish(start(answers), show))
     );
   }
 
@@ -129,9 +147,9 @@ export class Operations {
     snapshotId: string,
     name: string
   ): Promise<IOperation | null> {
-    return this._tell('resume', name, async follow => {
+    return this._tell('resume', name, async ({ follow, asking }) => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      const made = await this._asking('branch', name, answers =>
+      const made = await asking('branch', answers =>
         this._states.branch(snapshotId, onStarted, path, answers)
       );
       return { ...made, kind: 'resume' };
@@ -143,11 +161,12 @@ export class Operations {
     this._expected.add(kernelId);
   }
 
-  /** Start an operation, again after each refusal to which the user has answered that it is to go on. */
+  /** Start an operation, again after each refusal to which the user has answered that it is to go on. `onAnswer`: called then. */
   private async _asking(
     kind: OperationKind,
     name: string,
-    start: (answers: JSONObject) => Promise<IOperation>
+    start: (answers: JSONObject) => Promise<IOperation>,
+    onAnswer: () => void
   ): Promise<IOperation> {
     let answers: JSONObject = {};
     for (;;) {
@@ -166,6 +185,7 @@ export class Operations {
           });
         }
         answers = { ...answers, ...way.answer };
+        onAnswer();
       }
     }
   }
@@ -173,10 +193,7 @@ export class Operations {
   private async _tell(
     kind: OperationKind,
     name: string,
-    start: (
-      follow: (kernelId: string) => void,
-      show: (progress: ProgressRecord) => void
-    ) => Promise<IOperation>,
+    start: (told: IToldOperation) => Promise<IOperation>,
     undo?: () => Promise<void>
   ): Promise<IOperation | null> {
     const started = startedText(kind, name);
@@ -190,6 +207,8 @@ export class Operations {
       Notification.update({ id, message: message.filter(Boolean).join(' ') });
     };
     const pace = new Pace();
+    // What users wait for begins with their press, before the server begins to work.
+    let begun = performance.now();
     const cancel: Notification.IAction = {
       label: trans.__('Cancel'),
       callback: event => {
@@ -211,10 +230,24 @@ export class Operations {
     };
     this._states.changed.connect(showProgress);
     try {
-      const operation = await start(kernelId => {
-        followed = kernelId;
-      }, show);
-      this._tellSuccess(id, doneText(operation, name), operation, undo);
+      const operation = await start({
+        follow: kernelId => {
+          followed = kernelId;
+        },
+        show,
+        asking: (kind, attempt) =>
+          this._asking(kind, name, attempt, () => {
+            begun = performance.now();
+          })
+      });
+      const waited = (performance.now() - begun) / 1000;
+      if (kind === 'suspend' && !this._isAway(operation.kernel_id)) {
+        // A cell has resumed it before its end was reported.
+        Notification.dismiss(id);
+        return operation;
+      }
+      this._tellSuccess(id, doneText(operation, name, waited), operation, undo);
+      this._followAway(operation.kernel_id);
       return operation;
     } catch (error) {
       if (!(error instanceof GpuCkptError)) {
@@ -260,38 +293,49 @@ export class Operations {
     undo?: () => Promise<void>
   ): void {
     const warnings = result?.warnings ?? [];
-    if (IS_AWAITED[kind]) {
-      const shown =
-        warnings.length > 0
-          ? tellWithDetails(id, message, warnings, true)
-          : conclude(id, message, 'success', [], true);
-      this._moved.set(kernel_id, shown);
-    } else if (warnings.length > 0) {
+    const untilDismissed = IS_AWAITED[kind] ?? false;
+    let shown = '';
+    if (warnings.length > 0) {
       // The first warning is shown at once, because it may name a file that the next cell reads.
-      const text = failureText(message, warnings.slice(0, 1));
-      tellWithDetails(id, message, warnings, false, text);
-    } else if (this._settings.choices.notifications !== 'failures') {
-      conclude(
-        id,
-        message,
-        'success',
-        undo ? [{ label: trans.__('Undo'), callback: () => void undo() }] : []
-      );
+      const text = untilDismissed
+        ? message
+        : failureText(message, warnings.slice(0, 1));
+      shown = tellWithDetails(id, message, warnings, untilDismissed, text);
+    } else if (
+      untilDismissed ||
+      this._settings.choices.notifications !== 'failures'
+    ) {
+      const actions = undo
+        ? [{ label: trans.__('Undo'), callback: () => void undo() }]
+        : [];
+      shown = conclude(id, message, 'success', actions, untilDismissed);
+    }
+    if (shown && (kind === 'move' || kind === 'suspend')) {
+      this._told.set(kernel_id, shown);
     }
   }
 
-  /** Dismiss that a kernel was moved once it runs here again: then this machine cannot be closed. */
-  private _withdrawMoved(kernelId: string): void {
-    const shown = this._moved.get(kernelId);
-    const state = this._states.get(kernelId)?.state;
-    if (shown && state !== undefined && state !== 'suspended') {
-      Notification.dismiss(shown);
-      this._moved.delete(kernelId);
+  /** Dismiss that a kernel was suspended or moved once it runs here again: its memory is in use then, and this machine cannot be closed. */
+  private _followAway(kernelId: string): void {
+    if (this._isAway(kernelId)) {
+      this._away.add(kernelId);
+    } else if (this._away.delete(kernelId)) {
+      const shown = this._told.get(kernelId);
+      if (shown) {
+        Notification.dismiss(shown);
+        this._told.delete(kernelId);
+      }
     }
   }
 
-  /** The notifications that kernels were moved, by the kernel's id. */
-  private readonly _moved = new Map<string, string>();
+  private _isAway(kernelId: string): boolean {
+    return IS_AWAY.includes(this._states.get(kernelId)?.state);
+  }
+
+  /** The notifications that kernels were suspended or moved, by the kernel's id. */
+  private readonly _told = new Map<string, string>();
+  /** The kernels that do not run here. The end of a suspend may be reported before that. */
+  private readonly _away = new Set<string>();
   /** The kernels whose next operation leads to a notification. */
   private readonly _expected = new Set<string>();
 }

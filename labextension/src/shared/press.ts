@@ -4,8 +4,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-/** How long the reason is shown, in milliseconds. */
-const SHOWN = 8000;
+import { tellProblem } from './notices';
 
 let told = '';
 
@@ -22,12 +21,13 @@ export function press(
   }
 }
 
-/** Notify the user of the reason for which a command is disabled. */
+/** Notify the user of the reason for which a command is disabled: its cause, and in further lines its remedy. */
 export function tellRefusal(label: string, reason: string): void {
-  const message = reason.startsWith(label) ? reason : `${label}: ${reason}`;
+  const known = `${label}: `;
+  const cause = reason.startsWith(known) ? reason.slice(known.length) : reason;
   // Several presses have one notification.
   Notification.dismiss(told);
-  told = Notification.emit(message, 'warning', { autoClose: SHOWN });
+  told = tellProblem(label, cause.split('\n'));
 }
 
 /** Return whether a command was called by a keyboard shortcut. JupyterLab drops the shortcut of a disabled command and tells nobody. */

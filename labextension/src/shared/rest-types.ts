@@ -139,6 +139,11 @@ export interface components {
              */
             restart_lost: string | null;
             /**
+             * @description After how long without activity it is suspended; 0: never.
+             * @default 0
+             */
+            idle_seconds: number;
+            /**
              * @description When it will be suspended because it is idle; null: not soon.
              * @default null
              */

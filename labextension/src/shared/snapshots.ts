@@ -3,6 +3,7 @@
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { DisposableDelegate } from '@lumino/disposable';
+import { Poll } from '@lumino/polling';
 import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi, GpuCkptError } from './api';
@@ -39,8 +40,12 @@ export class Snapshots {
   watch(): IDisposable {
     this._watchers += 1;
     void this.refresh();
+    void this._uploads.start();
     return new DisposableDelegate(() => {
       this._watchers -= 1;
+      if (this._watchers === 0) {
+        void this._uploads.stop();
+      }
     });
   }
 
@@ -93,22 +98,12 @@ export class Snapshots {
       this.problem = asOurs(error);
     }
     this.changed.emit();
-    this._followUploads();
   }
 
-  /** Request the list periodically during an upload, because no event reports its progress. */
-  private _followUploads(): void {
-    const isUploading = this.list?.some(({ uploads }) =>
+  private get _isUploading(): boolean {
+    return !!this.list?.some(({ uploads }) =>
       uploads.some(({ state }) => state === 'uploading')
     );
-    if (isUploading && this._timer === null) {
-      this._timer = setTimeout(() => {
-        this._timer = null;
-        if (this._watchers > 0) {
-          void this.refresh();
-        }
-      }, UPLOAD_SECONDS * 1000);
-    }
   }
 
   private _onEvent(_: Event.IManager, event: Event.Emission): void {
@@ -133,8 +128,15 @@ export class Snapshots {
     this.changed.emit();
   }
 
+  /** The requests during an upload, because no event reports its progress. */
+  private readonly _uploads = new Poll({
+    name: 'jupyter-gpuckpt:uploads',
+    auto: false,
+    factory: () => this.refresh(),
+    frequency: { interval: UPLOAD_SECONDS * 1000, backoff: false },
+    standby: () => !this._isUploading
+  });
   private _watchers = 0;
-  private _timer: ReturnType<typeof setTimeout> | null = null;
   /** The request in flight, and the next one, which waits for its end. */
   private _current: Promise<void> = Promise.resolve();
   private _next: Promise<void> | null = null;

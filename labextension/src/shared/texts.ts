@@ -30,13 +30,13 @@ export function stateLabel({ managed, state }: KernelView): string {
   return managed ? labels[state] : trans.__('Cannot be saved');
 }
 
-/** Return the meaning of a kernel's state, in a sentence. */
+/** Return the meaning of a kernel's state, in a sentence, and in a second line a remedy. */
 export function stateCaption(kernel: KernelView) {
   if (!kernel.managed) {
     return notManaged(kernel);
   }
   if (kernel.reason) {
-    return [kernel.reason, kernel.hint].filter(Boolean).join(' ');
+    return [kernel.reason, kernel.hint].filter(Boolean).join('\n');
   }
   switch (kernel.state) {
     case 'suspended':
@@ -227,15 +227,19 @@ function workText(kind: OperationKind, name: string): string {
   return texts[kind];
 }
 
-/** Return the text for the result of a successful operation on `name`, with the memory that it freed. */
+/**
+ * Return the text for the result of a successful operation on `name`, with the memory that it freed. `waited`: for how many seconds a
+ * user has waited for it; without a user it is the time that the work took.
+ */
 export function doneText(
   { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
-  name: string
+  name: string,
+  waited = result?.seconds ?? 0
 ): string {
   if (result === null) {
     return doneInShort(kind, name);
   }
-  const seconds = formatSeconds(result.seconds);
+  const seconds = formatSeconds(waited);
   const gpu = formatBytes(result.gpu_bytes);
   switch (kind) {
     case 'save':
@@ -350,7 +354,7 @@ export function explain(error: IErrorRecord) {
   }
 }
 
-/** Return the reason why an operation of this `kind` on a kernel is not possible now; null if it is. */
+/** Return the reason why an operation of this `kind` on a kernel is not possible now, and in a second line a remedy; null if it is. */
 export function refusal(
   kind: OperationKind,
   kernelId: string | null,
@@ -363,7 +367,7 @@ export function refusal(
   if (kernel === undefined) {
     const problem = states.problem(kernelId);
     return problem
-      ? explain(problem).join(' ')
+      ? explain(problem).join('\n')
       : trans.__('The state of this kernel is not known yet.');
   }
   if (!kernel.managed) {
@@ -431,5 +435,5 @@ function notManaged(kernel: KernelView): string {
   const sentence = kernel.reason
     ? trans.__('This kernel cannot be saved: %1', kernel.reason)
     : trans.__('This kernel cannot be saved.');
-  return [sentence, kernel.hint].filter(Boolean).join(' ');
+  return [sentence, kernel.hint].filter(Boolean).join('\n');
 }

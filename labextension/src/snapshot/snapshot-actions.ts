@@ -25,7 +25,7 @@ import {
 import type { Operations } from '../shared/operations';
 import type { SnapshotView, IStoredNotebook } from '../shared/records';
 import type { SnapshotAction } from './snapshot-commands';
-import { snapshotTitle, verifiedText } from './snapshot-texts';
+import { snapshotTitle, undoText, verifiedText } from './snapshot-texts';
 import type { IOpenCells } from './stored-cells';
 import { cellChanges, cellChangesText } from './stored-cells';
 import type {
@@ -62,7 +62,7 @@ export class SnapshotActions {
     }
     await during(
       trans.__('Importing %1…', file.name),
-      trans.__('Importing %1 failed', file.name),
+      trans.__('Importing a snapshot failed'),
       async id => {
         await this._snapshots.import(file);
         conclude(id, trans.__('Imported %1', file.name), 'success');
@@ -249,11 +249,14 @@ export class SnapshotActions {
   private async _delete(snapshot: SnapshotView): Promise<void> {
     const name = snapshotTitle(snapshot);
     const copies = copiesOfDeleted(snapshot);
+    const { store, api } = this._snapshots;
+    const { undo_delete_seconds } = store ?? (await api.store());
+    const undo = undoText(undo_delete_seconds);
     const accepts =
       !this._settings.choices.confirmDelete ||
       (await agrees(
         trans.__('Delete the snapshot %1?', name),
-        [this._undoText(), copies].join(' ').trim(),
+        [undo, copies].join(' ').trim(),
         trans.__('Delete'),
         { warns: true }
       ));
@@ -261,39 +264,18 @@ export class SnapshotActions {
       return;
     }
     await this._snapshots.delete(snapshot.snapshot_id);
-    const done = trans.__('Deleted the snapshot %1', name);
-    const seconds = this._snapshots.store?.undo_delete_seconds;
-    Notification.emit(copies ? `${done}. ${copies}` : done, 'info', {
-      autoClose: seconds ? seconds * 1000 : SHOW_UNDO,
-      actions:
-        seconds === 0
-          ? []
-          : [
-              {
-                label: trans.__('Undo'),
-                callback: () =>
-                  void orTell(trans.__('Could not restore the snapshot'), () =>
-                    this._snapshots.undelete(snapshot.snapshot_id)
-                  )
-              }
-            ]
+    const done = trans.__('Deleted the snapshot %1.', name);
+    const undelete = () =>
+      orTell(trans.__('Could not restore the snapshot'), () =>
+        this._snapshots.undelete(snapshot.snapshot_id)
+      );
+    const canUndo = undo_delete_seconds > 0;
+    Notification.emit([done, undo, copies].filter(Boolean).join(' '), 'info', {
+      autoClose: canUndo ? undo_delete_seconds * 1000 : SHOW_UNDO,
+      actions: canUndo
+        ? [{ label: trans.__('Undo'), callback: () => void undelete() }]
+        : []
     });
-  }
-
-  private _undoText(): string {
-    const seconds = this._snapshots.store?.undo_delete_seconds;
-    switch (seconds) {
-      case undefined:
-        return trans.__('You can undo this for a while.');
-      case 0:
-        return trans.__('This cannot be undone.');
-      default:
-        return trans._n(
-          'You can undo this for %1 second.',
-          'You can undo this for %1 seconds.',
-          seconds
-        );
-    }
   }
 
   private _notebook(snapshot: SnapshotView): string {

@@ -114,6 +114,9 @@ export function snapshotRefusal(
   const kernel = states.get(snapshot.kernel_id);
   switch (action) {
     case 'goBack':
+      if (isResumed(snapshot, states)) {
+        return trans.__('Resume the kernel: it continues from this snapshot.');
+      }
       if (kernel) {
         return refusal('roll_back', snapshot.kernel_id, states);
       }
@@ -133,6 +136,18 @@ export function snapshotRefusal(
     default:
       return null;
   }
+}
+
+/** Return whether the kernel has no process and is resumed from this snapshot: restoring it would be the same. */
+export function isResumed(
+  { kernel_id, snapshot_id }: SnapshotView,
+  states: IKernelStates
+): boolean {
+  const kernel = states.get(kernel_id);
+  return (
+    (kernel?.state === 'suspended' || kernel?.state === 'lost') &&
+    kernel.snapshot_id === snapshot_id
+  );
 }
 
 /** Return whether a suspended kernel would be lost without this snapshot. */

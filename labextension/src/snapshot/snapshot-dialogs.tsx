@@ -191,7 +191,12 @@ export function showComparison(
       )}
       <p>{trans._n('%1 unchanged', '%1 unchanged', same)}</p>
       {unknown.length > 0 ? (
-        <p>{trans.__('Could not be compared: %1', unknown.join(', '))}</p>
+        <p>
+          {trans.__(
+            'Could not be compared, because they are too large or of a type that is never examined: %1',
+            unknown.join(', ')
+          )}
+        </p>
       ) : null}
     </div>
   );

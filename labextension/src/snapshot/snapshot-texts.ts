@@ -79,6 +79,17 @@ export function causeCaption({
   return captions[cause];
 }
 
+/** Return a sentence about how long something can be undone. */
+export function undoText(seconds: number): string {
+  return seconds > 0
+    ? trans._n(
+        'You can undo this for %1 second.',
+        'You can undo this for %1 seconds.',
+        seconds
+      )
+    : trans.__('This cannot be undone.');
+}
+
 /** Return a text about a snapshot's disk use: "120 MB on disk (8 MB new)". */
 export function sizeText(snapshot: SnapshotView) {
   return trans.__(
@@ -91,7 +102,8 @@ export function sizeText(snapshot: SnapshotView) {
 /** Return the line about a variable: "df: DataFrame (100, 3), 12 MB". */
 export function variableText(variable: Variable): string {
   const value = [variable.kind, variable.summary].filter(Boolean).join(' ');
-  return `${variable.name}: ${value}, ${formatBytes(variable.bytes)}`;
+  const size = variable.bytes > 0 ? formatBytes(variable.bytes) : '';
+  return [`${variable.name}: ${value}`, size].filter(Boolean).join(', ');
 }
 
 /** Return the line about a file that changed since a snapshot. */

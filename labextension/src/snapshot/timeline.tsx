@@ -10,6 +10,7 @@ import { openMenu } from '../shared/reason-menu';
 import type { IPanelContext } from '../shared/tokens';
 import {
   isNeeded,
+  isResumed,
   snapshotActions,
   snapshotCommandIds
 } from './snapshot-commands';
@@ -107,14 +108,14 @@ function SnapshotCard(props: {
         <UploadBadge snapshot={snapshot} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
-            {trans.__('current')}
+            {trans.__('resumes from here')}
           </span>
         ) : isHere ? (
           <span
             className="jp-GpuCkptCause"
             title={trans.__('The kernel continues from this snapshot.')}
           >
-            {trans.__('you are here')}
+            {trans.__('runs from here')}
           </span>
         ) : null}
       </div>
@@ -124,14 +125,16 @@ function SnapshotCard(props: {
       ) : null}
       <Variables variables={snapshot.variables} />
       <div className="jp-GpuCkptActions">
-        <CommandButton
-          commands={commands}
-          id={snapshotCommandIds.goBack}
-          args={args}
-          icon={resumeIcon}
-          label={trans.__('Restore This Snapshot')}
-          about={title}
-        />
+        {isResumed(snapshot, states) ? null : (
+          <CommandButton
+            commands={commands}
+            id={snapshotCommandIds.goBack}
+            args={args}
+            icon={resumeIcon}
+            label={trans.__('Restore This Snapshot')}
+            about={title}
+          />
+        )}
         <CommandButton
           commands={commands}
           id={snapshotCommandIds.branch}
@@ -173,7 +176,7 @@ function Variables(props: { variables: Variable[] }) {
       {props.variables.slice(0, FIRST_VARIABLES).map(variable => (
         <li key={variable.name} title={variableText(variable)}>
           <code>{variable.name}</code> {variable.kind}{' '}
-          <span>{formatBytes(variable.bytes)}</span>
+          <span>{variable.bytes > 0 ? formatBytes(variable.bytes) : ''}</span>
         </li>
       ))}
     </ul>

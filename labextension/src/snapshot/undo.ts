@@ -6,11 +6,11 @@ import type { Event } from '@jupyterlab/services';
 import type { GpuCkptApi } from '../shared/api';
 import { asOurs } from '../shared/api';
 import { nameOfPath } from '../shared/format';
-import { orTell, SHOW_UNDO } from '../shared/notices';
+import { orTell, SHOW_UNDO, tellProblem } from '../shared/notices';
 import type { Operations } from '../shared/operations';
 import type { KernelView, SnapshotView } from '../shared/records';
 import { isKernelAction } from '../shared/server-events';
-import { snapshotTitle } from './snapshot-texts';
+import { snapshotTitle, undoText } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 export class Undo {
@@ -68,11 +68,12 @@ export class Undo {
       return;
     }
     const name = nameOfPath(kept.path || kept.kernel_name);
-    const left = kept.ends_at * 1000 - Date.now();
+    const left = Math.floor(kept.ends_at - Date.now() / 1000);
+    const done = trans.__('Shut down the kernel of %1', name);
     this._offer(
-      trans.__('Shut down the kernel of %1', name),
       // The server's clock may differ from the page's.
-      left > 0 ? left : SHOW_UNDO,
+      left > 0 ? `${done}. ${undoText(left)}` : done,
+      left > 0 ? left * 1000 : SHOW_UNDO,
       async () => {
         await this._api.undoShutdown(kernelId);
         this._reconnect(kept.path, kernelId);
@@ -89,14 +90,9 @@ export class Undo {
         this._undoRestart(kernelId)
       );
     } else if (kernel.restart_lost !== null) {
-      Notification.warning(
-        trans.__(
-          'The variables of %1 could not be kept at the restart, so this cannot be undone: %2',
-          name,
-          kernel.restart_lost
-        ),
-        { autoClose: SHOW_UNDO }
-      );
+      tellProblem(trans.__('The restart of %1 cannot be undone', name), [
+        kernel.restart_lost
+      ]);
     }
   }
 
