@@ -96,7 +96,7 @@ export class SuspendedSessions {
       return '';
     }
     return others.length === 0
-      ? trans.__('Continue %1', sessionText(first))
+      ? trans.__('Continue %1', kernelName(first))
       : trans.__('%1 suspended sessions', others.length + 1);
   }
 
