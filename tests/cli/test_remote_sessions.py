@@ -121,7 +121,7 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     refused = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=6)["error"]
     assert refused["code"] == "session_held"
     assert f"runs on machine {socket.gethostname()}, since" in refused["message"]
-    assert "--take-over" in refused["hint"]
+    assert "--take-over" in refused["command"]
     assert gpuckpt_json("list")["snapshots"] == []
     assert "runs on machine" in gpuckpt("remote", "fetch", "share", snapshot_id, "--check").stderr
     gpuckpt("remote", "fetch", "share", snapshot_id, "--take-over")

@@ -39,6 +39,8 @@ _routes.passed_on(
         calls.changes: lambda daemon: _in_thread(daemon.machine.changes),
         calls.upload: lambda daemon: daemon.uploads.ask,
         calls.remotes: lambda daemon: daemon.remote_sessions.remotes,
+        calls.try_remote: lambda daemon: daemon.new_remotes.test,
+        calls.add_remote: lambda daemon: daemon.new_remotes.add,
         calls.remote_sessions: lambda daemon: daemon.remote_sessions.sessions,
         calls.fetch_estimate: lambda daemon: daemon.remote_sessions.estimate,
         calls.fetch: lambda daemon: daemon.remote_sessions.fetch,
