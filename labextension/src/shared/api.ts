@@ -5,11 +5,13 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { JSONObject, JSONValue } from '@lumino/coreutils';
 
 import type {
+  AddedRemote,
   Changes,
   Comparison,
   IErrorRecord,
   FetchEstimate,
   KernelView,
+  NewRemote,
   NoticeView,
   IOperation,
   ProgressRecord,
@@ -22,6 +24,7 @@ import type {
   SnapshotView,
   StoreView,
   IStoredNotebook,
+  TriedRemote,
   Verification,
   OperationKind,
   SnapshotChanges
@@ -289,6 +292,16 @@ export class GpuCkptApi {
     return (await this._get<{ remotes: RemoteState[] }>('remotes')).remotes;
   }
 
+  /** Test a place for a remote; nothing is added. */
+  tryRemote(remote: NewRemote): Promise<TriedRemote> {
+    return this._send('POST', 'remotes/test', { ...remote });
+  }
+
+  /** Add a remote, with a new store or, if it `joins`, with the one that is there. */
+  addRemote(remote: NewRemote): Promise<AddedRemote> {
+    return this._send('POST', 'remotes', { ...remote });
+  }
+
   /** Return the snapshots in a remote, by session. */
   remoteSessions(remote: string): Promise<RemoteListing> {
     return this._get(at`remotes/${remote}/sessions`);
@@ -304,7 +317,7 @@ export class GpuCkptApi {
   /** Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `take_over`: even if another machine runs its session. */
   fetch(
     place: IRemotePlace,
-    options: { force: boolean; take_over?: boolean }
+    options: { force: boolean; take_over: boolean }
   ): Promise<IOperation> {
     const body = { session_id: place.sessionId, ...options };
     return this._send('POST', `${remotePath(place)}/fetch`, body);

@@ -608,6 +608,65 @@ export interface components {
             warnings: string[];
         };
         /**
+         * AddedRemote
+         * @description A remote that was added. `line`: by which other machines join a new store; its code is shown only once. Empty: it was joined.
+         */
+        AddedRemote: {
+            name: string;
+            /** @default [] */
+            warnings: string[];
+            /** @default  */
+            line: string;
+        };
+        /**
+         * NewRemote
+         * @description Body of POST /remotes and of POST /remotes/test: a remote to be added, or a place to be tested for it.
+         *
+         *         `joins`: the store that is there is joined; otherwise a new one is made. `secret`: opens its key if this machine's own secret does not.
+         *         `url` may be empty if `secret` has a line.
+         */
+        NewRemote: {
+            name: string;
+            /** @default  */
+            url: string;
+            /** @default {} */
+            settings: {
+                [key: string]: string;
+            };
+            /** @default false */
+            joins: boolean;
+            /**
+             * @default {
+             *       "line": "",
+             *       "password": ""
+             *     }
+             */
+            secret: components["schemas"]["GivenSecret"];
+        };
+        /**
+         * GivenSecret
+         * @description The line by which a machine joins and the password that a user typed, as far as given. It is never logged or an argument.
+         */
+        GivenSecret: {
+            /** @default  */
+            line: string;
+            /** @default  */
+            password: string;
+        };
+        /**
+         * TriedRemote
+         * @description A tested place. With `refusals` it cannot be used; `warnings`: limitations. `has_store`: a store is there already.
+         */
+        TriedRemote: {
+            url: string;
+            /** @default [] */
+            refusals: string[];
+            /** @default [] */
+            warnings: string[];
+            /** @default false */
+            has_store: boolean;
+        };
+        /**
          * RemoteListing
          * @description GET /remotes/{name}/sessions. `unreadable`: the reasons why existing sessions are not listed, a sentence each.
          */
@@ -669,7 +728,8 @@ export interface components {
          * FetchEstimate
          * @description GET /remotes/{name}/snapshots/{id}: the size of a fetch, and whether the kernel could be resumed here.
          *
-         *         `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems.
+         *         `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems. Its `session` has the lease of
+         *         another machine only if that machine runs it now.
          */
         FetchEstimate: {
             session: components["schemas"]["ListedSession"];
@@ -903,6 +963,10 @@ export type StoreView = components['schemas']['StoreView'];
 export type NameUsage = components['schemas']['NameUsage'];
 export type RemotesView = components['schemas']['RemotesView'];
 export type RemoteState = components['schemas']['RemoteState'];
+export type AddedRemote = components['schemas']['AddedRemote'];
+export type NewRemote = components['schemas']['NewRemote'];
+export type GivenSecret = components['schemas']['GivenSecret'];
+export type TriedRemote = components['schemas']['TriedRemote'];
 export type RemoteListing = components['schemas']['RemoteListing'];
 export type ListedSession = components['schemas']['ListedSession'];
 export type ListedSnapshot = components['schemas']['ListedSnapshot'];
