@@ -152,7 +152,8 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             raise ConfigurationError(
                 f"Remote {self.name}: connections to the endpoint would not be encrypted.",
-                hint="Use https, or set allow_http=true if no one else can read the traffic.",
+                hint="Use https, or allow it if no one else can read the traffic.",
+                command="--set allow_http=true allows it.",
             )
 
 

@@ -82,6 +82,8 @@ describe('the request for a new remote', () => {
     expect(missingText(entries({ place: 'az' }))).toContain('container');
     expect(missingText(entries({ joins: true, line: LINE }))).toBe('');
     expect(nameOf(NO_ENTRIES)).toBe('remote');
+    const line = 'file:///mnt/our%20share 0123 1 SECRET';
+    expect(nameOf(entries({ joins: true, line }))).toBe('our-share');
   });
 });
 
@@ -172,7 +174,7 @@ describe('the dialog of a new remote', () => {
     expect(shown.textContent).toContain('Join it.');
     button(shown, 'Add').click();
     const kept = await dialog(line);
-    expect(kept.textContent).toContain('shown only now');
+    expect(kept.textContent).toContain('shown only once');
     document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
     expect(document.body.contains(kept)).toBe(true);
     button(kept, 'I Have Kept It').click();

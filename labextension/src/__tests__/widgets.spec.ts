@@ -381,7 +381,7 @@ describe('the panel', () => {
       .on('GET remotes', { remotes: [] });
     make();
     await shown('Newest');
-    expect(widget.node.textContent).toContain('With a remote, a folder');
+    expect(widget.node.textContent).toContain('from a remote, which is');
     expect(widget.node.querySelector('[data-upload]')).toBeNull();
     expect(
       server.requests.filter(request => request.includes('remotes'))

@@ -210,7 +210,7 @@ function Form(props: {
             change={line => change({ line })}
           />
           <Text
-            label={trans.__('Password (only for a line without a code)')}
+            label={trans.__('Password (for a line without a code)')}
             value={entries.password}
             type="password"
             change={password => change({ password })}
@@ -303,7 +303,7 @@ function Text(props: {
   change: (text: string) => void;
 }): JSX.Element {
   return (
-    <label>
+    <label className="jp-GpuCkptForm-text">
       {props.label}
       <input
         className="jp-mod-styled"
@@ -347,7 +347,7 @@ async function showLine({ name, line, warnings }: AddedRemote): Promise<void> {
       </pre>
       <p>
         {trans.__(
-          'Print it, or keep it in a safe place away from this machine: it is shown only now. If all machines of the remote are lost, nobody can read the snapshots without it. Whoever has the line and access to the place can read them.'
+          'Print it, or keep it in a safe place away from this machine. If all machines of the remote are lost, nobody can read the snapshots without it. Whoever has the line and access to the place can read them.'
         )}
       </p>
       {warnings.length > 0 ? <Lines texts={warnings} /> : null}
@@ -358,10 +358,10 @@ async function showLine({ name, line, warnings }: AddedRemote): Promise<void> {
     Dialog.cancelButton({ label: trans.__('Print…') }),
     Dialog.okButton({ label: trans.__('I Have Kept It') })
   ];
-  const title = trans.__('Keep the line of %1', name);
-  // Neither the Escape key nor a click beside it closes this dialog.
+  const title = trans.__('Keep this line: it is shown only once');
+  // Neither Escape nor Enter, which may have added the remote, closes this dialog.
   const dialog = new BusyDialog(
-    { title, body, buttons, hasClose: false, defaultButton: KEPT },
+    { title, body, buttons, hasClose: false, defaultButton: COPY },
     KEPT,
     async index => {
       if (index === COPY) {

@@ -98,10 +98,7 @@ export function fieldLabel(field: Field, place: Place): string {
     bucket: place === 'az' ? trans.__('Container') : trans.__('Bucket'),
     prefix: trans.__('Prefix (optional)'),
     region: trans.__('Region (optional)'),
-    endpoint:
-      place === 's3'
-        ? trans.__('Endpoint (for a server other than Amazon’s)')
-        : trans.__('Endpoint (optional)'),
+    endpoint: trans.__('Endpoint (optional)'),
     profile: trans.__('Profile (optional)'),
     account_name: trans.__('Account')
   };
@@ -117,11 +114,15 @@ export function fieldExample(field: Field): string {
   return examples[field] ?? '';
 }
 
-/** Return whether connections to the endpoint would not be encrypted. */
+/** An endpoint on another machine, without encryption. */
+const LEAVES_UNENCRYPTED =
+  /^http:\/\/(?!(127\.0\.0\.1|localhost|\[::1\])([:/]|$))/;
+
+/** Return whether connections to the endpoint would leave this machine unencrypted. */
 export function isUnencrypted(entries: IEntries): boolean {
   return (
     fieldsOf(entries).includes('endpoint') &&
-    textOf(entries, 'endpoint').startsWith('http://')
+    LEAVES_UNENCRYPTED.test(textOf(entries, 'endpoint'))
   );
 }
 
@@ -129,7 +130,7 @@ export function isUnencrypted(entries: IEntries): boolean {
 export function nameOf(entries: IEntries): string {
   const line = lineOf(entries);
   const path = line
-    ? line.split(/\s/)[0]
+    ? line.split(/\s/)[0].replace(/%[0-9a-f]{2}/gi, '-')
     : [textOf(entries, 'folder'), textOf(entries, 'bucket')].join('/');
   const last = [...path.split('/'), ...textOf(entries, 'prefix').split('/')]
     .map(part => part.replace(/[^\w.-]+/g, '-').replace(/^[.-]+/, ''))

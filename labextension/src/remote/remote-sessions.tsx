@@ -51,7 +51,7 @@ export function RemoteSessions(props: {
         <p className="jp-GpuCkptSessions-none">
           {known.length === 0
             ? trans.__(
-                'With a remote, a folder or a bucket, sessions go on on other machines.'
+                'Other machines can continue sessions from a remote, which is a folder or a bucket.'
               )
             : trans.__('All sessions in the remotes are on this machine.')}
         </p>

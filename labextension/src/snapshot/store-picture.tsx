@@ -105,8 +105,12 @@ interface IPart {
 }
 
 function Shares({ store }: IProps) {
-  const parts = partsOf(store).filter(({ bytes }) => bytes > 0);
-  const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
+  const all = partsOf(store);
+  const total = all.reduce((sum, { bytes }) => sum + bytes, 0);
+  const parts = all.filter(
+    ({ color, bytes }) =>
+      typeof color === 'number' || formatShare(bytes, total) !== '0%'
+  );
   if (store.by_name.length === 0) {
     return null;
   }
