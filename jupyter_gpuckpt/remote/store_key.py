@@ -332,7 +332,8 @@ def _require_of_line(public: _Public, line: JoinLine, remote: str) -> None:
             f"Remote {remote} contains an older copy of its store: its key has generation {public.generation}, the line names"
             f" {line.generation}.",
             hint="The place may be an old backup. Compare the URL with the one on a machine that uses the remote, which also keeps"
-            " the newest key (`jupyter gpuckpt remote key restore`).",
+            " the newest key.",
+            command="`jupyter gpuckpt remote key restore` puts it back there.",
         )
 
 

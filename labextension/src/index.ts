@@ -240,7 +240,10 @@ const panel: JupyterFrontEndPlugin<void> = {
     const remotes = new Remotes(snapshots.api);
     commands.commandExecuted.connect((_, { id, result }) => {
       if (id === addRemoteCommandId) {
-        void result.finally(() => remotes.refresh());
+        result.then(
+          () => void remotes.refresh(),
+          () => undefined // reported by the command
+        );
       }
     });
     const panel = new SessionsPanel({

@@ -33,7 +33,7 @@ def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(open_noteb
     notebook.page.goto(f"{notebook.server.url}/tree/?token={notebook.server.token}")
     waiting = notebook.page.locator(".jp-GpuCkptWaiting button")
     expect(waiting).to_be_visible()
-    expect(waiting).to_contain_text("Continue seven.ipynb, ")
+    expect(waiting).to_contain_text("Continue seven.ipynb")
     notebook.page.get_by_role("tab", name="Running").click()
     resume = notebook.page.get_by_role("button", name="Resume seven.ipynb")
     resume.click()

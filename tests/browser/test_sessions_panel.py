@@ -238,7 +238,7 @@ def test_suspended_kernels_are_among_the_running_ones(open_notebook, expect):
     )
     # The button above the list of files leads there; other tests may have left suspended kernels, too.
     waiting = notebook.page.locator(".jp-GpuCkptWaiting button")
-    expect(waiting).to_have_text(re.compile(r"^Continue asleep\.ipynb, |^\d+ suspended sessions$"))
+    expect(waiting).to_have_text(re.compile(r"^Continue asleep\.ipynb$|^\d+ suspended sessions$"))
     expect(waiting).to_have_attribute("title", re.compile(r"^asleep\.ipynb, .*B, about .* s"))
     notebook.execute("running:show-panel")
     resume = notebook.page.get_by_role("button", name="Resume asleep.ipynb")

@@ -126,8 +126,8 @@ def join(data_dir: Path, remote: Remote, line: JoinLine | None, password: str) -
         if _has_objects(bucket):
             raise RemoteObjectMissing(
                 f"The key of remote {remote.name} is gone: there are objects of a store at {remote.url}, but not its key.",
-                hint="A machine that has used the remote keeps a copy, and can put it back:"
-                f" `jupyter gpuckpt remote key restore {remote.name}`.",
+                hint="A machine that has used the remote keeps a copy, and can put it back.",
+                command=f"`jupyter gpuckpt remote key restore {remote.name}` does that there.",
             ) from error
         raise RemoteObjectMissing(
             f"There is no store at {remote.url}: the prefix is wrong, or everything was erased.",

@@ -311,7 +311,10 @@ describe('the panel', () => {
       raw_bytes: 2e9,
       exclusive_bytes
     });
-    server.on('GET snapshots', { snapshots: [] }).on('GET store', {
+    const snapshots = ['s1', 's2', 's3'].map(snapshot_id =>
+      aSnapshot({ snapshot_id, title: `Title ${snapshot_id}` })
+    );
+    server.on('GET snapshots', { snapshots }).on('GET store', {
       path: '/store',
       free_bytes: 5e9,
       disk_bytes: 1e9,
@@ -342,7 +345,10 @@ describe('the panel', () => {
       'Not in use100 MB (10%)'
     ]);
     expect(widget.node.textContent).toContain('Deduplication: 8 GB → 4 GB');
-    expect(widget.node.textContent).toContain('2 snapshots are damaged');
+    const damage = widget.node.querySelector('.jp-GpuCkptStore [role=alert]');
+    expect(damage?.textContent).toBe(
+      '2 snapshots are damaged and cannot be resumed:a.ipynb: Title s1a.ipynb: Title s2'
+    );
     expect(widget.node.textContent).toContain('Compression: 4 GB → 900 MB');
     const quota = widget.node.querySelector('meter');
     expect(quota?.getAttribute('aria-label')).toBe('900 MB of at most 4 GB');

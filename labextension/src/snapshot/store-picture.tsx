@@ -5,10 +5,11 @@ import * as React from 'react';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { cleanUpCommandId } from './clean-up';
+import { Lines } from '../shared/dialogs';
 import { CommandButton } from '../shared/elements';
 import { formatBytes, formatShare, nameOfPath } from '../shared/format';
-import type { StoreView } from '../shared/records';
-import { savingTexts } from './snapshot-texts';
+import type { SnapshotView, StoreView } from '../shared/records';
+import { savingTexts, snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
@@ -19,9 +20,12 @@ interface IProps {
 }
 
 export function StorePicture(
-  props: IProps & { commands: CommandRegistry }
+  props: IProps & {
+    commands: CommandRegistry;
+    snapshots: readonly SnapshotView[];
+  }
 ): JSX.Element {
-  const { store, commands } = props;
+  const { store, snapshots, commands } = props;
   return (
     <section
       className="jp-GpuCkptStore"
@@ -36,7 +40,11 @@ export function StorePicture(
         )}
       </p>
       <Quota store={store} />
-      <Damage store={store} />
+      <Damage
+        snapshots={snapshots.filter(({ snapshot_id }) =>
+          store.damaged.includes(snapshot_id)
+        )}
+      />
       <CommandButton
         commands={commands}
         id={cleanUpCommandId}
@@ -81,17 +89,21 @@ function Quota({ store }: IProps) {
   );
 }
 
-/** Warn of snapshots that cannot be resumed. */
-function Damage({ store }: IProps) {
-  const count = store.damaged.length;
-  return count ? (
-    <p role="alert">
+/** Warn of damaged snapshots. */
+function Damage({ snapshots }: { snapshots: readonly SnapshotView[] }) {
+  return snapshots.length > 0 ? (
+    <div role="alert">
       {trans._n(
-        '%1 snapshot is damaged and cannot be resumed. `jupyter gpuckpt verify` names it.',
-        '%1 snapshots are damaged and cannot be resumed. `jupyter gpuckpt verify` names them.',
-        count
+        '%1 snapshot is damaged and cannot be resumed:',
+        '%1 snapshots are damaged and cannot be resumed:',
+        snapshots.length
       )}
-    </p>
+      <Lines
+        texts={snapshots.map(
+          snapshot => `${nameOfPath(snapshot.name)}: ${snapshotTitle(snapshot)}`
+        )}
+      />
+    </div>
   ) : null;
 }
 
