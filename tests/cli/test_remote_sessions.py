@@ -202,7 +202,8 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     epoch.unlink()
 
     # At this rate it takes hours, and its user does not wait.
-    joined(daemon_env, "slow", f"file://{short_dir}/slow", "--upload-rate", "1K", "--manual")
+    slow = ["slow", f"file://{short_dir}/slow", "--upload-rate", "1K", "--manual"]
+    gpuckpt("remote", "create", *slow)
     command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "move", kernel.id, "--to", "slow"]
     with subprocess.Popen(command, env=daemon_env, stderr=subprocess.PIPE, text=True) as moving:
         wait_for(lambda: gpuckpt_json("remote", "status", "slow")["remotes"][0]["uploading"])

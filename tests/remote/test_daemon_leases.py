@@ -145,7 +145,7 @@ def test_a_kernel_that_runs_here_is_not_resumed_elsewhere_until_it_is_suspended_
         assert session.leased_to
         assert session.leased_since > 0
         estimate = await b.at_remote.estimate("share", "s1")
-        assert "runs on machine" in estimate.warnings[0]
+        assert estimate.session == session
         with pytest.raises(SessionHeld, match=r"runs on machine .* since") as caught:
             await b.fetched("share", "s1")
         assert "--take-over" in caught.value.command
