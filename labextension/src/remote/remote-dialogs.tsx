@@ -57,7 +57,8 @@ export function mayFetch(
       : takesOver
         ? trans.__('Take Over and Resume')
         : trans.__('Fetch and Resume'),
-    { warns: isRefused || takesOver }
+    // Enter takes nothing over.
+    { warns: isRefused || takesOver, defaultButton: takesOver ? 0 : 1 }
   );
 }
 
