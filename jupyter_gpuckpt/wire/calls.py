@@ -239,6 +239,10 @@ add_remote = Route(
     _CREATED,
     KILL_SECONDS,
 )
+#: A new line by which other machines join a remote.
+join_line = Route(
+    remote_records.AddedRemote, "POST", "/remotes/{remote}/line", seconds=KILL_SECONDS
+)
 #: The snapshots in a remote, by session.
 remote_sessions = Route(
     remote_listings.RemoteListing, "GET", "/remotes/{remote}/sessions", seconds=KILL_SECONDS

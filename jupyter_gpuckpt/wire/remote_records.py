@@ -245,7 +245,10 @@ class TriedRemote(msgspec.Struct, frozen=True):
 
 
 class AddedRemote(msgspec.Struct, frozen=True):
-    """A remote that was added. `line`: by which other machines join a new store; its code is shown only once. Empty: it was joined."""
+    """A remote that was added, or that got a new line. `line`: by which other machines join; its code is shown only once.
+
+    It is empty for a remote that was joined.
+    """
 
     name: str
     warnings: list[str] = []

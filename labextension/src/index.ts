@@ -32,7 +32,7 @@ import { press } from './shared/press';
 import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './kernel/reconnection';
 import {
-  addRemoteCommand,
+  addRemoteCommands,
   addRemoteCommandId
 } from './remote/new-remote-dialog';
 import { Remotes } from './remote/remotes';
@@ -139,7 +139,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       openNotebook
     );
     addFetchCommand(commands, fetchActions);
-    addRemoteCommand(commands, snapshots.api);
+    addRemoteCommands(commands, snapshots.api);
     addCleanUpCommand(commands, snapshots);
     const category = trans.__('Kernel Sessions');
     for (const action of actions) {
@@ -241,7 +241,7 @@ const panel: JupyterFrontEndPlugin<void> = {
     commands.commandExecuted.connect((_, { id, result }) => {
       if (id === addRemoteCommandId) {
         result.then(
-          () => void remotes.refresh(),
+          added => added !== null && void remotes.refresh(),
           () => undefined // reported by the command
         );
       }

@@ -404,8 +404,12 @@ def test_a_bucket_is_tested_before_it_becomes_a_remote(
         dialog.press("Test", "It works: a new store can be created there.")
         shot(here.page, "add-bucket")
         dialog.press("Add")
-        assert dialog.line().startswith(f"s3://{servers.BUCKET}/ours ")
+        line = dialog.line()
+        assert line.startswith(f"s3://{servers.BUCKET}/ours ")
         expect(here.sessions).to_contain_text("All sessions in the remotes are on this machine.")
+        here.sessions.get_by_role("button", name="Join Line of ours…").click()
+        dialog.press("Make the Line")
+        assert dialog.line() != line
         # No store is made where one is.
         here.sessions.get_by_role("button", name="Add Remote…").click()
         dialog.choose("Amazon S3 or compatible")

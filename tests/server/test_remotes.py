@@ -132,6 +132,12 @@ def test_a_page_tests_a_place_and_makes_a_store_there(server, remote_list, tmp_p
         status, body = server.refused("POST", route, json=wanted)
         assert (status, body["code"]) == (400, "configuration")
 
+    # Each line is a new one; the others stay valid.
+    other = server.request("POST", "api/gpuckpt/remotes/team/line").json()["line"]
+    assert other.startswith(wanted["url"] + " ")
+    assert other != line
+    status, body = server.refused("POST", "remotes/none/line")
+    assert (status, body["code"]) == (404, "remote_not_found")
     # By its line it is joined, as on another machine; that line is no longer shown.
     joined = server.request(
         "POST",

@@ -215,6 +215,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask_remotes(RemoteVerb.REMOVE, data_dir, "share")
     for path in ("remotes/test", "remotes"):
         ask("POST", path, json={"name": "made", "url": f"file://{tmp_path}/made"})
+    ask("POST", "remotes/made/line")
     ask_remotes(RemoteVerb.REMOVE, data_dir, "made")
     ask("DELETE", snapshot)
     ask("GET", "snapshots?deleted=1")

@@ -41,6 +41,7 @@ _routes.passed_on(
         calls.remotes: lambda daemon: daemon.remote_sessions.remotes,
         calls.try_remote: lambda daemon: daemon.new_remotes.test,
         calls.add_remote: lambda daemon: daemon.new_remotes.add,
+        calls.join_line: lambda daemon: daemon.new_remotes.line,
         calls.remote_sessions: lambda daemon: daemon.remote_sessions.sessions,
         calls.fetch_estimate: lambda daemon: daemon.remote_sessions.estimate,
         calls.fetch: lambda daemon: daemon.remote_sessions.fetch,

@@ -25,6 +25,8 @@ from ...wire.remote_records import (
     GivenSecret,
     NewRemote,
     Remote,
+    RemoteCall,
+    RemoteVerb,
     RemoteView,
     TriedRemote,
     secrets_in,
@@ -130,6 +132,10 @@ class NewRemotes:
         """
         return await self._run(lambda: self._add(request))
 
+    async def line(self, name: str) -> AddedRemote:
+        """Make a new line by which other machines join a remote. Raises RemoteNotFound, and what `remote_keys.answer` raises."""
+        return await self._run(lambda: self._line(name))
+
     async def _run(self, work: Callable[[], _Answer]) -> _Answer:
         with daemon_credentials():
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -148,6 +154,11 @@ class NewRemotes:
         else:
             remote, line = create(self._data_dir, remote)
         return AddedRemote(remote.name, new_view(remote).warnings, line)
+
+    def _line(self, name: str) -> AddedRemote:
+        remote = Remotes(self._data_dir).get(name)
+        call = RemoteCall(RemoteVerb.ADD_CODE, str(self._data_dir), name)
+        return AddedRemote(name, line=remote_keys.answer(call, remote).line)
 
 
 def _remote(request: NewRemote) -> Remote:

@@ -12,10 +12,11 @@ import {
   triedTexts
 } from '../remote/new-remote';
 import {
-  addRemoteCommand,
-  addRemoteCommandId
+  addRemoteCommands,
+  addRemoteCommandId,
+  joinLineCommandId
 } from '../remote/new-remote-dialog';
-import { dialog, FakeServer, refused } from './fakes';
+import { dialog, FakeServer, press, refused } from './fakes';
 
 const LINE = 's3://bucket/team/kernels 0123456789abcdef 1 SECRET';
 const entries = (changes: Partial<IEntries>) => ({ ...NO_ENTRIES, ...changes });
@@ -139,7 +140,7 @@ describe('the dialog of a new remote', () => {
   beforeEach(() => {
     server = new FakeServer();
     commands = new CommandRegistry();
-    addRemoteCommand(commands, new GpuCkptApi(server.settings));
+    addRemoteCommands(commands, new GpuCkptApi(server.settings));
   });
 
   afterEach(() => {
@@ -197,7 +198,7 @@ describe('the dialog of a new remote', () => {
       return { name: 'share', warnings: [], line: 'LINE' };
     });
     commands = new CommandRegistry();
-    addRemoteCommand(commands, api);
+    addRemoteCommands(commands, api);
     const { running, shown } = await opened();
     button(shown, 'Add').click();
     await dialog('Adding…');
@@ -205,6 +206,20 @@ describe('the dialog of a new remote', () => {
     answer();
     button(await dialog('LINE'), 'I Have Kept It').click();
     expect(await running).toBe('share');
+  });
+
+  it('shows a new line of a remote, after a question', async () => {
+    const line = 'file:///mnt/share 0123 1 OTHER';
+    server.on('POST remotes/share/line', { name: 'share', warnings: [], line });
+    const args = { remote: 'share' };
+    let running = commands.execute(joinLineCommandId, args);
+    press(await dialog('Lines that were made before stay valid.'), 'reject');
+    await running;
+    expect(server.requests).toEqual([]);
+    running = commands.execute(joinLineCommandId, args);
+    press(await dialog('Let another machine join share?'), 'accept');
+    button(await dialog(line), 'I Have Kept It').click();
+    await running;
   });
 
   it('adds nothing if it is canceled', async () => {

@@ -1,4 +1,4 @@
-// The command that adds a remote, and its dialogs: the place and its test, then the line by which other machines join.
+// The commands that add a remote and let others join it, and their dialogs: the place and its test, the line by which machines join.
 
 import { Clipboard, Dialog, Printing, ReactWidget } from '@jupyterlab/apputils';
 import type { CommandRegistry } from '@lumino/commands';
@@ -6,8 +6,8 @@ import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
 import { GpuCkptError } from '../shared/api';
-import { Lines } from '../shared/dialogs';
-import { conclude } from '../shared/notices';
+import { agrees, Lines } from '../shared/dialogs';
+import { conclude, orTell } from '../shared/notices';
 import type { AddedRemote } from '../shared/records';
 import { explain } from '../shared/texts';
 import { trans } from '../shared/translation';
@@ -31,8 +31,11 @@ import {
 /** The command that adds a remote; it returns the name, or null. */
 export const addRemoteCommandId = 'gpuckpt:add-remote';
 
-/** Add the command. */
-export function addRemoteCommand(
+/** The command that makes a new line by which other machines join a remote. */
+export const joinLineCommandId = 'gpuckpt:join-line';
+
+/** Add the commands. */
+export function addRemoteCommands(
   commands: CommandRegistry,
   api: GpuCkptApi
 ): void {
@@ -44,6 +47,40 @@ export function addRemoteCommand(
     describedBy: { args: { type: 'object', properties: {} } },
     execute: () => addRemote(api)
   });
+  commands.addCommand(joinLineCommandId, {
+    label: trans.__('Let Another Machine Join…'),
+    caption: trans.__('Make a line by which another machine joins this remote'),
+    describedBy: {
+      args: {
+        type: 'object',
+        required: ['remote'],
+        properties: {
+          remote: { type: 'string', description: 'The name of the remote.' }
+        }
+      }
+    },
+    execute: async ({ remote }) => {
+      const name = String(remote);
+      const made = (await mayMakeLine(name))
+        ? await orTell(trans.__('Making a line for %1 failed', name), () =>
+            api.joinLine(name)
+          )
+        : null;
+      if (made !== null) {
+        await showLine(made);
+      }
+    }
+  });
+}
+
+function mayMakeLine(name: string): Promise<boolean> {
+  return agrees(
+    trans.__('Let another machine join %1?', name),
+    trans.__(
+      'A new line is made, by which a machine joins the remote. Lines that were made before stay valid.'
+    ),
+    trans.__('Make the Line')
+  );
 }
 
 /** Ask for a place, add a remote there and show its line; return its name, or null if none was added. */

@@ -5,7 +5,7 @@ import * as React from 'react';
 import { Age, CommandButton, useFirst } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
-import { addRemoteCommandId } from './new-remote-dialog';
+import { addRemoteCommandId, joinLineCommandId } from './new-remote-dialog';
 import { formatAge, formatBytes } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
 import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
@@ -47,7 +47,7 @@ export function RemoteSessions(props: {
       {known.map(remote => (
         <Problems key={remote.name} remote={remote} />
       ))}
-      {choices.length === 0 && !remotes.isAsking ? (
+      {choices.length === 0 && known.every(({ listing }) => listing) ? (
         <p className="jp-GpuCkptSessions-none">
           {known.length === 0
             ? trans.__(
@@ -76,6 +76,17 @@ export function RemoteSessions(props: {
           {remotes.isAsking ? trans.__('Looking…') : trans.__('Look again')}
         </button>
       )}
+      {known
+        .filter(({ listing }) => listing !== null)
+        .map(({ name }) => (
+          <CommandButton
+            key={name}
+            commands={props.context.commands}
+            id={joinLineCommandId}
+            args={{ remote: name }}
+            label={trans.__('Join Line of %1…', name)}
+          />
+        ))}
       <CommandButton
         commands={props.context.commands}
         id={addRemoteCommandId}

@@ -302,6 +302,11 @@ export class GpuCkptApi {
     return this._send('POST', 'remotes', { ...remote });
   }
 
+  /** Make a new line by which other machines join a remote. */
+  joinLine(remote: string): Promise<AddedRemote> {
+    return this._send('POST', at`remotes/${remote}/line`, {});
+  }
+
   /** Return the snapshots in a remote, by session. */
   remoteSessions(remote: string): Promise<RemoteListing> {
     return this._get(at`remotes/${remote}/sessions`);

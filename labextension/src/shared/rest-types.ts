@@ -577,7 +577,7 @@ export interface components {
         };
         /**
          * NameUsage
-         * @description The disk use of the snapshots of one name, usually a notebook's path. `exclusive_bytes`: those that no other name needs.
+         * @description The disk use of the snapshots of one name, usually a notebook's present path. `exclusive_bytes`: those that no other name needs.
          */
         NameUsage: {
             name: string;
@@ -609,7 +609,9 @@ export interface components {
         };
         /**
          * AddedRemote
-         * @description A remote that was added. `line`: by which other machines join a new store; its code is shown only once. Empty: it was joined.
+         * @description A remote that was added, or that got a new line. `line`: by which other machines join; its code is shown only once.
+         *
+         *         It is empty for a remote that was joined.
          */
         AddedRemote: {
             name: string;
