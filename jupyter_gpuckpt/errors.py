@@ -52,15 +52,21 @@ import msgspec
 
 
 class GpuCkptError(Exception):
-    """The base of all errors. `hint`: what the user can do; `details`: technical text for a dialog or a log."""
+    """The base of all errors. `hint`: what the user can do; `details`: technical text for a dialog or a log.
+
+    `command`: a sentence about the command by which the user can do it, for terminals: pages do not show it.
+    """
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str = "", details: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", details: str = "", command: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.command = command
         self.details = details
 
 
@@ -321,12 +327,13 @@ class DaemonSilent(DaemonUnavailable):
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
-    """An error in its JSON form, as REST clients see it."""
+    """An error in its JSON form, as in `GpuCkptError`."""
 
     message: str
     code: str
     hint: str = ""
     details: str = ""
+    command: str = ""
 
 
 def subclasses(root: type[GpuCkptError] = GpuCkptError) -> list[type[GpuCkptError]]:
@@ -395,7 +402,7 @@ def record_of(error: BaseException) -> ErrorRecord:
     """
     error = limit_of(error) or error
     if isinstance(error, GpuCkptError):
-        return ErrorRecord(error.message, error.code, error.hint, error.details)
+        return ErrorRecord(error.message, error.code, error.hint, error.details, error.command)
     return ErrorRecord(
         f"An unexpected error occurred: {type(error).__name__}: {error}",
         "internal",
@@ -406,7 +413,7 @@ def record_of(error: BaseException) -> ErrorRecord:
 def error_from(record: ErrorRecord) -> GpuCkptError:
     """Return the exception of a record; an unknown code gives the base class."""
     kind = next((c for c in subclasses() if c.code == record.code), GpuCkptError)
-    return kind(record.message, hint=record.hint, details=record.details)
+    return kind(record.message, hint=record.hint, details=record.details, command=record.command)
 
 
 def is_disk_full(error: OSError) -> bool:

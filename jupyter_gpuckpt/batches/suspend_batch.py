@@ -106,7 +106,8 @@ async def suspend_each(
         if task in late:
             why = KernelBusy(
                 "The deadline has passed, and its suspend has not ended yet.",
-                hint="`jupyter gpuckpt ps` shows its outcome.",
+                hint="It may still be saved.",
+                command="`jupyter gpuckpt ps` shows its outcome.",
             )
             outcomes.append(not_saved(kernel, record_of(why)))
         else:

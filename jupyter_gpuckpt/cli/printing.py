@@ -108,8 +108,8 @@ def fail(error: Exception, *, as_json: bool) -> None:
     print(record.message, file=sys.stderr)
     if record.details:
         print("\n".join(f"  {line}" for line in record.details.splitlines()), file=sys.stderr)
-    if record.hint:
-        print(f"Hint: {record.hint}", file=sys.stderr)
+    if hint := f"{record.hint} {record.command}".strip():
+        print(f"Hint: {hint}", file=sys.stderr)
 
 
 def ask(question: str) -> bool:

@@ -41,6 +41,7 @@ from .remotes.kernel_moves import Moves
 from .remotes.leases import DaemonLeases, LeaseRenewal, LostLeases
 from .remotes.listed_checks import ListedChecks
 from .remotes.near_copy import NearCopy
+from .remotes.new_remotes import NewRemotes
 from .remotes.session_requests import RemoteSessions
 from .remotes.uploads import Uploads
 from .scrub.scrubbing import Scrubbing
@@ -139,6 +140,7 @@ class Daemon:
             self.uploads.note_there,
             self.leases,
         )
+        self.new_remotes = NewRemotes(settings.data)
         self.listed_checks = ListedChecks(
             settings.data,
             self.uploads,

@@ -264,8 +264,9 @@ def held(session: RemoteSession, lease: Lease) -> SessionHeld:
     host = lease.host_name or f"of daemon {lease.daemon_id}"
     return SessionHeld(
         f"Session {session.facts.session_id} runs on machine {host}, since {since:%Y-%m-%d %H:%M}.",
-        hint="Suspend it there and wait until it is uploaded. Or take it over, by Resume in JupyterLab, which asks, or by --take-over: the"
-        " kernel on that machine then continues as a branch, and anything that it has not uploaded is missing here.",
+        hint="Suspend it there and wait until it is uploaded. Or take it over: the kernel on that machine then continues as a branch,"
+        " and anything that it has not uploaded is missing here.",
+        command="--take-over does that.",
     )
 
 

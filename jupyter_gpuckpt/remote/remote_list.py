@@ -72,7 +72,8 @@ class Remotes:
                 return remote
         raise RemoteNotFound(
             f"There is no remote {name[:200]!r}.",
-            hint=_hint(found),
+            hint=_known(found),
+            command="`jupyter gpuckpt remote add` adds one.",
         )
 
     def require_new(self, remote: Remote) -> None:
@@ -121,10 +122,9 @@ class _Version(msgspec.Struct, frozen=True):
     version: int
 
 
-def _hint(found: list[Remote]) -> str:
+def _known(found: list[Remote]) -> str:
     names = ", ".join(remote.name for remote in found)
-    known = f"Known remotes: {names}." if names else "No remote is configured."
-    return f"{known} `jupyter gpuckpt remote add` adds one."
+    return f"Known remotes: {names}." if names else "No remote is configured."
 
 
 def state_folder(data_dir: Path, name: str) -> Path:

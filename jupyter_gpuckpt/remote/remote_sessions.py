@@ -330,7 +330,8 @@ class Sessions:
                 raise
             raise RemoteObjectMissing(
                 f"{name} was deleted in remote {self._bucket.name}, which no longer lists its snapshots.",
-                hint="Upload them again from a machine that has them (`jupyter gpuckpt remote upload`).",
+                hint="Upload them again from a machine that has them.",
+                command="`jupyter gpuckpt remote upload` does that.",
             ) from error
         session = self._seal.open_record(name, stored.data, RemoteSession)
         if (

@@ -324,14 +324,16 @@ def _require_of_line(public: _Public, line: JoinLine, remote: str) -> None:
     if public.store_id != line.store_id:
         raise RemoteObjectInvalid(
             f"Remote {remote} contains another store than the line names: the prefix is wrong, or the store was replaced.",
-            hint="Compare the URL with the one on a machine that uses the remote (`jupyter gpuckpt remote list`).",
+            hint="Compare the URL with the one on a machine that uses the remote.",
+            command="`jupyter gpuckpt remote list` shows it.",
         )
     if public.generation < line.generation:
         raise RemoteObjectInvalid(
             f"Remote {remote} contains an older copy of its store: its key has generation {public.generation}, the line names"
             f" {line.generation}.",
             hint="The place may be an old backup. Compare the URL with the one on a machine that uses the remote, which also keeps"
-            " the newest key (`jupyter gpuckpt remote key restore`).",
+            " the newest key.",
+            command="`jupyter gpuckpt remote key restore` puts it back there.",
         )
 
 
@@ -344,8 +346,8 @@ def _opened(
             return StoreKey(public, [*_older(body, master), master], entry.entry_id, version)
     raise KeyUnavailable(
         f"This {secret.kind} does not open remote {remote}: it is wrong, or its entry was removed from the key.",
-        hint="`jupyter gpuckpt remote key code` prints a new line on a machine that can open it. If there is none, nobody can read"
-        " anything in the remote.",
+        hint="A machine that can open it can make a new line. If there is none, nobody can read anything in the remote.",
+        command="`jupyter gpuckpt remote key code` prints one.",
     )
 
 

@@ -49,7 +49,7 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
     if refused := open_files.refusals(differing):
         changed += refused
         hints.append(
-            "Copy the files that it has there to the same paths, or fetch it with --force and resume it with --force."
+            "Copy the files that it has there to the same paths, or fetch and resume it all the same."
         )
     if changed and (elsewhere := resume.home_elsewhere(manifest, this_host)):
         changed += elsewhere

@@ -230,5 +230,5 @@ def _name_of(member: tarfile.TarInfo) -> str:
 def _invalid(why: str) -> ArchiveInvalid:
     return ArchiveInvalid(
         f"The archive cannot be imported: {why}.",
-        hint="It has to be one that `jupyter gpuckpt export` made. The store is as it was.",
+        hint="It has to be an exported snapshot. The store is as it was.",
     )

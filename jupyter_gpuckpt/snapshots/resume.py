@@ -114,10 +114,10 @@ def _changes_of_files(
         told = [*refused[:_SHOWN], *names[:_SHOWN]]
         raise FilesChanged(
             f"Files that the kernel uses have changed or are missing. {' '.join(told)}",
-            hint="Put them back as they were and resume the kernel again. Or resume it all the same: *Resume Kernel* in JupyterLab asks, or"
-            " `jupyter gpuckpt resume KERNEL --force`. The snapshot is untouched. Files that `c.GpuCkptProvisioner.keep_files` names"
-            " travel with snapshots.",
+            hint="Put them back as they were and resume the kernel again, or resume it all the same. The snapshot is untouched. Files that"
+            " `c.GpuCkptProvisioner.keep_files` names travel with snapshots.",
             details="\n".join(refused),
+            command="`jupyter gpuckpt resume KERNEL --force` resumes it all the same.",
         )
     warnings = [*refused, *open_files.suspicious(found)]
     for text in warnings:

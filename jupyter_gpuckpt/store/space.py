@@ -6,7 +6,7 @@ The records (`snapshot_rows.py`) show which name needs which chunk; the result i
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class Space:
         by_name: dict[str, list[SnapshotInfo]] = {}
         infos = sorted(snapshots, key=lambda info: info.created)
         here = [info for info in infos if info.snapshot_id not in remote]
-        for info in here:
-            by_name.setdefault(info.name, []).append(info)
+        for info, name in zip(here, _present_names(here), strict=True):
+            by_name.setdefault(name, []).append(info)
         shares = self._shares(by_name)
         names = [
             NameUsage(
@@ -88,6 +88,22 @@ class Space:
             if numbers is not None:
                 shares.count(numbers, wanted)
         return shares
+
+
+def _present_names(infos: Sequence[SnapshotInfo]) -> list[str]:
+    """Return the present name of each snapshot's notebook, which may have been renamed since. `infos`: the oldest first.
+
+    A kernel's snapshots belong to the notebook of its newest one, and so do older snapshots of other kernels under its former name.
+    """
+    of_kernel: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    names = []
+    for info in reversed(infos):
+        name = of_kernel.setdefault(info.kernel_id, renamed.get(info.name, info.name))
+        if info.name != name:
+            renamed[info.name] = name
+        names.append(name)
+    return names[::-1]
 
 
 class _Shares:

@@ -79,7 +79,8 @@ class Stubs:
             where = f"remote {stub.remote}" if stub.remote else "a remote"
             raise SnapshotInRemoteOnly(
                 f"The content of snapshot {snapshot_id} is only in {where}.",
-                hint=f"`jupyter gpuckpt remote fetch {stub.remote or 'NAME'} {snapshot_id}` brings it here; so does resuming it.",
+                hint="Resuming it brings it here.",
+                command=f"So does `jupyter gpuckpt remote fetch {stub.remote or 'NAME'} {snapshot_id}`.",
             )
 
     @contextmanager

@@ -18,7 +18,14 @@ from urllib.parse import quote
 import msgspec
 
 from ..errors import DaemonUnavailable, ErrorRecord, error_from
-from . import decoding, protocol, reclaim_records, remote_listings, snapshot_records
+from . import (
+    decoding,
+    protocol,
+    reclaim_records,
+    remote_listings,
+    remote_records,
+    snapshot_records,
+)
 from .manifest_records import LaunchSpec
 from .protocol import SILENCE_SECONDS, Event, Kernel, Operation
 from .restart_records import SetAsideRequest
@@ -224,6 +231,26 @@ import_archive = Route(
 )
 #: The remotes, without a request to any of them.
 remotes = Route(list[remote_listings.RemoteState], "GET", "/remotes")
+#: The test of a place for a remote, and a new remote. A new store is made only where none is.
+try_remote = Route(
+    remote_records.TriedRemote,
+    "POST",
+    "/remotes/test",
+    remote_records.NewRemote,
+    seconds=KILL_SECONDS,
+)
+add_remote = Route(
+    remote_records.AddedRemote,
+    "POST",
+    "/remotes",
+    remote_records.NewRemote,
+    _CREATED,
+    KILL_SECONDS,
+)
+#: A new line by which other machines join a remote.
+join_line = Route(
+    remote_records.AddedRemote, "POST", "/remotes/{remote}/line", seconds=KILL_SECONDS
+)
 #: The snapshots in a remote, by session.
 remote_sessions = Route(
     remote_listings.RemoteListing, "GET", "/remotes/{remote}/sessions", seconds=KILL_SECONDS

@@ -58,6 +58,6 @@ def parse(text: str) -> JoinLine:
     # The line is not repeated in the message, because it may contain a secret.
     raise ConfigurationError(
         "This is not a line that joins a remote: a part is missing or mistyped.",
-        hint="Copy the whole line that `jupyter gpuckpt remote create` or `jupyter gpuckpt remote key code` has printed:"
-        " URL, store, generation and code.",
+        hint="Copy the whole line as it was shown: URL, store, generation and code.",
+        command="`jupyter gpuckpt remote key code` prints a new one, on a machine that uses the remote.",
     )

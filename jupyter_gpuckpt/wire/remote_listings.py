@@ -65,7 +65,8 @@ class RemoteListing(msgspec.Struct, frozen=True):
 class FetchEstimate(msgspec.Struct, frozen=True):
     """GET /remotes/{name}/snapshots/{id}: the size of a fetch, and whether the kernel could be resumed here.
 
-    `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems.
+    `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems. Its `session` has the lease of
+    another machine only if that machine runs it now.
     """
 
     session: ListedSession

@@ -152,7 +152,8 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             raise ConfigurationError(
                 f"Remote {self.name}: connections to the endpoint would not be encrypted.",
-                hint="Use https, or set allow_http=true if no one else can read the traffic.",
+                hint="Use https, or allow it if no one else can read the traffic.",
+                command="--set allow_http=true allows it.",
             )
 
 
@@ -160,14 +161,18 @@ def chosen(named: str, names: Sequence[str]) -> str:
     """Return the remote that a request names, or the only one. Raises RemoteNotFound, ConfigurationError if there is a choice."""
     if named and named not in names:
         raise RemoteNotFound(
-            f"There is no remote {named!r}.", hint="`jupyter gpuckpt remote list` lists them."
+            f"There is no remote {named!r}.", command="`jupyter gpuckpt remote list` lists them."
         )
-    if not named and len(names) != 1:
+    if not names:
+        raise ConfigurationError(
+            "There is no remote to which the kernel could be moved.",
+            hint="Add one.",
+            command="`jupyter gpuckpt remote create` makes one, `jupyter gpuckpt remote add` joins one.",
+        )
+    if not named and len(names) > 1:
         raise ConfigurationError(
             f"There are {len(names)} remotes to which the kernel could be moved.",
-            hint=f"Name one of {', '.join(names)}."
-            if names
-            else "`jupyter gpuckpt remote add` adds one.",
+            hint=f"Name one of {', '.join(names)}.",
         )
     return named or names[0]
 
@@ -214,6 +219,40 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __repr__(self) -> str:
         return "GivenSecret()"
+
+
+class NewRemote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /remotes and of POST /remotes/test: a remote to be added, or a place to be tested for it.
+
+    `joins`: the store that is there is joined; otherwise a new one is made. `secret`: opens its key if this machine's own secret does not.
+    `url` may be empty if `secret` has a line.
+    """
+
+    name: str
+    url: str = ""
+    settings: dict[str, str] = {}
+    joins: bool = False
+    secret: GivenSecret = GivenSecret()
+
+
+class TriedRemote(msgspec.Struct, frozen=True):
+    """A tested place. With `refusals` it cannot be used; `warnings`: limitations. `has_store`: a store is there already."""
+
+    url: str
+    refusals: list[str] = []
+    warnings: list[str] = []
+    has_store: bool = False
+
+
+class AddedRemote(msgspec.Struct, frozen=True):
+    """A remote that was added, or that got a new line. `line`: by which other machines join; its code is shown only once.
+
+    It is empty for a remote that was joined.
+    """
+
+    name: str
+    warnings: list[str] = []
+    line: str = ""
 
 
 class RemotePruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -162,7 +162,7 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class NameUsage(msgspec.Struct, frozen=True):
-    """The disk use of the snapshots of one name, usually a notebook's path. `exclusive_bytes`: those that no other name needs."""
+    """The disk use of the snapshots of one name, usually a notebook's present path. `exclusive_bytes`: those that no other name needs."""
 
     name: str
     snapshots: int

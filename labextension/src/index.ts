@@ -32,6 +32,10 @@ import { running, status, welcome } from './overviews';
 import { press } from './shared/press';
 import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './kernel/reconnection';
+import {
+  addRemoteCommands,
+  addRemoteCommandId
+} from './remote/new-remote-dialog';
 import { Remotes } from './remote/remotes';
 import { restarts } from './kernel/restart-dialog';
 import { SessionButton } from './kernel/session-button';
@@ -104,7 +108,8 @@ const commands: JupyterFrontEndPlugin<void> = {
       settings,
       kernelId => void commands.execute(showSessionsId, { kernelId }),
       openNotebook,
-      saveNotebook
+      saveNotebook,
+      () => commands.execute(addRemoteCommandId)
     );
     const selectedPath = () =>
       files?.tracker.currentWidget?.selectedItems().next().value?.path ?? null;
@@ -147,12 +152,14 @@ const commands: JupyterFrontEndPlugin<void> = {
       openNotebook
     );
     addFetchCommand(commands, fetchActions);
+    addRemoteCommands(commands, snapshots.api);
     addCleanUpCommand(commands, snapshots);
     const category = trans.__('Kernel Sessions');
     for (const action of actions) {
       palette?.addItem({ command: commandIds[action], category });
     }
     palette?.addItem({ command: importCommandId, category });
+    palette?.addItem({ command: addRemoteCommandId, category });
     palette?.addItem({ command: cleanUpCommandId, category });
   }
 };
@@ -244,10 +251,19 @@ const panel: JupyterFrontEndPlugin<void> = {
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
       void commands.execute(openNotebookId, { path });
+    const remotes = new Remotes(snapshots.api);
+    commands.commandExecuted.connect((_, { id, result }) => {
+      if (id === addRemoteCommandId) {
+        result.then(
+          added => added !== null && void remotes.refresh(),
+          () => undefined // reported by the command
+        );
+      }
+    });
     const panel = new SessionsPanel({
       states,
       snapshots,
-      remotes: new Remotes(snapshots.api),
+      remotes,
       commands,
       openNotebook,
       currentPath: () => tracker?.currentWidget?.context.path ?? '',

@@ -101,7 +101,11 @@ export default function SessionsView(props: {
       ) : null}
       <RemoteSessions context={context} remotes={context.remotes} />
       {snapshots.store ? (
-        <StorePicture store={snapshots.store} commands={commands} />
+        <StorePicture
+          store={snapshots.store}
+          snapshots={snapshots.list ?? []}
+          commands={commands}
+        />
       ) : null}
     </>
   );

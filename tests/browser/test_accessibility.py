@@ -76,6 +76,11 @@ def test_nothing_is_in_the_way_of_anybody(open_notebook, expect, axe, looks):
         expect(page.locator(DIALOG)).to_contain_text("No snapshot would be deleted.")
         examine(DIALOG)
         page.locator(BUTTON).last.press("Escape")
+        notebook.sessions.get_by_role("button", name="Add Remote…").click()
+        page.locator(DIALOG).get_by_label("Azure Blob Storage").check()
+        expect(page.locator(DIALOG)).to_contain_text("Container")
+        examine(DIALOG)
+        page.locator(BUTTON).last.press("Escape")
 
     notebook.press("suspend")
     expect(notebook.banner).to_be_visible()

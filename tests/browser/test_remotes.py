@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from jupyter_gpuckpt.daemon.remotes import remote_keys
 from jupyter_gpuckpt.remote.remote_list import Remotes
 from jupyter_gpuckpt.remote.remote_sessions import Sessions
 from tests.browser.lab_server import started_lab
-from tests.browser.notebook_page import HAS_IDLE_KERNEL, NotebookPage
+from tests.browser.notebook_page import HAS_IDLE_KERNEL, NotebookPage, complaints_in
 from tests.conftest import wait_for
 from tests.remote import servers, shared_servers
 from tests.remote.joined import join
@@ -59,18 +59,18 @@ def on_machine(folder, other):
 
 
 @pytest.fixture
-def machines(tmp_path, pytestconfig, monkeypatch):
-    """Two JupyterLab servers on machines of their own, and a bucket that both can open."""
+def folders(tmp_path):
+    """Two folders, one for each machine."""
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         folder.mkdir()
-    for name, value in servers.s3_variables().items():
-        monkeypatch.setenv(name, value)
-    remote = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
-    remote = msgspec.structs.replace(remote, name="share")
+    return one, other
+
+
+@contextmanager
+def labs_on_machines(one, other):
+    """Two JupyterLab servers on machines of their own."""
     with ExitStack() as stack:
-        joined = join(one / "gpuckpt", remote)
-        join(other / "gpuckpt", remote, joined.line)
         started = [
             stack.enter_context(started_lab(folder, on_machine(folder, away)))
             for folder, away in ((one, other), (other, one))
@@ -80,11 +80,50 @@ def machines(tmp_path, pytestconfig, monkeypatch):
         yield started
 
 
-def take_over_dialog(page, expect):
-    """Press the button of the dialog that asks whether a session is taken over."""
-    dialog = page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("Taking over does not stop it there")
-    return dialog.get_by_role("button", name="Take Over")
+@pytest.fixture
+def machines(folders, pytestconfig, monkeypatch):
+    """Two JupyterLab servers on machines of their own, and a bucket that both can open."""
+    one, other = folders
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+    remote = servers.s3_remote(shared_servers.seaweedfs(pytestconfig), f"p{secrets.token_hex(6)}")
+    remote = msgspec.structs.replace(remote, name="share")
+    joined = join(one / "gpuckpt", remote)
+    join(other / "gpuckpt", remote, joined.line)
+    with labs_on_machines(one, other) as started:
+        yield started
+
+
+class AddDialog:
+    """The dialog that adds a remote."""
+
+    def __init__(self, page, expect):
+        self.page, self.expect = page, expect
+        self.node = page.locator(".jp-Dialog")
+
+    def enter(self, **texts):
+        """Enter texts in fields, by the beginnings of their labels."""
+        for label, text in texts.items():
+            self.node.get_by_label(re.compile(f"^{label}")).fill(text)
+
+    def choose(self, label):
+        self.node.get_by_label(label).check()
+
+    def press(self, label, told=""):
+        """Press a button; it says so."""
+        self.node.get_by_role("button", name=label, exact=True).click()
+        if told:
+            self.expect(self.node.locator(".jp-GpuCkptForm-told")).to_contain_text(told)
+
+    def line(self):
+        """Return the line that is shown, and confirm that it is kept."""
+        shown = self.node.locator(".jp-GpuCkptLine")
+        self.expect(shown).to_be_visible()
+        self.page.keyboard.press("Escape")
+        line = shown.inner_text()
+        shot(self.page, "line")
+        self.press("I Have Kept It")
+        return line
 
 
 def are_leased(data_dir):
@@ -220,8 +259,10 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     item = here.sessions.locator(f"[data-path='{NOTEBOOK}']")
     item.get_by_role("button", name="Fetch and Resume…").click()
     dialog = here.page.locator(".jp-Dialog")
-    dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
-    take_over_dialog(here.page, expect).click()
+    expect(dialog).to_contain_text("now, since")
+    expect(dialog).to_contain_text("The kernel on")
+    shot(here.page, "take-over-to-fetch")
+    dialog.get_by_role("button", name="Take Over and Resume", exact=True).click()
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
@@ -276,3 +317,110 @@ def goes_on_in_a_copy(there, keep, file, expect):
     there.execute("docmanager:save")
     wait_for(lambda: "print(x + 1)" in copy.read_text())
     assert file.read_text() == before
+
+
+@pytest.mark.slow
+def test_a_remote_is_added_where_a_move_needs_one_and_joined_on_the_other_machine(
+    folders, tmp_path, context, expect
+):
+    with labs_on_machines(*folders) as (one, other):
+        one.write_notebook(NOTEBOOK, "x = 41; print(x)")
+        there = NotebookPage(context.new_page(), expect, one, NOTEBOOK).open().require_engine()
+        complaints = complaints_in(context)
+        there.run_cell(0, "41")
+        there.press("move")
+        dialog = AddDialog(there.page, expect)
+        dialog.press("Test", "Enter the path of the folder")
+        dialog.enter(Folder=f"{tmp_path}/our share")
+        dialog.press("Test", "It works: a new store can be created there.")
+        shot(there.page, "add-folder")
+        dialog.press("Add")
+        line = dialog.line()
+        assert line.startswith(f"file://{tmp_path}/our%20share ")
+        expect(dialog.node).to_contain_text("Remote: our-share")
+        shot(there.page, "move-after-adding")
+        dialog.press("Move")
+        done = there.toasts.filter(has_text="It is safe to close this machine.")
+        expect(done).to_be_visible(timeout=200_000)
+        there.page.locator("[data-id='jp-gpuckpt-sessions']").click()
+        expect(there.sessions).to_contain_text("All sessions in the remotes are on this machine.")
+        shot(there.page, "disk-use")
+        assert line not in there.page.content()
+
+        other.write_notebook(NOTEBOOK, "print(x + 1)")
+        here = NotebookPage(context.new_page(), expect, other, NOTEBOOK).open_lab()
+        here.page.locator("[data-id='jp-gpuckpt-sessions']").click()
+        shot(here.page, "no-remote")
+        here.sessions.get_by_role("button", name="Add Remote…").click()
+        dialog = AddDialog(here.page, expect)
+        dialog.choose("Join one that another machine uses")
+        dialog.enter(Line=line)
+        dialog.press("Test", "It works: there is a store that can be joined.")
+        shot(here.page, "join")
+        dialog.press("Add")
+        item = here.sessions.locator(f"[data-path='{NOTEBOOK}']")
+        item.get_by_role("button", name="Fetch and Resume…").click()
+        expect(dialog.node).to_contain_text("It runs nowhere now. It was last saved on")
+        shot(here.page, "fetch-dialog")
+        dialog.press("Fetch and Resume")
+        expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+        here.wait_for(HAS_IDLE_KERNEL)
+        here.run_cell(0, "42")
+        assert complaints == []
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    """Return a profile of the AWS tools: no other place of the server has the keys."""
+    file = tmp_path / "credentials"
+    keys = f"aws_access_key_id={servers.ACCESS_KEY}\naws_secret_access_key={servers.SECRET_KEY}\n"
+    file.write_text(f"[tests]\n{keys}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    return "tests"
+
+
+def test_a_bucket_is_tested_before_it_becomes_a_remote(
+    folders, tmp_path, pytestconfig, profile, context, expect
+):
+    endpoint = shared_servers.seaweedfs(pytestconfig)
+    (tmp_path / "careless").mkdir()
+    with started_lab(folders[0]) as lab, servers.rclone(tmp_path / "careless") as careless:
+        lab.wait_until_up()
+        here = NotebookPage(context.new_page(), expect, lab, NOTEBOOK).open_lab()
+        here.page.locator("[data-id='jp-gpuckpt-sessions']").click()
+        here.sessions.get_by_role("button", name="Add Remote…").click()
+        dialog = AddDialog(here.page, expect)
+        dialog.choose("Amazon S3 or compatible")
+        dialog.press("Test", "Enter the name of the bucket.")
+        dialog.enter(Bucket="nowhere", Prefix="ours", Region="us-east-1", Endpoint=endpoint)
+        dialog.press("Test", "denies access")
+        shot(here.page, "no-credentials")
+        dialog.enter(Profile="nobody")
+        dialog.press("Test", "has no credentials for the profile nobody")
+        dialog.enter(Profile=profile, Bucket=servers.BUCKET, Endpoint=careless)
+        dialog.press("Test", "It cannot be used: it ignores the condition not to overwrite")
+        shot(here.page, "careless")
+        dialog.enter(Endpoint=endpoint)
+        dialog.press("Test", "It works: a new store can be created there.")
+        shot(here.page, "add-bucket")
+        dialog.press("Add")
+        line = dialog.line()
+        assert line.startswith(f"s3://{servers.BUCKET}/ours ")
+        expect(here.sessions).to_contain_text("All sessions in the remotes are on this machine.")
+        here.sessions.get_by_role("button", name="Join Line of ours…").click()
+        dialog.press("Make the Line")
+        assert dialog.line() != line
+        # No store is made where one is.
+        here.sessions.get_by_role("button", name="Add Remote…").click()
+        dialog.choose("Amazon S3 or compatible")
+        dialog.enter(Bucket=servers.BUCKET, Prefix="ours", Region="us-east-1", Endpoint=endpoint)
+        dialog.enter(Profile=profile, Name="again")
+        dialog.press("Test", "There is a store already. Join it")
+        dialog.press("Add", "nothing was changed")
+        shot(here.page, "store-is-there")
+        dialog.choose("Join one that another machine uses")
+        dialog.enter(Line=f"s3://{servers.BUCKET}/ours of another machine")
+        dialog.press("Add", "This is not a line that joins a remote")
+        shot(here.page, "mistyped-line")
+        expect(dialog.node).not_to_contain_text("jupyter gpuckpt")
+        dialog.press("Cancel")

@@ -121,7 +121,7 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     refused = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=6)["error"]
     assert refused["code"] == "session_held"
     assert f"runs on machine {socket.gethostname()}, since" in refused["message"]
-    assert "--take-over" in refused["hint"]
+    assert "--take-over" in refused["command"]
     assert gpuckpt_json("list")["snapshots"] == []
     assert "runs on machine" in gpuckpt("remote", "fetch", "share", snapshot_id, "--check").stderr
     gpuckpt("remote", "fetch", "share", snapshot_id, "--take-over")
@@ -202,7 +202,8 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     epoch.unlink()
 
     # At this rate it takes hours, and its user does not wait.
-    joined(daemon_env, "slow", f"file://{short_dir}/slow", "--upload-rate", "1K", "--manual")
+    slow = ["slow", f"file://{short_dir}/slow", "--upload-rate", "1K", "--manual"]
+    gpuckpt("remote", "create", *slow)
     command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "move", kernel.id, "--to", "slow"]
     with subprocess.Popen(command, env=daemon_env, stderr=subprocess.PIPE, text=True) as moving:
         wait_for(lambda: gpuckpt_json("remote", "status", "slow")["remotes"][0]["uploading"])

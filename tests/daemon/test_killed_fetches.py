@@ -117,7 +117,7 @@ def fetch_again(settings, remote):
             assert client.send(calls.verify(snapshot_id)).ok
         if "theirs" not in listed:
             # The killed daemon had the lease of the session: nobody has to take it over.
-            assert client.send(calls.fetch_estimate(remote, "theirs")).warnings == []
+            assert client.send(calls.fetch_estimate(remote, "theirs")).session.leased_to == ""
             client.wait(client.send(calls.fetch(remote, "theirs", REQUEST)).operation_id)
             assert client.send(calls.verify("theirs")).ok
         pid = client.send(calls.handshake()).pid

@@ -66,7 +66,7 @@ def test_a_session_is_leased_to_one_and_to_the_next_when_it_was_released(machine
         SessionHeld, match=r"Session session-1 runs on machine host a, since 20"
     ) as e:
         b.claim("session-1")
-    assert "--take-over" in e.value.hint
+    assert "--take-over" in e.value.command
     assert machine.sessions.get("session-1").lease.host_name == "host a"
     a.release("session-1", mine)
     a.end()

@@ -364,7 +364,7 @@ def test_what_reads_all_of_a_snapshot_refuses_a_stub_with_words(near):
         transfers = Transfers(m.machine)
         with pytest.raises(SnapshotInRemoteOnly) as caught:
             await transfers.verify("s1", threading.Event())
-        assert "remote fetch share s1" in caught.value.hint
+        assert "remote fetch share s1" in caught.value.command
         with pytest.raises(SnapshotInRemoteOnly):
             await anext(transfers.export("s1"))
         assert (await transfers.verify("s2", threading.Event())).ok

@@ -123,7 +123,8 @@ def test_what_cannot_be_moved_is_refused(server, shared):
     path = f"kernels/{page.kernel_id}/move"
     status, body = server.refused("POST", path, json={})
     assert (status, body["code"]) == (400, "configuration")
-    assert "remote add" in body["hint"]
+    assert body["message"] == "There is no remote to which the kernel could be moved."
+    assert body["hint"] == "Add one."
     with shared():
         status, body = server.refused("POST", path, json={"remote": "none"})
         assert (status, body["code"]) == (404, "remote_not_found")

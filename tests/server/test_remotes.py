@@ -1,5 +1,6 @@
 """What a page sees of remotes, and a snapshot that it brings here from one."""
 
+import json
 import platform
 import secrets
 from pathlib import Path
@@ -89,3 +90,84 @@ def test_a_page_cancels_a_fetch_that_waits_for_its_remote(server, share, tmp_pat
     server.request("POST", f"api/gpuckpt/operations/{begun['operation_id']}/cancel")
     assert server.finish(begun)["state"] == "cancelled"
     assert server.get("api/gpuckpt/snapshots")["snapshots"] == []
+
+
+@pytest.fixture
+def remote_list(server):
+    """Return a function that lists the server's remotes; they are forgotten after the test, with the machine's key files."""
+    data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
+
+    def names():
+        return [one["name"] for one in server.get("api/gpuckpt/remotes")["remotes"]]
+
+    yield names
+    for name in names():
+        ask(RemoteVerb.REMOVE, data_dir, name)
+        (data_dir / f"keys/{name}.key").unlink()
+
+
+def test_a_page_tests_a_place_and_makes_a_store_there(server, remote_list, tmp_path):
+    wanted = {"name": "team", "url": f"file://{tmp_path}/team"}
+    tried = server.request("POST", "api/gpuckpt/remotes/test", json=wanted).json()
+    assert tried == {"url": wanted["url"], "refusals": [], "warnings": [], "has_store": False}
+    assert remote_list() == []
+    added = server.request("POST", "api/gpuckpt/remotes", json=wanted).json()
+    assert (added["name"], added["warnings"]) == ("team", [])
+    assert remote_list() == ["team"]
+    line = added["line"]
+    assert line.startswith(wanted["url"] + " ")
+
+    # What is there is never made anew, and the hint names nothing that only a terminal has.
+    again = {**wanted, "name": "again"}
+    tried = server.request("POST", "api/gpuckpt/remotes/test", json=again).json()
+    assert tried["has_store"]
+    key = (tmp_path / "team/key").read_bytes()
+    status, body = server.refused("POST", "remotes", json=again)
+    assert (status, body["code"]) == (400, "configuration")
+    assert "nothing was changed" in body["message"]
+    assert "jupyter gpuckpt" not in json.dumps(body)
+    assert (tmp_path / "team/key").read_bytes() == key
+    # A name is used once.
+    for route in ("remotes/test", "remotes"):
+        status, body = server.refused("POST", route, json=wanted)
+        assert (status, body["code"]) == (400, "configuration")
+
+    # Each line is a new one; the others stay valid.
+    other = server.request("POST", "api/gpuckpt/remotes/team/line").json()["line"]
+    assert other.startswith(wanted["url"] + " ")
+    assert other != line
+    status, body = server.refused("POST", "remotes/none/line")
+    assert (status, body["code"]) == (404, "remote_not_found")
+    # By its line it is joined, as on another machine; that line is no longer shown.
+    joined = server.request(
+        "POST",
+        "api/gpuckpt/remotes",
+        json={"name": "again", "joins": True, "secret": {"line": line}},
+    ).json()
+    assert joined == {"name": "again", "warnings": [], "line": ""}
+    assert remote_list() == ["team", "again"]
+
+
+def test_a_page_that_joins_hears_what_does_not_work_and_no_secret_is_repeated(
+    server, remote_list, tmp_path
+):
+    made = server.request(
+        "POST", "api/gpuckpt/remotes", json={"name": "team", "url": f"file://{tmp_path}/team"}
+    ).json()["line"]
+    url, store, generation, code = made.rsplit(maxsplit=3)
+    wrong = "A" * len(code)
+    for line, joins, told in (
+        (f"{url} {store} {generation} {wrong}", True, "not a line that joins a remote"),
+        (f"file://{tmp_path}/empty {store} {generation} {code}", True, "no store at"),
+        ("", True, "cannot be used"),
+    ):
+        wanted = {"name": "other", "joins": joins, "secret": {"line": line}}
+        _, body = server.refused("POST", "remotes", json=wanted)
+        assert told in body["message"]
+        text = json.dumps(body)
+        assert code not in text
+        assert wrong not in text
+    assert remote_list() == ["team"]
+    assert not (tmp_path / "empty/key").exists()
+    log = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"], "log/gpuckptd.log").read_text()
+    assert code not in log

@@ -213,6 +213,10 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
         ask("GET", path)
     ask("POST", f"remotes/share/{snapshot}/fetch", ok=False)
     ask_remotes(RemoteVerb.REMOVE, data_dir, "share")
+    for path in ("remotes/test", "remotes"):
+        ask("POST", path, json={"name": "made", "url": f"file://{tmp_path}/made"})
+    ask("POST", "remotes/made/line")
+    ask_remotes(RemoteVerb.REMOVE, data_dir, "made")
     ask("DELETE", snapshot)
     ask("GET", "snapshots?deleted=1")
     ask("POST", f"{snapshot}/undelete")

@@ -20,8 +20,8 @@ def store(tmp_path):
         yield store
 
 
-def publish(store, snapshot_id, name, *chunks, created):
-    made = manifest(snapshot_id, *chunks, created=created)
+def publish(store, snapshot_id, name, *chunks, created, kernel_id=""):
+    made = manifest(snapshot_id, *chunks, created=created, kernel_id=kernel_id or name)
     new = put(store, *chunks)
     raw = sum(map(len, chunks))
     info = msgspec.structs.replace(made.info, name=name, sizes=Sizes(raw, raw, new, 0))
@@ -46,6 +46,22 @@ def test_shared_chunks_count_once_and_belong_to_nobody_alone(store):
         len(B + D),
         len(D),
     )
+
+
+def test_a_renamed_notebook_is_one_notebook(store):
+    publish(store, "s1", "old.ipynb", A, created=1, kernel_id="earlier")
+    publish(store, "s2", "old.ipynb", A, B, created=2, kernel_id="renamed")
+    publish(store, "s3", "older.ipynb", C, created=3, kernel_id="other")
+    publish(store, "s4", "new.ipynb", A, created=4, kernel_id="renamed")
+    publish(store, "s5", "newest.ipynb", A, created=5, kernel_id="renamed")
+    # Since then there is another notebook under the former name.
+    publish(store, "s6", "old.ipynb", D, created=6, kernel_id="later")
+    found = {one.name: (one.snapshots, one.exclusive_bytes) for one in store.space().by_name}
+    assert found == {
+        "newest.ipynb": (4, len(A + B)),
+        "older.ipynb": (1, len(C)),
+        "old.ipynb": (1, len(D)),
+    }
 
 
 def test_it_follows_the_snapshots(store):

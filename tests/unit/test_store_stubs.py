@@ -131,7 +131,7 @@ def test_what_is_used_pinned_or_deleted_does_not_become_a_stub(store):
         store.stubs.using("s1"),
     ):
         pass
-    assert "remote fetch offsite s1" in caught.value.hint
+    assert "remote fetch offsite s1" in caught.value.command
 
 
 def test_a_stub_is_deleted_and_undeleted_as_a_snapshot(store, tmp_path):

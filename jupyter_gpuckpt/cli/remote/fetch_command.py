@@ -92,7 +92,7 @@ def fetch(args: Namespace) -> int:
             return exit_code(HostIncompatible) if estimate.obstacles else 0
         if not args.json:
             printing.note(_as_text(estimate))
-            for why in (*estimate.obstacles * args.force, *estimate.warnings):
+            for why in (*estimate.obstacles * args.force, *_warnings(estimate)):
                 printing.warn(why)
         request = FetchRequest(session_id, args.force, args.take_over, args.as_copy)
         operation = _finish(client, client.send(calls.fetch(args.name, snapshot_id, request)))
@@ -143,13 +143,23 @@ def _say_estimate(estimate: FetchEstimate, *, as_json: bool) -> None:
         printing.say_json(estimate)
         return
     printing.say(_as_text(estimate))
-    for why in (*estimate.obstacles, *estimate.warnings):
+    for why in (*estimate.obstacles, *_warnings(estimate)):
         printing.warn(why)
     if estimate.obstacles:
         printing.say("The kernel could not be resumed here.")
         printing.note(f"Hint: {printing.printable(estimate.hint)}")
     else:
         printing.say("No obstacle is known to resuming the kernel here.")
+
+
+def _warnings(estimate: FetchEstimate) -> list[str]:
+    """Return the warnings of an estimate, with one about the machine that runs the session now."""
+    session = estimate.session
+    if not session.leased_to:
+        return estimate.warnings
+    since = printing.age(time.time() - session.leased_since)
+    held = f"Its session runs on machine {session.leased_to} (since {since}): it is fetched only with --take-over."
+    return [held, *estimate.warnings]
 
 
 def _as_text(estimate: FetchEstimate) -> str:

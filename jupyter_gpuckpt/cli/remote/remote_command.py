@@ -17,7 +17,6 @@ from ...wire.remote_records import (
     RemoteAnswer,
     RemoteVerb,
     RemoteView,
-    secrets_in,
 )
 from ...wire.statuses import exit_code
 from .. import printing
@@ -166,10 +165,6 @@ def _remote(args: Namespace) -> Remote:
 
 
 def _added(args: Namespace, found: RemoteAnswer) -> int:
-    if inherited := secrets_in(found.remotes[0].remote):
-        printing.warn(
-            f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
-        )
     status = _say(args, found)
     if not args.json:
         key_command.show_line(found)

@@ -8,6 +8,7 @@
 - `leases`: the leases of this daemon in all remotes.
 - `listed_checks`: the daily check that remotes still list what this machine has uploaded.
 - `near_copy`: the choice of snapshots whose chunks stay on this disk although remotes have them, too.
+- `new_remotes`: the test of a place, the making of a store there, and the joining of an existing store.
 - `pauses`: the pauses between the attempts of one kind of work with a remote that fails.
 - `remote_copies`: the copies of this machine's own snapshots in remotes.
 - `remote_keys`: this machine's keys for remotes.

@@ -136,7 +136,7 @@ class Moves:
                 if upload is None:
                     raise RemoteNotFound(
                         f"Remote {remote} or the snapshot was removed meanwhile.",
-                        hint="`jupyter gpuckpt remote list` lists the remotes.",
+                        command="`jupyter gpuckpt remote list` lists the remotes.",
                     )
                 if upload.error is not None:
                     raise error_from(upload.error)

@@ -41,7 +41,7 @@ from ...errors import (
 )
 from ...remote.lease_objects import LIFE_SECONDS, Leases, held
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import BRANCHED, Sessions, Tenure, require
+from ...remote.remote_sessions import BRANCHED, Lease, Sessions, Tenure, require
 from ...remote.retries import Retries
 from ...store.faults import store_errors
 from ...wire import decoding, ids
@@ -378,18 +378,16 @@ class LeasesAtRemote:
             ]
         return []
 
-    def warning_of(self, session_id: str) -> str:
-        """Return a sentence that says who runs a remote session now; empty if nobody else does."""
+    def lease_elsewhere(self, session_id: str) -> Lease | None:
+        """Return the lease of the other machine that runs a remote session now; None if none does."""
         leases, sessions = self._opened()
         session = sessions.get(session_id)
         lease = session.lease
         if lease is not None and self._is_of_this_place(lease.daemon_id):
-            return ""
+            return None
         if lease is not None and self._may_write:
             lease = self._guarded(lambda: leases.holder(session))
-        return (
-            f"{held(session, lease).message} It is fetched only with --take-over." if lease else ""
-        )
+        return lease
 
     def offer(self, session_id: str) -> bool:
         """Mark a remote session as moved; return False while this daemon has its lease. Raises RemoteObjectMissing."""
@@ -609,9 +607,9 @@ class DaemonLeases:
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self.wake)
 
-    def warning_of(self, remote: Remote, session_id: str) -> str:
-        """Return a sentence that says who runs a remote session now; empty if nobody else does. Raises what `Bucket` raises."""
-        return self.ask(remote, lambda at: at.warning_of(session_id)).result()
+    def lease_elsewhere(self, remote: Remote, session_id: str) -> Lease | None:
+        """Return the lease of the other machine that runs a remote session now; None if none does. Raises what `Bucket` raises."""
+        return self.ask(remote, lambda at: at.lease_elsewhere(session_id)).result()
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
         """Get the leases that a kernel needs to be resumed from a snapshot; return warnings. Raises SessionHeld.
@@ -874,8 +872,8 @@ class LostLeases:
             await operation.until_ended()
             if operation.error is None:
                 hint = (
-                    "The kernel is suspended on this machine, and nothing of it is lost."
-                    f" `jupyter gpuckpt resume {kernel.kernel_id}` continues it as a branch, in a session of its own."
+                    "The kernel is suspended on this machine, and nothing of it is lost. A resume continues it as a branch, in a session"
+                    " of its own."
                 )
                 # A suspend clears the last error, but this one is why the kernel is suspended.
                 self._kernels.update(kernel, error=msgspec.structs.replace(error, hint=hint))

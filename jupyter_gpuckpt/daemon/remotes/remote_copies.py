@@ -50,7 +50,7 @@ def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> tuple[str, Remot
 def _not_listed(opened: Opened, info: SnapshotInfo) -> SnapshotNotFound:
     return SnapshotNotFound(
         f"Remote {opened.remote.name} does not list snapshot {info.snapshot_id}.",
-        hint="It was deleted there, by a user or by `jupyter gpuckpt remote prune`.",
+        hint="It was deleted there, by a user or by a rule.",
     )
 
 

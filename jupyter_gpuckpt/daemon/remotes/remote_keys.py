@@ -22,7 +22,6 @@ from ...remote.retries import Retries
 from ...remote.seen import Seen
 from ...remote.store_key import Secret, StoreKey
 from ...store.faults import store_errors
-from ...wire import join_line
 from ...wire.join_line import JoinLine
 from ...wire.remote_records import (
     EntryKind,
@@ -94,10 +93,11 @@ def create(data_dir: Path, remote: Remote) -> tuple[Remote, str]:
     bucket, known = _bucket(data_dir, remote), seen(data_dir, remote.name)
     there = ConfigurationError(
         f"There is a store at {remote.url} already; nothing was changed.",
-        hint=f"`jupyter gpuckpt remote add {remote.name} {remote.url}` adds it if this machine has created it,"
-        f" `jupyter gpuckpt remote add {remote.name}` with a line of another machine. Otherwise choose another prefix.",
+        hint="Join it, with the line of a machine that uses it, or choose another place.",
+        command=f"`jupyter gpuckpt remote add {remote.name} {remote.url}` joins it if this machine has created it,"
+        f" `jupyter gpuckpt remote add {remote.name}` with a line.",
     )
-    if bucket.head(store_key.NAME) or _has_objects(bucket):
+    if _has_store(bucket):
         raise there
     path = _key_path(data_dir, remote)
     own, code = _read_secret(path) if path.exists() else _new_secret(path), store_key.new_code()
@@ -126,14 +126,20 @@ def join(data_dir: Path, remote: Remote, line: JoinLine | None, password: str) -
         if _has_objects(bucket):
             raise RemoteObjectMissing(
                 f"The key of remote {remote.name} is gone: there are objects of a store at {remote.url}, but not its key.",
-                hint=f"`jupyter gpuckpt remote key restore {remote.name}` puts it back, on a machine that has used the remote.",
+                hint="A machine that has used the remote keeps a copy, and can put it back.",
+                command=f"`jupyter gpuckpt remote key restore {remote.name}` does that there.",
             ) from error
         raise RemoteObjectMissing(
             f"There is no store at {remote.url}: the prefix is wrong, or everything was erased.",
-            hint=f"Compare the URL with the one on a machine that uses the remote. `jupyter gpuckpt remote create {remote.name}"
-            f" {remote.url}` makes a new store there.",
+            hint="Compare the URL with the one on a machine that uses the remote, or create a new store.",
+            command=f"`jupyter gpuckpt remote create {remote.name} {remote.url}` makes a new one there.",
         ) from error
     return with_key(data_dir, remote)
+
+
+def has_store(data_dir: Path, remote: Remote) -> bool:
+    """Return whether objects of a store lie at the place of a remote."""
+    return _has_store(_bucket(data_dir, remote))
 
 
 def with_key(data_dir: Path, remote: Remote) -> Remote:
@@ -156,9 +162,14 @@ def _given(line: JoinLine | None, password: str, remote: Remote) -> Secret:
         return store_key.password(password)
     raise KeyUnavailable(
         f"This machine has no key that opens remote {remote.name}.",
-        hint=f"`jupyter gpuckpt remote key code` prints a line on a machine that uses it; `jupyter gpuckpt remote add {remote.name}`"
-        " without a URL asks for it.",
+        hint="Join it with the line of a machine that uses it.",
+        command=f"`jupyter gpuckpt remote key code` prints a line there; `jupyter gpuckpt remote add {remote.name}` without a URL"
+        " asks for it.",
     )
+
+
+def _has_store(bucket: Bucket) -> bool:
+    return bucket.head(store_key.NAME) is not None or _has_objects(bucket)
 
 
 def _has_objects(bucket: Bucket) -> bool:
@@ -228,11 +239,6 @@ def answer(call: RemoteCall, remote: Remote) -> RemoteAnswer:
         for one in key.entries
     ]
     return RemoteAnswer(entries=views, line=key.line(remote.url, code).text() if new else "")
-
-
-def line_of(call: RemoteCall) -> JoinLine | None:
-    """Return the line that a user typed. Raises ConfigurationError."""
-    return join_line.parse(call.secret.line) if call.secret and call.secret.line else None
 
 
 def _own(

@@ -11,28 +11,25 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from ...errors import (
-    AccessDenied,
     FormatTooNew,
     GpuCkptError,
     HostIncompatible,
-    KeyUnavailable,
     OperationCancelled,
     RemoteObjectInvalid,
     RemoteObjectMissing,
     SnapshotNotFound,
     StoreError,
-    StoreUnavailable,
 )
 from ...remote import capabilities
 from ...remote.remote_list import Remotes, state_folder
-from ...remote.remote_sessions import RemoteSession, RemoteSnapshot
+from ...remote.remote_sessions import Lease, RemoteSession, RemoteSnapshot
 from ...remote.retries import Retries
 from ...store import manifests
 from ...wire.manifest_records import Manifest, Sizes
@@ -53,6 +50,7 @@ from ..kernels.streams import Streams
 from ..repeating import Tasks
 from . import remote_keys
 from .leases import DaemonLeases, LeaseFile
+from .new_remotes import daemon_credentials
 from .remote_keys import Opened
 
 #: The number of concurrent fetches from one remote; more wait. Each uses several threads.
@@ -135,11 +133,10 @@ class RemoteSessions:
         estimate, remote = found.estimate, found.opened.remote
         if not estimate.session.leased_to:
             return estimate
-        known = estimate.session.session_id
-        warning = await asyncio.to_thread(self._leases.warning_of, remote, known)
-        return msgspec.structs.replace(
-            estimate, warnings=[*filter(None, (warning,)), *estimate.warnings]
+        lease = await asyncio.to_thread(
+            self._leases.lease_elsewhere, remote, estimate.session.session_id
         )
+        return msgspec.structs.replace(estimate, session=_leased(estimate.session, lease))
 
     async def fetch(self, name: str, snapshot_id: str, request: FetchRequest) -> RunningOperation:
         """Start bringing a snapshot into the local store, or return the operation that does so already.
@@ -193,7 +190,7 @@ class RemoteSessions:
         """Run `question` in a thread of the remote and return its answer. Raises RemoteNotFound, and what `question` raises."""
         remote = await asyncio.to_thread(Remotes(self._data_dir).get, name)
         threads = _threads_of(self._asking, name, _QUESTIONS)
-        with _whose_credentials():
+        with daemon_credentials():
             return await asyncio.get_running_loop().run_in_executor(threads, question, remote)
 
     async def _run(self, operation: RunningOperation, found: _Found) -> None:
@@ -318,17 +315,6 @@ def _threads_of(kept: dict[str, ThreadPoolExecutor], name: str, at_once: int) ->
     return kept[name]
 
 
-@contextmanager
-def _whose_credentials() -> Iterator[None]:
-    """Add to an error's hint that the daemon may have other credentials than the shell in which the remote was added."""
-    try:
-        yield
-    except (AccessDenied, StoreUnavailable) as error:
-        if not isinstance(error, KeyUnavailable):
-            error.hint = f"{error.hint} The daemon uses the credentials of the environment in which it was started.".strip()
-        raise
-
-
 def _read(opened: Opened) -> Iterator[RemoteSession | GpuCkptError]:
     """Yield the remote sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
     sessions = opened.sessions
@@ -365,7 +351,7 @@ def _look_up(
                 return session, snapshot
     raise SnapshotNotFound(
         f"Remote {opened.remote.name} lists no snapshot {snapshot_id}.",
-        hint=f"`jupyter gpuckpt remote sessions {opened.remote.name}` lists what is there.",
+        command=f"`jupyter gpuckpt remote sessions {opened.remote.name}` lists what is there.",
         details="\n".join(unreadable),
     )
 
@@ -376,8 +362,9 @@ def _require_resumable(estimate: FetchEstimate) -> None:
         raise HostIncompatible(
             f"The kernel of snapshot {estimate.snapshot.snapshot_id} could not be resumed here, so it is not fetched. "
             + " ".join(estimate.obstacles[:_SHOWN]),
-            hint=f"{estimate.hint} It can be fetched all the same: --force.",
+            hint=estimate.hint,
             details="\n".join(estimate.obstacles),
+            command="It can be fetched all the same: --force.",
         )
 
 
@@ -393,7 +380,7 @@ def _state(remote: Remote) -> RemoteState:
 def _listed(session: RemoteSession, local_snapshots: dict[str, bool]) -> ListedSession:
     """Return a remote session for display. `local_snapshots`: the snapshots of the local store; True: as a stub."""
     facts, lease = session.facts, session.lease
-    return ListedSession(
+    listed = ListedSession(
         facts.session_id,
         facts.host_name,
         facts.hub_user,
@@ -401,9 +388,16 @@ def _listed(session: RemoteSession, local_snapshots: dict[str, bool]) -> ListedS
         facts.path,
         facts.title,
         [_listed_snapshot(one, local_snapshots) for one in session.listed],
-        lease.host_name or lease.daemon_id if lease else "",
-        lease.since if lease else 0.0,
-        0.0 if lease else session.moved_at,
+        moved_at=0.0 if lease else session.moved_at,
+    )
+    return _leased(listed, lease)
+
+
+def _leased(session: ListedSession, lease: Lease | None) -> ListedSession:
+    """Return a remote session for display with the machine of this lease."""
+    host = lease.host_name or lease.daemon_id if lease else ""
+    return msgspec.structs.replace(
+        session, leased_to=host, leased_since=lease.since if lease else 0.0
     )
 
 

@@ -14,19 +14,17 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ConfigurationError, GpuCkptError, RemoteNotFound, record_of
-from ...remote import capabilities, drill
-from ...remote.buckets import open_bucket
+from ...remote import drill
 from ...remote.remote_list import Remotes
-from ...remote.retries import Retries
 from ...wire import decoding
 from ...wire.remote_records import (
+    GivenSecret,
     Remote,
     RemoteAnswer,
     RemoteCall,
     RemoteVerb,
-    RemoteView,
 )
-from . import erasing, pruning, remote_keys
+from . import erasing, new_remotes, pruning, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
@@ -41,39 +39,24 @@ def answer(call: RemoteCall) -> RemoteAnswer:
 
 
 def _create(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
-    tried = _new(call, remotes)
-    created, line = remote_keys.create(Path(call.data_dir), tried)
-    remotes.add(created)
-    return RemoteAnswer([_view(created)], line=line)
+    created, line = new_remotes.create(Path(call.data_dir), _given(call))
+    return RemoteAnswer([new_remotes.new_view(created)], line=line)
 
 
 def _add(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
-    tried = _new(call, remotes)
-    password = call.secret.password if call.secret else ""
-    added = remote_keys.join(Path(call.data_dir), tried, remote_keys.line_of(call), password)
-    remotes.add(added)
-    return RemoteAnswer([_view(added)])
+    secret = call.secret or GivenSecret()
+    added = new_remotes.join(Path(call.data_dir), _given(call), secret)
+    return RemoteAnswer([new_remotes.new_view(added)])
 
 
-def _new(call: RemoteCall, remotes: Remotes) -> Remote:
-    """Test the endpoint of the remote to be added, and return it. Nothing is left of a former remote of its name."""
+def _given(call: RemoteCall) -> Remote:
     if call.remote is None:
         raise ConfigurationError("The remote to add is missing.")
-    remote = call.remote
-    if not remote.url and (line := remote_keys.line_of(call)):
-        remote = msgspec.structs.replace(remote, url=line.url)
-    remotes.require_new(remote)
-    tried = _tried(remote)
-    capabilities.require_usable(tried)
-    data_dir = Path(call.data_dir)
-    with remote_keys.alone_with(data_dir, remote.name):
-        # A process that had read a removed remote of this name may have written its state again.
-        remote_keys.forget(data_dir, remote.name)
-    return tried
+    return call.remote
 
 
 def _test(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
-    tried = _tried(remotes.get(call.name))
+    tried = new_remotes.tried(remotes.get(call.name))
 
     def updated(remote: Remote) -> Remote:
         """Return the current record with the tested capabilities; other processes may have changed the rest."""
@@ -81,16 +64,15 @@ def _test(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
             raise RemoteNotFound(f"Remote {remote.name} was replaced meanwhile.", hint="Try again.")
         return msgspec.structs.replace(remote, capabilities=tried.capabilities)
 
-    view = _view(remotes.change(call.name, updated))
+    view = new_remotes.view(remotes.change(call.name, updated))
     if not view.refusals:
-        remote_keys.opened(
-            Path(call.data_dir), view.remote
-        )  # raises if the key is gone, older, or another store's
+        # Raises if the key is gone, older, or another store's.
+        remote_keys.opened(Path(call.data_dir), view.remote)
     return RemoteAnswer([view])
 
 
 def _list(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
-    return RemoteAnswer([_view(remote) for remote in remotes.all()])
+    return RemoteAnswer([new_remotes.view(remote) for remote in remotes.all()])
 
 
 def _remove(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
@@ -100,7 +82,7 @@ def _remove(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
     # The daemon ends an upload to a remote that is gone.
     with remote_keys.alone_with(data_dir, call.name):
         remote_keys.forget(data_dir, call.name)
-    return RemoteAnswer([_view(gone)])
+    return RemoteAnswer([new_remotes.view(gone)])
 
 
 def _verify(call: RemoteCall, remote: Remote) -> RemoteAnswer:
@@ -112,7 +94,7 @@ def _verify(call: RemoteCall, remote: Remote) -> RemoteAnswer:
 def _set_paused(call: RemoteCall, remotes: Remotes) -> RemoteAnswer:
     paused = call.verb is RemoteVerb.PAUSE
     changed = remotes.change(call.name, lambda one: msgspec.structs.replace(one, paused=paused))
-    return RemoteAnswer([_view(changed)])
+    return RemoteAnswer([new_remotes.view(changed)])
 
 
 _OF_LIST: dict[RemoteVerb, Callable[[RemoteCall, Remotes], RemoteAnswer]] = {
@@ -131,21 +113,6 @@ _OF_REMOTE: dict[RemoteVerb, Callable[[RemoteCall, Remote], RemoteAnswer]] = {
     RemoteVerb.VERIFY: _verify,
     RemoteVerb.PRUNE: pruning.prune,
 }
-
-
-def _tried(remote: Remote) -> Remote:
-    """Test the endpoint; return the remote with its present capabilities."""
-    untried = msgspec.structs.replace(remote, capabilities=None)
-    bucket = open_bucket(untried, retries=Retries.while_somebody_waits())
-    found = capabilities.try_out(bucket)
-    return msgspec.structs.replace(remote, capabilities=found)
-
-
-def _view(remote: Remote) -> RemoteView:
-    if remote.capabilities is None:
-        return RemoteView(remote)
-    verdict = capabilities.verdict(remote.capabilities)
-    return RemoteView(remote, verdict.refusals, verdict.warnings)
 
 
 if __name__ == "__main__":

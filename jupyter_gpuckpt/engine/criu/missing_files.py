@@ -26,7 +26,6 @@ from . import memory_images
 from .sqlite_locks import INDEX
 
 _SHOWN = 5
-_OR_FORCE = ", or resume it all the same with empty ones (`jupyter gpuckpt resume KERNEL --force`)"
 _TEST_SECONDS = 10.0
 #: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/")
@@ -164,10 +163,14 @@ def put_in_place(
     found, needed, lost = missing(images, Path, traveling)
     named = [*lost, *needed.values()]
     if lost or (needed and not force):
+        or_force = "" if lost else ", or resume it all the same with empty ones"
         raise (HostIncompatible if lost else FilesChanged)(
             " ".join(named[:_SHOWN]),
-            hint=f"Put the missing files back, then try again{'' if lost else _OR_FORCE}. The snapshot is untouched.",
+            hint=f"Put the missing files back, then try again{or_force}. The snapshot is untouched.",
             details="\n".join(named),
+            command=""
+            if lost
+            else "`jupyter gpuckpt resume KERNEL --force` resumes it all the same.",
         )
     made = []
     try:

@@ -172,6 +172,21 @@ def _remotes() -> None:
     """List the remotes in their last known state; no request goes to a remote."""
 
 
+@_passed_on(calls.try_remote)
+def _try_remote() -> None:
+    """Test whether a place can be used for a remote, with the daemon's credentials; nothing is added."""
+
+
+@_passed_on(calls.add_remote)
+def _add_remote() -> None:
+    """Add a remote, with a new store or with the one that is there; refuse to make a store where one is."""
+
+
+@_passed_on(calls.join_line)
+def _join_line() -> None:
+    """Make a new line by which other machines join a remote; its code is shown only once."""
+
+
 @_passed_on(calls.remote_sessions)
 def _remote_sessions() -> None:
     """List the snapshots in a remote, by session of a notebook, the newest first."""

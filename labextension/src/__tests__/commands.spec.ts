@@ -28,6 +28,7 @@ let selected: string | null;
 let current: Widget | null;
 const showHistory = jest.fn();
 const openNotebook = jest.fn();
+const addRemote = jest.fn<Promise<string | null>, []>();
 const saveNotebook = jest.fn();
 
 /** A notebook, as far as the commands look at it. */
@@ -71,7 +72,8 @@ function register(
     settings,
     showHistory,
     openNotebook,
-    saveNotebook
+    saveNotebook,
+    addRemote
   );
   addCommands(registry, targets, states, kernelActions);
   return registry;
@@ -485,12 +487,19 @@ describe('a move', () => {
     expect(messages()).toEqual(['Moving a.ipynb was canceled']);
   });
 
-  it('says what is missing where there is no remote', async () => {
+  it('asks for a remote where there is none, and goes on with it', async () => {
     remotes();
+    addRemote.mockResolvedValueOnce(null);
     await commands.execute(commandIds.move);
-    expect(messages()).toEqual([
-      'Moving a.ipynb failed: There is no remote. `jupyter gpuckpt remote add` adds one.'
-    ]);
+    expect(server.requests).not.toContain('POST kernels/k/move');
+    expect(messages()).toEqual([]);
+    addRemote.mockResolvedValueOnce('new');
+    const done = commands.execute(commandIds.move);
+    const shown = await dialog('Move a.ipynb to another machine?');
+    expect(shown.textContent).toContain('Remote: new');
+    press(shown, 'accept');
+    await done;
+    expect(server.bodies).toContain(JSON.stringify({ remote: 'new' }));
   });
 
   it('is not begun if its user does not want it, or the notebook is not saved', async () => {

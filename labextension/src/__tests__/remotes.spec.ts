@@ -317,13 +317,16 @@ describe('fetching', () => {
     expect(shown.textContent).toContain(
       '30 MB to download; 10 MB already on this'
     );
-    expect(shown.textContent).toContain('Saved on laptop');
+    expect(shown.textContent).toContain(
+      'It runs nowhere now. It was last saved on laptop '
+    );
+    expect(shown.textContent).toContain('The copy on laptop stays.');
     expect(shown.textContent).toContain('into the notebook work/a.ipynb');
     expect(commands.isEnabled(fetchCommandId, { ...place })).toBe(false);
     press(shown, 'accept');
     await running;
     expect(server.bodies).toEqual([
-      JSON.stringify({ session_id: 'session', force: false }),
+      JSON.stringify({ session_id: 'session', force: false, take_over: false }),
       JSON.stringify({ path: 'work/a.ipynb' })
     ]);
     expect(openNotebook).toHaveBeenCalledWith('work/a.ipynb');
@@ -363,7 +366,7 @@ describe('fetching', () => {
     press(shown, 'accept');
     await running;
     expect(server.bodies).toEqual([
-      JSON.stringify({ session_id: 'session', force: true })
+      JSON.stringify({ session_id: 'session', force: true, take_over: false })
     ]);
     expect(told()).toEqual(['Fetched a.ipynb in 0.01 s: 35.4 MB']);
   });
@@ -379,17 +382,34 @@ describe('fetching', () => {
       'Session session runs on machine desk, since 10:00. Taking over does not stop it there:';
 
     beforeEach(() => {
-      const session = { ...aRemoteSession(), leased_to: 'desk' };
-      estimates({ session });
       server.on('POST remotes/team/snapshots/offsite/fetch', held, aFetch());
     });
 
-    it('is taken over if that is wanted, then resumed', async () => {
+    it('is taken over after one question, which says where it runs', async () => {
+      const leased = { leased_to: 'desk', leased_since: 500 };
+      estimates({ session: { ...aRemoteSession(), ...leased } });
+      server.on('POST remotes/team/snapshots/offsite/fetch', aFetch());
+      const running = run();
+      const shown = await dialog('It runs on desk now, since ');
+      expect(shown.textContent).toContain('It was last saved there ');
+      expect(shown.textContent).toContain('The kernel on desk is not stopped');
+      expect(shown.textContent).toContain('Take Over and Resume');
+      press(shown, 'accept');
+      await running;
+      expect(JSON.parse(server.bodies[0])).toEqual({
+        session_id: 'session',
+        force: false,
+        take_over: true
+      });
+      expect(openNotebook).toHaveBeenCalledWith('work/a.ipynb');
+    });
+
+    it('since just now is taken over if that is wanted, then resumed', async () => {
       const running = run();
       press(await dialog('Fetch a.ipynb'), 'accept');
       press(await dialog(question), 'accept');
       await running;
-      const asked = { session_id: 'session', force: false };
+      const asked = { session_id: 'session', force: false, take_over: false };
       expect(server.bodies.map(body => JSON.parse(body))).toEqual([
         asked,
         { ...asked, take_over: true },
@@ -452,7 +472,7 @@ describe('fetching', () => {
     server.on('GET operations/f?wait=1', at(1e6), at(3e6), done);
     const elsewhereEnded = jest.fn();
     states.endedElsewhere.connect(elsewhereEnded);
-    const started = api.fetch(place, { force: false });
+    const started = api.fetch(place, { force: false, take_over: false });
     await states.finish(started, progress => seen.push(progress));
     expect(seen.map(({ done_bytes }) => done_bytes)).toEqual([0, 1e6, 3e6]);
     events.emit({ ...done, schema_id: OPERATION_EVENT_SCHEMA });

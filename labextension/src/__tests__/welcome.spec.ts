@@ -51,7 +51,9 @@ describe('the card in the launcher and the button above files', () => {
     events.tell(aKernel(asleep));
     expect(cards).toEqual(['Continue two.ipynb']);
     expect(line.isHidden).toBe(false);
+    // The size would not fit into the side bar.
     expect(button.textContent).toBe('Continue two.ipynb');
+    expect(button.title).toBe('two.ipynb, 39 MB of memory, about 2 s');
     await commands.execute(continueCommandId);
     expect(open).toHaveBeenCalledWith(
       expect.objectContaining({ path: 'work/two.ipynb' })

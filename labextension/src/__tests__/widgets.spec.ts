@@ -369,25 +369,28 @@ describe('the panel', () => {
   });
 
   it('draws what the store holds', async () => {
-    const share = (name: string, stored_bytes: number) => ({
+    const share = (name: string, exclusive_bytes: number) => ({
       name,
       snapshots: 1,
-      stored_bytes,
-      raw_bytes: 2 * stored_bytes,
-      exclusive_bytes: 1
+      stored_bytes: 9e8,
+      raw_bytes: 2e9,
+      exclusive_bytes
     });
-    server.on('GET snapshots', { snapshots: [] }).on('GET store', {
+    const snapshots = ['s1', 's2', 's3'].map(snapshot_id =>
+      aSnapshot({ snapshot_id, title: `Title ${snapshot_id}` })
+    );
+    server.on('GET snapshots', { snapshots }).on('GET store', {
       path: '/store',
       free_bytes: 5e9,
       disk_bytes: 1e9,
       raw_bytes: 8e9,
       unique_bytes: 4e9,
-      stored_bytes: 1e9,
+      stored_bytes: 9e8,
       snapshots: 7,
       by_name: [
         share('small.ipynb', 1e8),
-        share('big.ipynb', 9e8),
-        ...['a', 'b', 'c', 'd'].map(name => share(name, 1e6))
+        share('big.ipynb', 3e8),
+        ...['a', 'b', 'c', 'd'].map(name => share(name, 25e6))
       ],
       damaged: ['s1', 's2'],
       retention: { max_bytes: 4e9 }
@@ -395,14 +398,26 @@ describe('the panel', () => {
     make();
     await shown('1 GB on disk, 5 GB free');
     const legend = widget.node.querySelectorAll('.jp-GpuCkptStore-legend li');
-    expect(legend[0].textContent).toBe('big.ipynb900 MB (90%)');
-    expect(legend[5].textContent).toContain('Others');
+    // What several need is shown once, so that the parts are what is on disk.
+    expect(Array.from(legend).map(({ textContent }) => textContent)).toEqual([
+      'big.ipynb300 MB (30%)',
+      'small.ipynb100 MB (10%)',
+      'a25 MB (3%)',
+      'b25 MB (3%)',
+      'c25 MB (3%)',
+      'Others25 MB (3%)',
+      'Shared400 MB (40%)',
+      'Not in use100 MB (10%)'
+    ]);
     expect(widget.node.textContent).toContain('Deduplication: 8 GB → 4 GB');
-    expect(widget.node.textContent).toContain('2 snapshots are damaged');
-    expect(widget.node.textContent).toContain('Compression: 4 GB → 1 GB');
+    const damage = widget.node.querySelector('.jp-GpuCkptStore [role=alert]');
+    expect(damage?.textContent).toBe(
+      '2 snapshots are damaged and cannot be resumed:a.ipynb: Title s1a.ipynb: Title s2'
+    );
+    expect(widget.node.textContent).toContain('Compression: 4 GB → 900 MB');
     const quota = widget.node.querySelector('meter');
-    expect(quota?.getAttribute('aria-label')).toBe('1 GB of at most 4 GB');
-    expect(quota?.getAttribute('value')).toBe('1000000000');
+    expect(quota?.getAttribute('aria-label')).toBe('900 MB of at most 4 GB');
+    expect(quota?.getAttribute('value')).toBe('900000000');
   });
 
   it('says of a snapshot whether it is uploaded, and where', async () => {
@@ -431,13 +446,13 @@ describe('the panel', () => {
     );
   });
 
-  it('says nothing of remotes where there are none', async () => {
+  it('asks nothing of remotes where there are none, and offers to add one', async () => {
     server
       .on('GET snapshots', { snapshots: list })
       .on('GET remotes', { remotes: [] });
     make();
     await shown('Newest');
-    expect(widget.node.textContent).not.toContain('From other machines');
+    expect(widget.node.textContent).toContain('from a remote, which is');
     expect(widget.node.querySelector('[data-upload]')).toBeNull();
     expect(
       server.requests.filter(request => request.includes('remotes'))

@@ -4,7 +4,6 @@ import { PathExt } from '@jupyterlab/coreutils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
-import { GpuCkptError } from '../shared/api';
 import type { Action } from './commands';
 import { whereToMove } from '../remote/remote-dialogs';
 import { agrees, askText } from '../shared/dialogs';
@@ -24,7 +23,9 @@ export class KernelActions {
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
     /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
-    readonly saveNotebook: (path: string) => Promise<boolean>
+    readonly saveNotebook: (path: string) => Promise<boolean>,
+    /** Asks for a new remote; returns its name, or null if none was added. */
+    private readonly _addRemote: () => Promise<string | null>
   ) {}
 
   /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
@@ -127,29 +128,24 @@ export class KernelActions {
     name: string
   ): Promise<IOperation | null> {
     const remotes = await this._remotes(name);
-    if (remotes === null) {
-      return null;
-    }
-    const remote = await whereToMove(name, remotes);
+    const remote =
+      remotes && remotes.length > 0 ? await whereToMove(name, remotes) : null;
     const path = this._states.get(kernelId)?.path ?? '';
     return remote !== null && (await this.saveNotebook(path))
       ? this._operations.run('move', kernelId, name, { body: { remote } })
       : null;
   }
 
-  /** The names of the remotes; null if there is none or they are not known, which the user has been told. */
-  private _remotes(name: string): Promise<string[] | null> {
-    return orTell(trans.__('Moving %1 failed', name), async () => {
-      const remotes = await this._api.remotes();
-      if (remotes.length === 0) {
-        throw new GpuCkptError({
-          message: trans.__('There is no remote.'),
-          code: 'configuration',
-          hint: trans.__('`jupyter gpuckpt remote add` adds one.')
-        });
-      }
-      return remotes.map(remote => remote.name);
-    });
+  /** Return the names of the remotes, of which the user adds one if there is none; null if they are not known. */
+  private async _remotes(name: string): Promise<string[] | null> {
+    const known = await orTell(trans.__('Moving %1 failed', name), () =>
+      this._api.remotes()
+    );
+    if (known?.length !== 0) {
+      return known && known.map(remote => remote.name);
+    }
+    const added = await this._addRemote();
+    return added === null ? null : [added];
   }
 
   private _maySuspend(name: string): Promise<boolean> {

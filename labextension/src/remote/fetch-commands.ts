@@ -72,8 +72,9 @@ export class FetchActions {
     const { remote } = place;
     const name = remoteTitle({ remote, session, snapshot });
     const force = obstacles.length > 0;
+    const take_over = session.leased_to !== '';
     const fetched = await this._operations.fetch(
-      answers => this._api.fetch(place, { force, ...answers }),
+      answers => this._api.fetch(place, { force, take_over, ...answers }),
       name
     );
     if (!fetched || force) {

@@ -5,9 +5,13 @@ import * as React from 'react';
 import { agrees, ask, Body, Lines } from '../shared/dialogs';
 import type { FetchEstimate } from '../shared/records';
 import { trans } from '../shared/translation';
-import { movedText, originText, remoteTitle } from './remote-texts';
+import { movedText, remoteTitle, whereTexts } from './remote-texts';
 
-/** Show the size of the fetch and the obstacles to a resume, and ask. With obstacles the snapshot can be fetched, but not resumed. */
+/**
+ * Show where the session runs, the size of the fetch and the obstacles to a resume, and ask.
+ *
+ * With obstacles the snapshot can be fetched, but not resumed. What another machine runs is taken over.
+ */
 export function mayFetch(
   remote: string,
   estimate: FetchEstimate,
@@ -16,6 +20,7 @@ export function mayFetch(
   const { session, snapshot, obstacles, warnings, hint } = estimate;
   const title = remoteTitle({ remote, session, snapshot });
   const isRefused = obstacles.length > 0;
+  const takesOver = session.leased_to !== '';
   return agrees(
     trans.__('Fetch %1 from %2?', title, remote),
     <div className="jp-GpuCkptDialog">
@@ -29,8 +34,10 @@ export function mayFetch(
         </>
       ) : null}
       {warnings.length > 0 ? <Lines texts={warnings} /> : null}
+      {whereTexts(estimate).map(text => (
+        <p key={text}>{text}</p>
+      ))}
       <p>{movedText(estimate)}</p>
-      <p>{originText(estimate)}</p>
       {isRefused ? null : (
         <p>
           {isBusy
@@ -47,8 +54,11 @@ export function mayFetch(
     </div>,
     isRefused
       ? trans.__('Fetch Without Resuming')
-      : trans.__('Fetch and Resume'),
-    { warns: isRefused }
+      : takesOver
+        ? trans.__('Take Over and Resume')
+        : trans.__('Fetch and Resume'),
+    // Enter takes nothing over.
+    { warns: isRefused || takesOver, defaultButton: takesOver ? 0 : 1 }
   );
 }
 

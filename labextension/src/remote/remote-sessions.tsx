@@ -5,6 +5,7 @@ import * as React from 'react';
 import { Age, CommandButton, useFirst } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
+import { addRemoteCommandId, joinLineCommandId } from './new-remote-dialog';
 import { formatAge, formatBytes } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
 import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
@@ -32,22 +33,27 @@ export function RemoteSessions(props: {
   const here = new Set(list.map(({ snapshot_id }) => snapshot_id));
   const choices = elsewhere(known, here, paths);
   const [shown, more] = useFirst(choices, FIRST);
-  if (known.length === 0) {
-    return null;
-  }
   return (
     <section
       className="jp-GpuCkptRemote"
       aria-labelledby="jp-gpuckpt-elsewhere"
       aria-busy={remotes.isAsking}
     >
-      <h3 id="jp-gpuckpt-elsewhere">{trans.__('From other machines')}</h3>
+      <h3 id="jp-gpuckpt-elsewhere">
+        {known.length === 0
+          ? trans.__('Other machines')
+          : trans.__('From other machines')}
+      </h3>
       {known.map(remote => (
         <Problems key={remote.name} remote={remote} />
       ))}
-      {choices.length === 0 && !remotes.isAsking ? (
+      {choices.length === 0 && known.every(({ listing }) => listing) ? (
         <p className="jp-GpuCkptSessions-none">
-          {trans.__('All sessions in the remotes are on this machine.')}
+          {known.length === 0
+            ? trans.__(
+                'Other machines can continue sessions from a remote, which is a folder or a bucket.'
+              )
+            : trans.__('All sessions in the remotes are on this machine.')}
         </p>
       ) : null}
       <ul className="jp-GpuCkptSessions-list">
@@ -60,14 +66,33 @@ export function RemoteSessions(props: {
         ))}
       </ul>
       {more}
-      <button
-        type="button"
-        className="jp-GpuCkptLink"
-        aria-disabled={remotes.isAsking}
-        onClick={() => void remotes.refresh()}
-      >
-        {remotes.isAsking ? trans.__('Looking…') : trans.__('Look again')}
-      </button>
+      {known.length === 0 ? null : (
+        <button
+          type="button"
+          className="jp-GpuCkptLink"
+          aria-disabled={remotes.isAsking}
+          onClick={() => void remotes.refresh()}
+        >
+          {remotes.isAsking ? trans.__('Looking…') : trans.__('Look again')}
+        </button>
+      )}
+      {known
+        .filter(({ listing }) => listing !== null)
+        .map(({ name }) => (
+          <CommandButton
+            key={name}
+            commands={props.context.commands}
+            id={joinLineCommandId}
+            args={{ remote: name }}
+            label={trans.__('Join Line of %1…', name)}
+          />
+        ))}
+      <CommandButton
+        commands={props.context.commands}
+        id={addRemoteCommandId}
+        args={{}}
+        label={trans.__('Add Remote…')}
+      />
     </section>
   );
 }

@@ -8,6 +8,7 @@ import type {
 import {
   formatAge,
   formatBytes,
+  formatMoment,
   formatShare,
   nameOfPath
 } from '../shared/format';
@@ -111,25 +112,50 @@ export function remoteTitle({ session, snapshot }: IRemoteChoice): string {
   return snapshot.title || session.title || nameOfPath(session.path);
 }
 
-/** Return a text about the size of a fetch. */
-export function movedText({ move_bytes, here_bytes }: FetchEstimate): string {
-  return here_bytes > 0
-    ? trans.__(
-        '%1 to download; %2 already on this machine.',
-        formatBytes(move_bytes),
-        formatBytes(here_bytes)
-      )
-    : trans.__('%1 to download.', formatBytes(move_bytes));
-}
-
-/** Return a text about a snapshot's machine, its age and the memory that its kernel needs. */
-export function originText({ session, snapshot }: FetchEstimate): string {
-  return trans.__(
-    'Saved on %1 %2, with %3 of memory.',
-    session.host_name || trans.__('an unnamed machine'),
-    formatAge(snapshot.created),
+/** Return a text about the size of a fetch, and the memory that its kernel needs. */
+export function movedText(estimate: FetchEstimate): string {
+  const { snapshot, move_bytes, here_bytes } = estimate;
+  const memory = trans.__(
+    'The kernel needs %1 of memory.',
     formatBytes(snapshot.raw_bytes)
   );
+  const moved =
+    here_bytes > 0
+      ? trans.__(
+          '%1 to download; %2 already on this machine.',
+          formatBytes(move_bytes),
+          formatBytes(here_bytes)
+        )
+      : trans.__('%1 to download.', formatBytes(move_bytes));
+  return `${moved} ${memory}`;
+}
+
+/** Return sentences about a session: where it runs now, when it was last saved there, and what happens to that copy. */
+export function whereTexts({ session, snapshot }: FetchEstimate): string[] {
+  const saved = formatAge(snapshot.created);
+  const { leased_to, leased_since } = session;
+  if (leased_to) {
+    return [
+      trans.__(
+        'It runs on %1 now, since %2. It was last saved there %3.',
+        leased_to,
+        formatMoment(leased_since),
+        saved
+      ),
+      trans.__(
+        'This machine takes it over from that snapshot. The kernel on %1 is not stopped: it keeps writing files and sending requests, as a separate session. What it did after that snapshot is missing here.',
+        leased_to
+      )
+    ];
+  }
+  const host = session.host_name || trans.__('an unnamed machine');
+  return [
+    trans.__('It runs nowhere now. It was last saved on %1 %2.', host, saved),
+    trans.__(
+      'The copy on %1 stays. Resuming it there asks first, because the session is on this machine then.',
+      host
+    )
+  ];
 }
 
 function share({ done_bytes, total_bytes }: UploadView): string {

@@ -5,12 +5,14 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { JSONObject, JSONValue } from '@lumino/coreutils';
 
 import type {
+  AddedRemote,
   Changes,
   Comparison,
   IErrorRecord,
   FetchEstimate,
   HostReport,
   KernelView,
+  NewRemote,
   NoticeView,
   IOperation,
   ProgressRecord,
@@ -23,6 +25,7 @@ import type {
   SnapshotView,
   StoreView,
   IStoredNotebook,
+  TriedRemote,
   Verification,
   OperationKind,
   SnapshotChanges
@@ -298,6 +301,21 @@ export class GpuCkptApi {
     return (await this._get<{ remotes: RemoteState[] }>('remotes')).remotes;
   }
 
+  /** Test a place for a remote; nothing is added. */
+  tryRemote(remote: NewRemote): Promise<TriedRemote> {
+    return this._send('POST', 'remotes/test', { ...remote });
+  }
+
+  /** Add a remote, with a new store or, if it `joins`, with the one that is there. */
+  addRemote(remote: NewRemote): Promise<AddedRemote> {
+    return this._send('POST', 'remotes', { ...remote });
+  }
+
+  /** Make a new line by which other machines join a remote. */
+  joinLine(remote: string): Promise<AddedRemote> {
+    return this._send('POST', at`remotes/${remote}/line`, {});
+  }
+
   /** Return the snapshots in a remote, by session. */
   remoteSessions(remote: string): Promise<RemoteListing> {
     return this._get(at`remotes/${remote}/sessions`);
@@ -313,7 +331,7 @@ export class GpuCkptApi {
   /** Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `take_over`: even if another machine runs its session. */
   fetch(
     place: IRemotePlace,
-    options: { force: boolean; take_over?: boolean }
+    options: { force: boolean; take_over: boolean }
   ): Promise<IOperation> {
     const body = { session_id: place.sessionId, ...options };
     return this._send('POST', `${remotePath(place)}/fetch`, body);

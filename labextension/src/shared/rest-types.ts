@@ -582,7 +582,7 @@ export interface components {
         };
         /**
          * NameUsage
-         * @description The disk use of the snapshots of one name, usually a notebook's path. `exclusive_bytes`: those that no other name needs.
+         * @description The disk use of the snapshots of one name, usually a notebook's present path. `exclusive_bytes`: those that no other name needs.
          */
         NameUsage: {
             name: string;
@@ -611,6 +611,67 @@ export interface components {
             refusals: string[];
             /** @default [] */
             warnings: string[];
+        };
+        /**
+         * AddedRemote
+         * @description A remote that was added, or that got a new line. `line`: by which other machines join; its code is shown only once.
+         *
+         *         It is empty for a remote that was joined.
+         */
+        AddedRemote: {
+            name: string;
+            /** @default [] */
+            warnings: string[];
+            /** @default  */
+            line: string;
+        };
+        /**
+         * NewRemote
+         * @description Body of POST /remotes and of POST /remotes/test: a remote to be added, or a place to be tested for it.
+         *
+         *         `joins`: the store that is there is joined; otherwise a new one is made. `secret`: opens its key if this machine's own secret does not.
+         *         `url` may be empty if `secret` has a line.
+         */
+        NewRemote: {
+            name: string;
+            /** @default  */
+            url: string;
+            /** @default {} */
+            settings: {
+                [key: string]: string;
+            };
+            /** @default false */
+            joins: boolean;
+            /**
+             * @default {
+             *       "line": "",
+             *       "password": ""
+             *     }
+             */
+            secret: components["schemas"]["GivenSecret"];
+        };
+        /**
+         * GivenSecret
+         * @description The line by which a machine joins and the password that a user typed, as far as given. It is never logged or an argument.
+         */
+        GivenSecret: {
+            /** @default  */
+            line: string;
+            /** @default  */
+            password: string;
+        };
+        /**
+         * TriedRemote
+         * @description A tested place. With `refusals` it cannot be used; `warnings`: limitations. `has_store`: a store is there already.
+         */
+        TriedRemote: {
+            url: string;
+            /** @default [] */
+            refusals: string[];
+            /** @default [] */
+            warnings: string[];
+            /** @default false */
+            has_store: boolean;
         };
         /**
          * RemoteListing
@@ -674,7 +735,8 @@ export interface components {
          * FetchEstimate
          * @description GET /remotes/{name}/snapshots/{id}: the size of a fetch, and whether the kernel could be resumed here.
          *
-         *         `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems.
+         *         `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems. Its `session` has the lease of
+         *         another machine only if that machine runs it now.
          */
         FetchEstimate: {
             session: components["schemas"]["ListedSession"];
@@ -794,7 +856,7 @@ export interface components {
             /** @default [] */
             removed: components["schemas"]["Variable"][];
             /** @default [] */
-            changed: components["schemas"]["jupyter_gpuckpt.server.kernels.variables.Change"][];
+            changed: components["schemas"]["jupyter_gpuckpt.wire.variable_changes.Change"][];
             /** @default [] */
             unknown: string[];
             /** @default 0 */
@@ -804,7 +866,7 @@ export interface components {
          * Change
          * @description A variable whose value has changed.
          */
-        "jupyter_gpuckpt.server.kernels.variables.Change": {
+        "jupyter_gpuckpt.wire.variable_changes.Change": {
             name: string;
             then: components["schemas"]["Variable"];
             now: components["schemas"]["Variable"];
@@ -908,6 +970,10 @@ export type StoreView = components['schemas']['StoreView'];
 export type NameUsage = components['schemas']['NameUsage'];
 export type RemotesView = components['schemas']['RemotesView'];
 export type RemoteState = components['schemas']['RemoteState'];
+export type AddedRemote = components['schemas']['AddedRemote'];
+export type NewRemote = components['schemas']['NewRemote'];
+export type GivenSecret = components['schemas']['GivenSecret'];
+export type TriedRemote = components['schemas']['TriedRemote'];
 export type RemoteListing = components['schemas']['RemoteListing'];
 export type ListedSession = components['schemas']['ListedSession'];
 export type ListedSnapshot = components['schemas']['ListedSnapshot'];
@@ -922,7 +988,7 @@ export type JupyterGpuckptWireSnapshotRecordsChange = components['schemas']['jup
 export type StoredNotebook = components['schemas']['StoredNotebook'];
 export type VariablesView = components['schemas']['VariablesView'];
 export type Comparison = components['schemas']['Comparison'];
-export type JupyterGpuckptServerKernelsVariablesChange = components['schemas']['jupyter_gpuckpt.server.kernels.variables.Change'];
+export type JupyterGpuckptWireVariableChangesChange = components['schemas']['jupyter_gpuckpt.wire.variable_changes.Change'];
 export type HostReport = components['schemas']['HostReport'];
 export type Check = components['schemas']['Check'];
 export type NoticesView = components['schemas']['NoticesView'];

@@ -5,10 +5,11 @@ import * as React from 'react';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { cleanUpCommandId } from './clean-up';
+import { Lines } from '../shared/dialogs';
 import { CommandButton } from '../shared/elements';
 import { formatBytes, formatShare, nameOfPath } from '../shared/format';
-import type { StoreView, NameUsage } from '../shared/records';
-import { savingTexts } from './snapshot-texts';
+import type { SnapshotView, StoreView } from '../shared/records';
+import { savingTexts, snapshotTitle } from './snapshot-texts';
 import { trans } from '../shared/translation';
 
 /** The number of notebooks with a color of their own; the others are shown as one part. */
@@ -19,9 +20,12 @@ interface IProps {
 }
 
 export function StorePicture(
-  props: IProps & { commands: CommandRegistry }
+  props: IProps & {
+    commands: CommandRegistry;
+    snapshots: readonly SnapshotView[];
+  }
 ): JSX.Element {
-  const { store, commands } = props;
+  const { store, snapshots, commands } = props;
   return (
     <section
       className="jp-GpuCkptStore"
@@ -36,7 +40,11 @@ export function StorePicture(
         )}
       </p>
       <Quota store={store} />
-      <Damage store={store} />
+      <Damage
+        snapshots={snapshots.filter(({ snapshot_id }) =>
+          store.damaged.includes(snapshot_id)
+        )}
+      />
       <CommandButton
         commands={commands}
         id={cleanUpCommandId}
@@ -81,52 +89,57 @@ function Quota({ store }: IProps) {
   );
 }
 
-/** Warn of snapshots that cannot be resumed. */
-function Damage({ store }: IProps) {
-  const count = store.damaged.length;
-  return count ? (
-    <p role="alert">
+/** Warn of damaged snapshots. */
+function Damage({ snapshots }: { snapshots: readonly SnapshotView[] }) {
+  return snapshots.length > 0 ? (
+    <div role="alert">
       {trans._n(
-        '%1 snapshot is damaged and cannot be resumed. `jupyter gpuckpt verify` names it.',
-        '%1 snapshots are damaged and cannot be resumed. `jupyter gpuckpt verify` names them.',
-        count
+        '%1 snapshot is damaged and cannot be resumed:',
+        '%1 snapshots are damaged and cannot be resumed:',
+        snapshots.length
       )}
-    </p>
+      <Lines
+        texts={snapshots.map(
+          snapshot => `${nameOfPath(snapshot.name)}: ${snapshotTitle(snapshot)}`
+        )}
+      />
+    </div>
   ) : null;
 }
 
+/** A part of the disk use. */
+interface IPart {
+  /** The number of a notebook's color, or what else it is. */
+  color: number | 'others' | 'shared' | 'unused';
+  name: string;
+  bytes: number;
+  caption: string;
+}
+
 function Shares({ store }: IProps) {
-  const sorted = [...store.by_name].sort(
-    (one, other) => other.stored_bytes - one.stored_bytes
+  const all = partsOf(store);
+  const total = all.reduce((sum, { bytes }) => sum + bytes, 0);
+  const parts = all.filter(
+    ({ color, bytes }) =>
+      typeof color === 'number' || formatShare(bytes, total) !== '0%'
   );
-  const total = sorted.reduce((sum, share) => sum + share.stored_bytes, 0);
-  if (total === 0) {
+  if (store.by_name.length === 0) {
     return null;
-  }
-  const rest = sorted.slice(COLORS);
-  const shown = sorted.slice(0, COLORS);
-  if (rest.length > 0) {
-    shown.push(together(rest, trans.__('Others')));
   }
   return (
     <>
       <div className="jp-GpuCkptStore-bar" aria-hidden>
-        {shown.map((share, index) => (
-          <span
-            key={share.name}
-            data-color={index}
-            style={{ flexGrow: share.stored_bytes }}
-          />
+        {parts.map(({ color, bytes }) => (
+          <span key={color} data-color={color} style={{ flexGrow: bytes }} />
         ))}
       </div>
       <ul className="jp-GpuCkptStore-legend">
-        {shown.map((share, index) => (
-          <li key={share.name} title={caption(share)}>
-            <span data-color={index} aria-hidden />
-            <span>{nameOfPath(share.name)}</span>
+        {parts.map(({ color, name, bytes, caption }) => (
+          <li key={color} title={caption}>
+            <span data-color={color} aria-hidden />
+            <span>{name}</span>
             <span>
-              {formatBytes(share.stored_bytes)} (
-              {formatShare(share.stored_bytes, total)})
+              {formatBytes(bytes)} ({formatShare(bytes, total)})
             </span>
           </li>
         ))}
@@ -135,24 +148,45 @@ function Shares({ store }: IProps) {
   );
 }
 
-function together(shares: NameUsage[], name: string): NameUsage {
-  const sum = (field: Exclude<keyof NameUsage, 'name'>) =>
-    shares.reduce((total, share) => total + share[field], 0);
-  return {
-    name,
-    snapshots: sum('snapshots'),
-    stored_bytes: sum('stored_bytes'),
-    raw_bytes: sum('raw_bytes'),
-    exclusive_bytes: sum('exclusive_bytes')
-  };
-}
-
-function caption(share: NameUsage): string {
-  return trans._n(
-    '%2: %1 snapshot; deleting it frees %3',
-    '%2: %1 snapshots; deleting them frees %3',
-    share.snapshots,
-    share.name,
-    formatBytes(share.exclusive_bytes)
+/** Return the parts of the disk use, each byte in one of them: what only one notebook needs, what several share, and the rest. */
+function partsOf(store: StoreView): IPart[] {
+  const sorted = [...store.by_name].sort(
+    (one, other) => other.exclusive_bytes - one.exclusive_bytes
   );
+  const parts: IPart[] = sorted
+    .slice(0, COLORS)
+    .map(({ name, snapshots, exclusive_bytes }, color) => ({
+      color,
+      name: nameOfPath(name),
+      bytes: exclusive_bytes,
+      caption: trans._n(
+        '%2: %1 snapshot; deleting it frees %3',
+        '%2: %1 snapshots; deleting them frees %3',
+        snapshots,
+        name,
+        formatBytes(exclusive_bytes)
+      )
+    }));
+  const add = (
+    color: IPart['color'],
+    name: string,
+    bytes: number,
+    caption = name
+  ) => parts.push({ color, name, bytes, caption });
+  const sum = (list: StoreView['by_name']) =>
+    list.reduce((total, { exclusive_bytes }) => total + exclusive_bytes, 0);
+  add('others', trans.__('Others'), sum(sorted.slice(COLORS)));
+  add(
+    'shared',
+    trans.__('Shared'),
+    store.stored_bytes - sum(sorted),
+    trans.__('What several notebooks need is stored once')
+  );
+  add(
+    'unused',
+    trans.__('Not in use'),
+    store.disk_bytes - store.stored_bytes,
+    trans.__('Deleted snapshots that can still come back, and tables')
+  );
+  return parts;
 }

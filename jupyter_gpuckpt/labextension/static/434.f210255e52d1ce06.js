@@ -213,6 +213,60 @@
   overflow-wrap: anywhere;
 }
 
+.jp-Dialog-content:has(.jp-GpuCkptForm) {
+  max-height: 90vh;
+}
+
+.jp-GpuCkptForm {
+  display: flex;
+  flex-direction: column;
+  gap: 8px;
+  width: 520px;
+  max-width: 100%;
+}
+
+.jp-GpuCkptForm-text {
+  display: grid;
+  grid-template-columns: 150px 1fr;
+  gap: 8px;
+  align-items: center;
+}
+
+.jp-GpuCkptForm fieldset {
+  display: flex;
+  flex-wrap: wrap;
+  gap: 4px 16px;
+  margin: 0;
+  padding: 4px 8px 8px;
+  border: var(--jp-border-width) solid var(--jp-border-color2);
+}
+
+.jp-GpuCkptForm p {
+  margin: 0;
+}
+
+.jp-GpuCkptForm-note {
+  color: var(--jp-ui-font-color2);
+}
+
+/* It is in sight in a low window, too. */
+.jp-GpuCkptForm-told {
+  position: sticky;
+  bottom: 0;
+  min-height: 3em;
+  background: var(--jp-layout-color1);
+  overflow-wrap: anywhere;
+}
+
+.jp-GpuCkptLine {
+  padding: 8px;
+  background: var(--jp-layout-color2);
+  color: var(--jp-ui-font-color1);
+  font-family: var(--jp-code-font-family);
+  overflow-wrap: anywhere;
+  white-space: pre-wrap;
+}
+
 .jp-GpuCkptNote textarea {
   box-sizing: border-box;
   width: 100%;
@@ -592,6 +646,18 @@
   background: var(--jp-info-color1);
 }
 
+.jp-GpuCkptStore [data-color='shared'] {
+  background: repeating-linear-gradient(
+    45deg,
+    var(--jp-ui-font-color3) 0 2px,
+    var(--jp-layout-color1) 2px 4px
+  );
+}
+
+.jp-GpuCkptStore [data-color='unused'] {
+  background: var(--jp-border-color2);
+}
+
 .jp-GpuCkptStore-legend li {
   display: flex;
   align-items: center;
@@ -638,4 +704,4 @@
 .jp-GpuCkptRemote .jp-GpuCkptLink[aria-disabled='true'] {
   opacity: 0.5;
 }
-`,""]),o.d(t,{},{A:n})},6314(p){p.exports=function(p){var t=[];return t.toString=function(){return this.map(function(t){var o="",e=void 0!==t[5];return t[4]&&(o+="@supports (".concat(t[4],") {")),t[2]&&(o+="@media ".concat(t[2]," {")),e&&(o+="@layer".concat(t[5].length>0?" ".concat(t[5]):""," {")),o+=p(t),e&&(o+="}"),t[2]&&(o+="}"),t[4]&&(o+="}"),o}).join("")},t.i=function(p,o,e,r,a){"string"==typeof p&&(p=[[null,p,void 0]]);var n={};if(e)for(var i=0;i<this.length;i++){var s=this[i][0];null!=s&&(n[s]=!0)}for(var l=0;l<p.length;l++){var d=[].concat(p[l]);e&&n[d[0]]||(void 0!==a&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=a),o&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=o),r&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=r):d[4]="".concat(r)),t.push(d))}},t}},1601(p){p.exports=function(p){return p[1]}},5072(p){var t=[];function o(p){for(var o=-1,e=0;e<t.length;e++)if(t[e].identifier===p){o=e;break}return o}function e(p,e){for(var r={},a=[],n=0;n<p.length;n++){var i=p[n],s=e.base?i[0]+e.base:i[0],l=r[s]||0,d="".concat(s," ").concat(l);r[s]=l+1;var u=o(d),c={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==u)t[u].references++,t[u].updater(c);else{var f=function(p,t){var o=t.domAPI(t);return o.update(p),function(t){t?(t.css!==p.css||t.media!==p.media||t.sourceMap!==p.sourceMap||t.supports!==p.supports||t.layer!==p.layer)&&o.update(p=t):o.remove()}}(c,e);e.byIndex=n,t.splice(n,0,{identifier:d,updater:f,references:1})}a.push(d)}return a}p.exports=function(p,r){var a=e(p=p||[],r=r||{});return function(p){p=p||[];for(var n=0;n<a.length;n++){var i=o(a[n]);t[i].references--}for(var s=e(p,r),l=0;l<a.length;l++){var d=o(a[l]);0===t[d].references&&(t[d].updater(),t.splice(d,1))}a=s}}},7659(p){var t={};p.exports=function(p,o){var e=function(p){if(void 0===t[p]){var o=document.querySelector(p);if(window.HTMLIFrameElement&&o instanceof window.HTMLIFrameElement)try{o=o.contentDocument.head}catch(p){o=null}t[p]=o}return t[p]}(p);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(o)}},540(p){p.exports=function(p){var t=document.createElement("style");return p.setAttributes(t,p.attributes),p.insert(t,p.options),t}},5056(p,t,o){p.exports=function(p){var t=o.nc;t&&p.setAttribute("nonce",t)}},7825(p){p.exports=function(p){if("u"<typeof document)return{update:function(){},remove:function(){}};var t=p.insertStyleElement(p);return{update:function(o){var e,r,a;e="",o.supports&&(e+="@supports (".concat(o.supports,") {")),o.media&&(e+="@media ".concat(o.media," {")),(r=void 0!==o.layer)&&(e+="@layer".concat(o.layer.length>0?" ".concat(o.layer):""," {")),e+=o.css,r&&(e+="}"),o.media&&(e+="}"),o.supports&&(e+="}"),(a=o.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(a))))," */")),p.styleTagTransform(e,t,p.options)},remove:function(){var p;null===(p=t).parentNode||p.parentNode.removeChild(p)}}}},1113(p){p.exports=function(p,t){if(t.styleSheet)t.styleSheet.cssText=p;else{for(;t.firstChild;)t.removeChild(t.firstChild);t.appendChild(document.createTextNode(p))}}},5305(p,t,o){var e=o(5072),r=o.n(e),a=o(7825),n=o.n(a),i=o(7659),s=o.n(i),l=o(5056),d=o.n(l),u=o(540),c=o.n(u),f=o(1113),j=o.n(f),h=o(8475),k={};k.styleTagTransform=j(),k.setAttributes=d(),k.insert=s().bind(null,"head"),k.domAPI=n(),k.insertStyleElement=c(),r()(h.A,k),h.A&&h.A.locals&&h.A.locals;var g=o(8447),v={};v.styleTagTransform=j(),v.setAttributes=d(),v.insert=s().bind(null,"head"),v.domAPI=n(),v.insertStyleElement=c(),r()(g.A,v),g.A&&g.A.locals&&g.A.locals;var x=o(3461),b={};b.styleTagTransform=j(),b.setAttributes=d(),b.insert=s().bind(null,"head"),b.domAPI=n(),b.insertStyleElement=c(),r()(x.A,b),x.A&&x.A.locals&&x.A.locals}}]);
+`,""]),o.d(t,{},{A:n})},6314(p){p.exports=function(p){var t=[];return t.toString=function(){return this.map(function(t){var o="",e=void 0!==t[5];return t[4]&&(o+="@supports (".concat(t[4],") {")),t[2]&&(o+="@media ".concat(t[2]," {")),e&&(o+="@layer".concat(t[5].length>0?" ".concat(t[5]):""," {")),o+=p(t),e&&(o+="}"),t[2]&&(o+="}"),t[4]&&(o+="}"),o}).join("")},t.i=function(p,o,e,r,a){"string"==typeof p&&(p=[[null,p,void 0]]);var n={};if(e)for(var i=0;i<this.length;i++){var l=this[i][0];null!=l&&(n[l]=!0)}for(var s=0;s<p.length;s++){var d=[].concat(p[s]);e&&n[d[0]]||(void 0!==a&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=a),o&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=o),r&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=r):d[4]="".concat(r)),t.push(d))}},t}},1601(p){p.exports=function(p){return p[1]}},5072(p){var t=[];function o(p){for(var o=-1,e=0;e<t.length;e++)if(t[e].identifier===p){o=e;break}return o}function e(p,e){for(var r={},a=[],n=0;n<p.length;n++){var i=p[n],l=e.base?i[0]+e.base:i[0],s=r[l]||0,d="".concat(l," ").concat(s);r[l]=s+1;var u=o(d),c={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==u)t[u].references++,t[u].updater(c);else{var j=function(p,t){var o=t.domAPI(t);return o.update(p),function(t){t?(t.css!==p.css||t.media!==p.media||t.sourceMap!==p.sourceMap||t.supports!==p.supports||t.layer!==p.layer)&&o.update(p=t):o.remove()}}(c,e);e.byIndex=n,t.splice(n,0,{identifier:d,updater:j,references:1})}a.push(d)}return a}p.exports=function(p,r){var a=e(p=p||[],r=r||{});return function(p){p=p||[];for(var n=0;n<a.length;n++){var i=o(a[n]);t[i].references--}for(var l=e(p,r),s=0;s<a.length;s++){var d=o(a[s]);0===t[d].references&&(t[d].updater(),t.splice(d,1))}a=l}}},7659(p){var t={};p.exports=function(p,o){var e=function(p){if(void 0===t[p]){var o=document.querySelector(p);if(window.HTMLIFrameElement&&o instanceof window.HTMLIFrameElement)try{o=o.contentDocument.head}catch(p){o=null}t[p]=o}return t[p]}(p);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(o)}},540(p){p.exports=function(p){var t=document.createElement("style");return p.setAttributes(t,p.attributes),p.insert(t,p.options),t}},5056(p,t,o){p.exports=function(p){var t=o.nc;t&&p.setAttribute("nonce",t)}},7825(p){p.exports=function(p){if("u"<typeof document)return{update:function(){},remove:function(){}};var t=p.insertStyleElement(p);return{update:function(o){var e,r,a;e="",o.supports&&(e+="@supports (".concat(o.supports,") {")),o.media&&(e+="@media ".concat(o.media," {")),(r=void 0!==o.layer)&&(e+="@layer".concat(o.layer.length>0?" ".concat(o.layer):""," {")),e+=o.css,r&&(e+="}"),o.media&&(e+="}"),o.supports&&(e+="}"),(a=o.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(a))))," */")),p.styleTagTransform(e,t,p.options)},remove:function(){var p;null===(p=t).parentNode||p.parentNode.removeChild(p)}}}},1113(p){p.exports=function(p,t){if(t.styleSheet)t.styleSheet.cssText=p;else{for(;t.firstChild;)t.removeChild(t.firstChild);t.appendChild(document.createTextNode(p))}}},5305(p,t,o){var e=o(5072),r=o.n(e),a=o(7825),n=o.n(a),i=o(7659),l=o.n(i),s=o(5056),d=o.n(s),u=o(540),c=o.n(u),j=o(1113),f=o.n(j),h=o(8475),k={};k.styleTagTransform=f(),k.setAttributes=d(),k.insert=l().bind(null,"head"),k.domAPI=n(),k.insertStyleElement=c(),r()(h.A,k),h.A&&h.A.locals&&h.A.locals;var g=o(8447),x={};x.styleTagTransform=f(),x.setAttributes=d(),x.insert=l().bind(null,"head"),x.domAPI=n(),x.insertStyleElement=c(),r()(g.A,x),g.A&&g.A.locals&&g.A.locals;var v=o(3461),b={};b.styleTagTransform=f(),b.setAttributes=d(),b.insert=l().bind(null,"head"),b.domAPI=n(),b.insertStyleElement=c(),r()(v.A,b),v.A&&v.A.locals&&v.A.locals}}]);
