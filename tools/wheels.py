@@ -40,6 +40,13 @@ LINKED = {
     "libnet": "libnet1-dev",
     "libuuid": "uuid-dev",
 }
+#: What archives that were compiled with glibc 2.38 or newer call, and what the same was before it read binary numbers.
+NEWER_NAMES = {
+    "__isoc23_fscanf": "__isoc99_fscanf",
+    "__isoc23_sscanf": "__isoc99_sscanf",
+    "__isoc23_strtol": "strtol",
+    "__isoc23_strtoul": "strtoul",
+}
 #: Their headers, below /usr/include, whose others are those of this system's glibc.
 HEADERS = (
     "google/protobuf-c",
@@ -128,8 +135,10 @@ def make(source: Path, work: Path) -> None:
     """Compile CRIU, with the libraries that it cannot do without as archives."""
     libraries = SYSTEM / "lib" / str(sysconfig.get_config_var("MULTIARCH"))
     linked, headers = work / "linked", work / "headers"
+    linked.mkdir()
+    renamed = [f"--redefine-sym={new}={old}" for new, old in NEWER_NAMES.items()]
     for name in LINKED:
-        link(linked / f"{name}.a", libraries / f"{name}.a")
+        run("objcopy", *renamed, libraries / f"{name}.a", linked / f"{name}.a")
     for name in ("libnl-3.0.pc", "protobuf.pc"):
         link(linked / name, libraries / "pkgconfig" / name)
     for name in HEADERS:
