@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 #: Compiled files in the wheel.
 COMPILED = {
     "jupyter_gpuckpt/engine/criu/criu-preload.so",
-    "jupyter_gpuckpt/engine/gpu/gpu-ferry.so",
+    "jupyter_gpuckpt/engine/gpu/ferry/gpu-ferry.so",
     "jupyter_gpuckpt/engine/tree/gpuckpt-init",
     "jupyter_gpuckpt/engine/tree/outside-signals.so",
     "jupyter_gpuckpt/store/byte-groups.so",
