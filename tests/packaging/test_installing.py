@@ -1,13 +1,15 @@
-"""How pip's configuration reaches uv, which installs what the project needs (tools/install-packages)."""
+"""How pip's configuration reaches uv, which installs what the project needs (tools/install-packages); and which CRIU is built."""
 
 import importlib.machinery
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools/install-packages"
+TOOLS = Path(__file__).parents[2] / "tools"
+SCRIPT = TOOLS / "install-packages"
 
 
 @pytest.fixture
@@ -49,3 +51,14 @@ no-deps = yes
         ["--index-strategy=unsafe-best-match", "--prerelease=allow"],
         {},
     )
+
+
+def test_the_wheel_of_criu_is_built_from_what_the_set_up_builds():
+    known = {
+        name: dict(re.findall(r'^(ARCHIVE|SHA256|VERSION) ?= ?f?"?([^"\n]+)', text, re.MULTILINE))
+        for name in ("install-criu", "wheels.py")
+        for text in [(TOOLS / name).read_text()]
+    }
+    of_wheel = known["wheels.py"]
+    of_wheel["ARCHIVE"] = of_wheel["ARCHIVE"].format(VERSION=of_wheel.pop("VERSION"))
+    assert known["install-criu"] == of_wheel
