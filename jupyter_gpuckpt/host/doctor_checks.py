@@ -28,7 +28,8 @@ LOW_BYTES = 2 << 30
 #: CRIU sees at most this much memory of a process whose large areas are hidden (engine/criu/hidden_pages.py).
 _VISIBLE_BYTES = 1 << 30
 
-SETUP = "make setup"
+#: Brings the wheels of this project and of CRIU, which `make wheels` has put into a folder.
+INSTALL = "pip install --find-links dist 'jupyter-gpuckpt[criu]'"
 #: A command for the shell from which Jupyter is started.
 MORE_DESCRIPTORS = "sudo prlimit --pid $$ --nofile=1048576:1048576"
 MORE_DESCRIPTORS_CONTAINER = "docker run --ulimit nofile=1048576:1048576 ..."
@@ -60,7 +61,7 @@ def criu(files: CheckedFiles) -> Iterator[Check]:
     """Check that CRIU is installed and new enough."""
     version = criu_program.version(files.criu) if files.criu else None
     if not criu_program.usable(version):
-        yield Check("criu", False, _criu_missing(files.criu), SETUP, required=True)
+        yield Check("criu", False, _criu_missing(files.criu), INSTALL, required=True)
         return
     message = f"CRIU {criu_program.dotted(version)}: {files.criu}."
     yield Check("criu", True, message, required=True)
@@ -82,7 +83,7 @@ def init(files: CheckedFiles) -> Iterator[Check]:
         yield Check("init", True, f"The kernels' init: {files.init}.", required=True)
     else:
         message = f"The kernels' init is missing or not executable: {files.init}."
-        yield Check("init", False, message, SETUP, required=True)
+        yield Check("init", False, message, INSTALL, required=True)
 
 
 def descriptors(_: CheckedFiles) -> Iterator[Check]:
@@ -217,7 +218,7 @@ def report(files: CheckedFiles, trial: Callable[[], Iterable[Check]]) -> HostRep
     for run in ALL:
         found += _survived(run.__name__.replace("_", " "), partial(run, files))
     if _failed(found) is None:
-        found += _survived("trial", trial)
+        found += _survived("trial", trial, required=True)
     failed = _failed(found)
     if failed is None:
         return HostReport(engine_available=True, reason="", hint="", checks=found)
@@ -231,8 +232,12 @@ def _failed(found: Iterable[Check]) -> Check | None:
     return next((check for check in found if check.required and check.ok is False), None)
 
 
-def _survived(name: str, run: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+def _survived(
+    name: str, run: Callable[[], Iterable[Check]], *, required: bool = False
+) -> Iterator[Check]:
+    """Run a check that may raise, so that the others go on. One that is `required` has failed then."""
     try:
         yield from run()
-    except Exception as error:  # a check that raises must not hide the others
-        yield Check(name, None, f"Could not be checked: {type(error).__name__}: {error}.")
+    except Exception as error:
+        message = f"Could not be checked: {type(error).__name__}: {error}."
+        yield Check(name, False if required else None, message, required=required)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jupyter_gpuckpt.host.doctor_checks import INSTALL
 from tests.browser.lab_server import running_lab
 from tests.browser.notebook_page import NotebookPage, complaints_in
 
@@ -30,10 +31,10 @@ def test_a_machine_where_nothing_can_be_saved_is_told_once(bare_lab, context, ex
     bare_lab.write_notebook("bare.ipynb", "print(6 * 7)")
     notebook = NotebookPage(context.new_page(), expect, bare_lab, "bare.ipynb").open()
     toast = notebook.toasts.filter(has_text="Kernels cannot be saved here: CRIU")
-    expect(toast).to_contain_text("make setup")
+    expect(toast).to_contain_text(INSTALL)
     picture(notebook.page)
     toast.get_by_role("button", name="Copy Command").click()
-    notebook.wait_for(f"async () => (await ({CLIPBOARD})()) === 'make setup'")
+    notebook.wait_for(f"async text => (await ({CLIPBOARD})()) === text", INSTALL)
     toast.get_by_role("button", name="Details").click()
     details = notebook.page.locator(".jp-Dialog")
     expect(details).to_contain_text("/no/such/criu")
@@ -44,7 +45,7 @@ def test_a_machine_where_nothing_can_be_saved_is_told_once(bare_lab, context, ex
     # A press gives the same cause and the same remedy.
     notebook.main_button.click()
     pressed = notebook.toasts.filter(has_text="This kernel cannot be saved: CRIU")
-    expect(pressed).to_contain_text("make setup")
+    expect(pressed).to_contain_text(INSTALL)
     expect(pressed.get_by_role("button", name="Copy Command")).to_be_visible()
     picture(notebook.page)
 

@@ -10,6 +10,8 @@ from functools import partial
 
 import pytest
 
+from jupyter_gpuckpt.host.doctor_checks import INSTALL
+
 
 def test_the_doctor_suspends_and_resumes_a_program(gpuckpt, gpuckpt_json):
     host = gpuckpt_json("doctor")["host"]
@@ -34,7 +36,7 @@ def test_a_doctor_without_criu_says_so_and_what_helps(daemon_env, tmp_path):
     )
     assert done.returncode == 3
     assert "Kernels cannot be saved here" in done.stdout
-    assert "make setup" in done.stdout
+    assert INSTALL in done.stdout
 
 
 def test_the_doctor_works_where_the_daemon_cannot_be_started(daemon_env, short_dir):

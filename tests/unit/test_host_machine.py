@@ -218,6 +218,14 @@ def test_a_trial_is_made_only_where_all_that_it_needs_is_there(tmp_path):
     assert asked == [1]
     assert not report.engine_available
     assert report.reason == "It did not come back."
+
+    def broken():
+        raise ImportError("libstdc++.so.6: cannot open shared object file")
+
+    # Nothing else shows that kernels can be saved.
+    report = doctor_checks.report(files, broken)
+    assert not report.engine_available
+    assert "libstdc++" in report.reason
     assert "do this" in report.hint
 
 
