@@ -121,10 +121,15 @@ def test_an_error_is_message_details_and_hint_for_people(capsys):
 
 
 def test_an_error_is_a_document_for_programs(capsys):
-    printing.fail(ConfigurationError("No.", hint="Do this."), as_json=True)
+    printing.fail(ConfigurationError("No.", hint="Do this.", command="`this` does."), as_json=True)
     out, err = capsys.readouterr()
-    error = {"message": "No.", "code": "configuration", "hint": "Do this.", "details": ""}
-    assert json.loads(out) == {"error": error}
+    assert json.loads(out)["error"] == {
+        "message": "No.",
+        "code": "configuration",
+        "hint": "Do this.",
+        "details": "",
+        "command": "`this` does.",
+    }
     assert err == ""
 
 

@@ -68,7 +68,7 @@ def test_a_kernel_whose_file_is_shorter_is_resumed_by_force_only(
     file.write_bytes(b"\1" * 10)
     error = gpuckpt_json("resume", kernel.id, status=3)["error"]
     assert (error["code"], str(file) in error["message"]) == ("files_changed", True)
-    assert "--force" in error["hint"]
+    assert "--force" in error["command"]
     done = gpuckpt("resume", kernel.id, "--force")
     assert f"The file {file} has only 10 bytes now" in done.stderr
     assert "SIGBUS" in done.stderr

@@ -61,7 +61,7 @@ def test_a_scripts_kernel_is_suspended_and_a_servers_runs_on(
         eventually(lambda: now(paused).error and now(paused).state is KernelState.SUSPENDED)
         eventually(lambda: now(paused).error)
         assert now(paused).error.code == "session_lost"
-        assert f"jupyter gpuckpt resume {paused.kernel_id}" in now(paused).error.hint
+        assert f"jupyter gpuckpt resume {paused.kernel_id}" in now(paused).error.command
         before = counts(paused.kernel_id)
         eventually(lambda: now(running).error)
         assert now(running).error.code == "session_lost"

@@ -564,7 +564,7 @@ def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_p
             with pytest.raises(HostIncompatible, match="so it is not fetched") as caught:
                 await b.fetched("share", "s1")
             assert not moved.is_set()
-        assert "--force" in caught.value.hint
+        assert "--force" in caught.value.command
         done = await b.fetched("share", "s1", force=True)
         assert done.state is OperationState.SUCCEEDED
         assert done.result.warnings == [*estimate.obstacles, *estimate.warnings]

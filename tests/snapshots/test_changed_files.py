@@ -100,7 +100,7 @@ def test_a_mapped_file_that_is_shorter_is_named_and_put_back_or_taken_as_it_is(r
         assert str(reader.array) in caught.value.message
         assert "SIGBUS" in caught.value.message
         assert "Put them back" in caught.value.hint
-        assert "--force" in caught.value.hint
+        assert "--force" in caught.value.command
         assert "keep_files" in caught.value.hint
         assert f"The former {reader.array} is called former now." in caught.value.message
     former.replace(reader.array)

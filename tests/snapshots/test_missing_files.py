@@ -65,7 +65,7 @@ def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path
     (directory / "both").unlink()
     with pytest.raises(FilesChanged, match=r"data\.csv, which the kernel has open, is gone") as no:
         program.resume(snapshot)
-    assert "--force" in no.value.hint
+    assert "--force" in no.value.command
     assert not (directory / "both").exists()
     (directory / "data.csv").write_text("1,2")
     program.resume(snapshot)

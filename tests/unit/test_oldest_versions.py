@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 #: Their tests are no part of the target, need what it does not install, or need no particular version.
-OTHERS = {"bench", "criu", "dev", "docs", "gpu", "matrix", "scheduler", "test"}
+OTHERS = {"bench", "criu", "dev", "docs", "gpu", "matrix", "scheduler", "test", "wheels"}
 USED = [
     *PROJECT["dependencies"],
     *(one for extra in EXTRAS.keys() - OTHERS for one in EXTRAS[extra] if "[" not in one),
