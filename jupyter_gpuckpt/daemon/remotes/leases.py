@@ -876,7 +876,9 @@ class LostLeases:
                     " of its own."
                 )
                 # A suspend clears the last error, but this one is why the kernel is suspended.
-                self._kernels.update(kernel, error=msgspec.structs.replace(error, hint=hint))
+                command = f"`jupyter gpuckpt resume {kernel.kernel_id}` does that."
+                lost = msgspec.structs.replace(error, hint=hint, command=command)
+                self._kernels.update(kernel, error=lost)
                 _log.warning("kernel %s is paused: %s", kernel.kernel_id, error.message)
                 return
             why = operation.error.message
