@@ -157,7 +157,7 @@ def back_to_the_first(scene: Scene) -> None:
 def suspended(scene: Scene) -> None:
     """Take the picture of a suspended notebook: the notification, the notice, the chip."""
     scene.analysis.press("suspend")
-    expect(scene.analysis.banner).to_be_visible()
+    expect(scene.analysis.banner).to_be_visible(timeout=60_000)
     toast = scene.analysis.toasts.filter(has_text="Suspended analysis.ipynb")
     expect(toast).to_be_visible(timeout=60_000)
 
@@ -182,7 +182,7 @@ def notebook7(scene: Scene) -> None:
     """Take the picture of the same notebook in Notebook 7."""
     place = f"{scene.server.url}/notebooks/analysis.ipynb?token={scene.server.token}"
     scene.page.goto(place)
-    expect(scene.analysis.banner).to_be_visible()
+    expect(scene.analysis.banner).to_be_visible(timeout=60_000)
     scene.analysis.banner.get_by_role("button", name="History").click()
     expect(scene.page.locator(".jp-GpuCkptSnapshot").first).to_be_visible()
 
