@@ -60,7 +60,12 @@ class AsyncClient:
         await self.close()
 
     async def send(self, call: Call[_Reply]) -> _Reply:
-        """Send a call and return its reply."""
+        """Send a call and return its reply. Raises DaemonUnavailable, also after `close`."""
+        if self._http.is_closed:  # a stopping server still gets requests
+            raise DaemonUnavailable(
+                "The connection to gpuckptd is closed.",
+                hint="This server is stopping; the next one connects again.",
+            )
         with transport.transport_errors(self._target.socket):
             try:
                 response = await self._http.request(**transport.arguments(call))

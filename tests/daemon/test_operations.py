@@ -12,6 +12,7 @@ import pytest
 from jupyter_gpuckpt.client import AsyncClient, Client, this_owner
 from jupyter_gpuckpt.client.mirror import Mirror
 from jupyter_gpuckpt.errors import (
+    DaemonUnavailable,
     KernelBusy,
     KernelNotCheckpointable,
     KernelStateConflict,
@@ -250,6 +251,16 @@ def test_a_caller_may_go_and_ask_again(client, kernel, settings):
     client.close()
     with Client.connect(settings) as another:
         assert another.wait(operation.operation_id).snapshot_id
+
+
+def test_a_closed_client_says_so(settings):
+    async def work():
+        async with await AsyncClient.connect(settings) as closed:
+            await closed.send(calls.kernels())
+        with pytest.raises(DaemonUnavailable, match="closed"):
+            await closed.send(calls.kernels())
+
+    asyncio.run(work())
 
 
 def test_the_asynchronous_client_does_the_same(client, settings, spec):
