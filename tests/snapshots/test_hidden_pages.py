@@ -117,7 +117,7 @@ def test_a_program_comes_back_with_them(run) -> None:
         saved = program.save(stop=True)
         count = len(program.lines())
         program.resume(saved.manifest.info.snapshot_id)
-        assert program.lines(more_than=count)[count:] == ["True"]
+        assert set(program.lines(more_than=count)[count:]) == {"True"}
 
 
 def test_changed_pages_of_mapped_files_come_back(run) -> None:
