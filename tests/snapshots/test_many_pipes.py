@@ -99,4 +99,4 @@ def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run, engine, tmp_
     suspended = program.save(stop=True)
     count = len(program.lines())
     program.resume(suspended.manifest.info.snapshot_id)
-    assert program.lines(more_than=count)[count:] == ["True"]
+    assert set(program.lines(more_than=count)[count:]) == {"True"}
