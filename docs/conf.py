@@ -59,7 +59,7 @@ def _fill(_app: Sphinx, _name: str, source: list[str]) -> None:
 
 
 class EntriesOfSections(SphinxTransform):
-    """A transform by which an index entry leads to the section in which it stands, and one before a page's title to the page.
+    """A transform that makes an index entry lead to the section around it, or to the page if it stands before the page's title.
 
     Index entries are what the search shows first. Sphinx gives each an anchor without content, of which its search shows no excerpt.
     """

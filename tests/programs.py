@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 
 def python_module(module: str) -> list[str]:
     """Return the beginning of a command that runs the module as a program; its arguments follow."""
     return [sys.executable, "-m", module]
+
+
+def run_command(env, *words, status=0):
+    """Run `jupyter gpuckpt` as a program of its own, without a terminal; check its exit status and return the completed process."""
+    done = subprocess.run(
+        [*python_module("jupyter_gpuckpt.cli"), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=env,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
 
 
 #: Counts aloud, a hundred times a second.

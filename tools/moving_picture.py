@@ -1,10 +1,7 @@
 """Make docs/screenshots/moving.webp with a real server and browser: a cell runs on after its server was stopped."""
 
 import io
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, ViewportSize, expect
+from screenshots import FOLDER, browser_and_lab
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tests.browser.notebook_page import NotebookPage
 
-from tests.browser.conftest import CHROMIUM_OPTIONS  # noqa: E402  the checkout is no package
-from tests.browser.lab_server import running_lab  # noqa: E402
-from tests.browser.notebook_page import NotebookPage  # noqa: E402
-
-PICTURE = ROOT / "docs" / "screenshots" / "moving.webp"
-SIZE = {"width": 1000, "height": 620}
+PICTURE = FOLDER / "moving.webp"
+SIZE: ViewportSize = {"width": 1000, "height": 620}
 MAX_BYTES = 2_000_000
 #: A picture that is shown longer than this only takes the time of who looks at it.
 _LONGEST_SECONDS = 2.5
@@ -128,21 +121,14 @@ def act(film: Film, notebook: NotebookPage) -> None:
 
 def main() -> int:
     """Make the picture and return the exit status."""
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    with (
-        tempfile.TemporaryDirectory(prefix="jupyter-") as folder,
-        running_lab(Path(folder)) as [server],
-        sync_playwright() as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
-        page = browser.new_context(viewport=SIZE, locale="en-GB").new_page()
+    with browser_and_lab(SIZE) as (context, server):
+        page = context.new_page()
         server.write_notebook("training.ipynb", *_CELLS)
         notebook = NotebookPage(page, expect, server, "training.ipynb").open()
         notebook.execute("application:toggle-left-area")
         film = Film(page)
         act(film, notebook)
         film.write(PICTURE)
-        browser.close()
     if PICTURE.stat().st_size > MAX_BYTES:
         print(f"{PICTURE.name} is larger than {MAX_BYTES} bytes", file=sys.stderr)
         return 1

@@ -4,10 +4,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -17,7 +18,7 @@ from tests.browser.lab_server import LabServer, running_lab  # noqa: E402
 from tests.browser.notebook_page import NotebookPage  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
-SIZE = {"width": 1280, "height": 800}
+SIZE: ViewportSize = {"width": 1280, "height": 800}
 
 ANALYSIS = [
     "import numpy as np\nimport pandas as pd\n\n"
@@ -31,6 +32,20 @@ ANALYSIS = [
     'sales["prediction"].describe()',
 ]
 SMALL = ["import numpy as np\n\nx = np.arange(3_000_000)\nx.sum()"]
+
+
+@contextmanager
+def browser_and_lab(size: ViewportSize) -> Iterator[tuple[BrowserContext, LabServer]]:
+    """Yield a browser with pages of this size, and a new JupyterLab server."""
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with (
+        tempfile.TemporaryDirectory(prefix="jupyter-") as folder,
+        running_lab(Path(folder)) as [server],
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
+        yield browser.new_context(viewport=size, locale="en-GB"), server
+        browser.close()
 
 
 class Scene:
@@ -205,14 +220,8 @@ PICTURES: list[tuple[Callable[[Scene], None], Callable[[Scene], None] | None]] =
 def main() -> int:
     """Take all pictures and return the exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    with (
-        tempfile.TemporaryDirectory(prefix="jupyter-") as folder,
-        running_lab(Path(folder)) as [server],
-        sync_playwright() as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
-        scene = Scene(browser.new_context(viewport=SIZE, locale="en-GB"), server)
+    with browser_and_lab(SIZE) as (context, server):
+        scene = Scene(context, server)
         for show, afterwards in PICTURES:
             show(scene)
             path = FOLDER / f"{show.__name__.replace('_', '-')}.png"
@@ -220,7 +229,6 @@ def main() -> int:
             print(path.relative_to(ROOT))
             if afterwards:
                 afterwards(scene)
-        browser.close()
     return 0
 
 

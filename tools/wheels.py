@@ -132,7 +132,7 @@ def downloaded() -> bytes:
 
 
 def make(source: Path, work: Path) -> None:
-    """Compile CRIU, with the libraries that it cannot do without as archives."""
+    """Compile CRIU, and link the libraries that it needs into the program."""
     libraries = SYSTEM / "lib" / str(sysconfig.get_config_var("MULTIARCH"))
     linked, headers = work / "linked", work / "headers"
     linked.mkdir()

@@ -10,7 +10,7 @@ from ..wire import calls
 from ..wire.states import ALIVE
 from . import printing
 from .daemon_calls import begin_save, daemon, finish
-from .naming import kernel_or_snapshot, neither
+from .naming import kernel_or_snapshot, neither, snapshot_of
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
 
 
 def _snapshot(text: str, client: Client) -> str:
-    """Return the id of the snapshot that `text` names; of a kernel that runs a new one, of another kernel its latest one."""
+    """Return the id of the snapshot to branch from: the named one, a new one of a running kernel, or the latest one of another kernel."""
     kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
     snapshots = client.send(calls.snapshots())
     wanted = kernel_or_snapshot(text, [*kernels.values()], snapshots)
@@ -55,7 +55,7 @@ def _snapshot(text: str, client: Client) -> str:
         return operation.outcome().snapshot_id
     if kernel is not None and kernel.snapshot_id:
         return kernel.snapshot_id
-    for one in snapshots:  # newest first
-        if wanted in {one.snapshot_id, one.kernel_id}:
-            return one.snapshot_id
-    raise neither(text)
+    found = snapshot_of(wanted, snapshots)
+    if found is None:
+        raise neither(text)
+    return found.snapshot_id

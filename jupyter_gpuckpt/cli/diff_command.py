@@ -49,7 +49,7 @@ def run(args: Namespace) -> int:
 def _moments(
     first: str, second: str, kernels: dict[str, Kernel], snapshots: list[Snapshot]
 ) -> tuple[_Moment, _Moment]:
-    """Return the moments that the arguments name. `latest` beside another name: of the kernel of that one."""
+    """Return the two moments that the arguments name. `latest` beside another name means the latest snapshot of the kernel named there."""
     if first == LATEST and second and second != LATEST:
         after, before = _moments(second, first, kernels, snapshots)
         return before, after

@@ -74,6 +74,11 @@ def kernel_or_snapshot(text: str, kernels: list[Kernel], snapshots: list[Snapsho
     )
 
 
+def snapshot_of(wanted: str, snapshots: list[Snapshot]) -> Snapshot | None:
+    """Return the snapshot of this id, or the newest one of the kernel of this id; None if there is none. `snapshots`: newest first."""
+    return next((one for one in snapshots if wanted in {one.snapshot_id, one.kernel_id}), None)
+
+
 def neither(text: str) -> KernelNotFound:
     """Return the error for a text that names neither a kernel nor a snapshot."""
     return KernelNotFound(
@@ -98,7 +103,7 @@ def titles_of(snapshots: list[Snapshot]) -> dict[str, str]:
 
 
 def kernels_of(snapshots: list[Snapshot]) -> dict[str, str]:
-    """Return the names of the kernels of snapshots, newest first, by id. Of kernels with one name the newest has it alone."""
+    """Return a name for each kernel of `snapshots` (newest first), by id; empty if a newer kernel has the same name."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for one in snapshots:

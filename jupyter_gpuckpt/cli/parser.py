@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def title(text: str) -> str:
-    """Return the title of a snapshot, unless it is too long."""
+    """Return `text` as the title of a snapshot. Raises ArgumentTypeError if it is too long."""
     if len(text) > MAX_TITLE:
         raise argparse.ArgumentTypeError(f"a title has at most {MAX_TITLE} characters")
     return text

@@ -16,7 +16,7 @@ from ..errors import KernelNotFound, KernelStateConflict
 from ..wire import calls
 from ..wire.protocol import Operation
 from ..wire.states import ALIVE, GPU_AWAY
-from .naming import kernel_or_snapshot, neither
+from .naming import kernel_or_snapshot, neither, snapshot_of
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -54,7 +54,7 @@ def begin(
     wanted = kernel_or_snapshot(named, [*kernels.values()], snapshots)
     if wanted in kernels:
         return client.send(resume(wanted))
-    found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)
+    found = snapshot_of(wanted, snapshots)
     kernel_id = found.kernel_id if found else named
     if kernel_id not in kernels:
         chosen = found.snapshot_id if found and found.snapshot_id == wanted else ""

@@ -20,7 +20,7 @@ _WIDTH = 10
 
 
 def run(args: Namespace) -> int:
-    """Print what people want to know of a snapshot; for programs all of it that is not secret."""
+    """Print a summary of a snapshot, or with --json its whole record without secrets."""
     with daemon() as client:
         snapshots = client.send(calls.snapshots())
         snapshot_id = one_snapshot(args.snapshot, snapshots)

@@ -42,7 +42,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def documentation(tmp_path_factory):
-    """Yield the address of the documentation, which is built first."""
+    """Build the documentation, serve it, and yield its address."""
     if any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser")):
         missing("browser", "Sphinx is not installed (the extra [docs])")
     built, doctrees = tmp_path_factory.mktemp("docs"), tmp_path_factory.mktemp("doctrees")

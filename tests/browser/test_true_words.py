@@ -16,7 +16,7 @@ CLIPBOARD = "() => navigator.clipboard.readText()"
 
 @pytest.fixture
 def bare_lab(tmp_path):
-    """JupyterLab on a machine without CRIU."""
+    """Yield a JupyterLab server on a machine without CRIU."""
     config = tmp_path / "config"
     config.mkdir()
     settings = {"GpuCkptDaemon": {"criu": "/no/such/criu"}}

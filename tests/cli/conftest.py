@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from jupyter_gpuckpt.cli import app
+from tests.programs import run_command
 
 #: Starts a kernel with the provisioner, prints its id, then answers every line with what it is worth.
 KERNEL = """
@@ -61,21 +63,7 @@ class Kernel:
 @pytest.fixture
 def gpuckpt_program(daemon_env):
     """Return a function that runs the command as a program of its own."""
-
-    def run(*words, status=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=daemon_env,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done
-
-    return run
+    return partial(run_command, daemon_env)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""However a demo ends, it leaves no process and no file."""
+"""Tests that a demo leaves no process and no file, however it ends."""
 
 from __future__ import annotations
 

@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+
+from tests.programs import run_command
 
 
 @pytest.fixture
@@ -15,21 +18,7 @@ def server(clean_server):
 @pytest.fixture
 def gpuckpt(server):
     """Return a function that runs the command, without a terminal, and returns its completed process."""
-
-    def run(*words, status=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=server.env,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done
-
-    return run
+    return partial(run_command, server.env)
 
 
 def test_a_kernel_is_compared_with_its_latest_snapshot_and_with_what_it_is_now(server, gpuckpt):

@@ -71,7 +71,7 @@ class RootSystem:
         shutil.copy(_CERTIFICATES, folder / "etc/ssl/certs")
 
     def run(self, *words: str, root: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a program in the system, in the home of its user, and return its end with all that it printed."""
+        """Run a program in the home of the system's user, and return the completed process with its output."""
         rights = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         certificates = [
             f"{name}=/{_CERTIFICATES.relative_to('/')}" for name in ("PIP_CERT", "SSL_CERT_FILE")
