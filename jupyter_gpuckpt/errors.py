@@ -33,6 +33,7 @@
     │  │  └─ KeyUnavailable         its content cannot be decrypted
     │  ├─ RemoteObjectMissing, RemoteObjectInvalid
     │  ├─ SessionHeld               another machine runs it
+    │  │  └─ SessionAhead           another machine has gone on with it
     │  ├─ SessionLost               another machine has taken it over
     │  └─ StoreFull
     └─ DaemonUnavailable            the daemon cannot be reached or started (retryable)
@@ -299,6 +300,12 @@ class SessionHeld(StoreError):
     """A remote session that another machine runs: its lease has not ended."""
 
     code = "session_held"
+
+
+class SessionAhead(SessionHeld):
+    """A remote session with a newer snapshot of another machine, while an older one was to be resumed."""
+
+    code = "session_ahead"
 
 
 class SessionLost(StoreError):

@@ -68,7 +68,7 @@ class OperationView(View, frozen=True):
 
 
 class BranchView(OperationView, frozen=True):
-    """The operation on a new kernel, and the path of its notebook. If it fails, nothing of the branch is left."""
+    """The operation on a kernel of a snapshot, and the path of its notebook. If it fails, nothing of a new kernel is left."""
 
     path: str
 
@@ -83,7 +83,9 @@ class KernelView(View, frozen=True, kw_only=True):
     - `parent_snapshot_id`: The snapshot that it was branched from.
     - `path`: The path of its notebook; the kernelspec's name if it has none.
     - `kernel_name`: The kernelspec's name.
-    - `since`: When it entered its state, in seconds since the epoch.
+    - `since`: When it entered its state, in seconds since the epoch; a resume that failed does not change it.
+    - `failed_at`: When its last error was noted, in seconds since the epoch; 0: there is none.
+    - `moved_to`: The remote to which it was moved for another machine, until it is resumed here; null: it was not.
     - `memory_bytes`: RAM of its processes; 0 while it has none.
     - `gpu_bytes`: GPU memory of its processes.
     - `gpu_utilization`: Percent of the GPU; null: not known.
@@ -101,6 +103,7 @@ class KernelView(View, frozen=True, kw_only=True):
     - `idle_seconds`: After how long without activity it is suspended; 0: never.
     - `suspends_at`: When it will be suspended because it is idle; null: not soon.
     - `cell_paused`: Whether it was suspended in the middle of a cell.
+    - `continues_alone`: Whether the next server resumes it by itself, because this one was stopped in the middle of the cell.
     """
 
     kernel_id: str
@@ -115,6 +118,8 @@ class KernelView(View, frozen=True, kw_only=True):
     path: str
     kernel_name: str
     since: float = 0.0
+    failed_at: float = 0.0
+    moved_to: str | None = None
     memory_bytes: int = 0
     gpu_bytes: int = 0
     gpu_utilization: int | None = None
@@ -132,6 +137,7 @@ class KernelView(View, frozen=True, kw_only=True):
     idle_seconds: float = 0.0
     suspends_at: float | None = None
     cell_paused: bool = False
+    continues_alone: bool = False
 
 
 class KernelElsewhere(View, frozen=True):

@@ -120,6 +120,7 @@ class Service:
             link.served,
             operations.tracked,
             cells_resume=cells_resume,
+            resume_busy=traits.resume_busy,
             restart_save_seconds=traits.undo_restart_within,
             trouble=lambda: link.trouble,
         )

@@ -209,8 +209,12 @@ class Kernel(msgspec.Struct, frozen=True):
     parent_snapshot_id: str = ""
     #: The ports that its last resume changed, old to new.
     moved_ports: dict[int, int] = {}
-    #: The time at which it entered its state (seconds since the epoch).
+    #: The time at which it entered its state (seconds since the epoch); a resume that failed does not change it.
     since: float = 0.0
+    #: The time at which `error` was noted (seconds since the epoch); 0: there is none.
+    failed_at: float = 0.0
+    #: The remote to which it was moved for another machine, until it is resumed here; empty: it was not.
+    moved_to: str = ""
     #: The utilization of the GPU by its processes in percent; None: it uses none, or the driver does not report it.
     gpu_utilization: int | None = None
     #: The RAM and GPU memory in its snapshot, while the kernel has no process, and the GPU memory alone.

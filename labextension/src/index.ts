@@ -16,7 +16,11 @@ import { StateChip } from './kernel/chip';
 import { addCleanUpCommand, cleanUpCommandId } from './snapshot/clean-up';
 import { consoles } from './kernel/consoles';
 import { actions, addCommands, commandIds } from './kernel/commands';
-import { addFetchCommand, FetchActions } from './remote/fetch-commands';
+import {
+  addFetchCommand,
+  FetchActions,
+  fetchCommandId
+} from './remote/fetch-commands';
 import { fileMarks } from './kernel/file-marks';
 import { followIdleKernels } from './kernel/idle-notice';
 import { KernelActions } from './kernel/kernel-actions';
@@ -50,10 +54,12 @@ import {
   addSnapshotCommands,
   importCommandId
 } from './snapshot/snapshot-commands';
+import { FetchedCells } from './snapshot/fetched-cells';
 import { cellsOf } from './snapshot/stored-cells';
 import { Targets } from './kernel/targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 import { Undo } from './snapshot/undo';
+import { isAtRemote } from './shared/texts';
 import { trans } from './shared/translation';
 
 export { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
@@ -109,7 +115,8 @@ const commands: JupyterFrontEndPlugin<void> = {
       kernelId => void commands.execute(showSessionsId, { kernelId }),
       openNotebook,
       saveNotebook,
-      () => commands.execute(addRemoteCommandId)
+      () => commands.execute(addRemoteCommandId),
+      place => commands.execute(fetchCommandId, { ...place })
     );
     const selectedPath = () =>
       files?.tracker.currentWidget?.selectedItems().next().value?.path ?? null;
@@ -145,9 +152,18 @@ const commands: JupyterFrontEndPlugin<void> = {
       path => cellsOf(panelAt(path))
     );
     addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);
+    const fetchedCells = new FetchedCells(snapshots.api, async path => {
+      const panel: NotebookPanel = await commands.execute(openNotebookId, {
+        path
+      });
+      await panel?.context.ready;
+      return cellsOf(panel);
+    });
     const fetchActions = new FetchActions(
       snapshots.api,
       operations,
+      states,
+      (kernel, snapshotId) => fetchedCells.put(kernel, snapshotId),
       isBusy,
       openNotebook
     );
@@ -251,7 +267,9 @@ const panel: JupyterFrontEndPlugin<void> = {
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
       void commands.execute(openNotebookId, { path });
-    const remotes = new Remotes(snapshots.api);
+    const remotes = new Remotes(snapshots.api, () =>
+      states.all().some(isAtRemote)
+    );
     commands.commandExecuted.connect((_, { id, result }) => {
       if (id === addRemoteCommandId) {
         result.then(

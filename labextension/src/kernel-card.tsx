@@ -4,6 +4,7 @@ import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { atRisk, riskText } from './kernel/at-risk';
+import { GpuCkptError } from './shared/api';
 import { CommandButton, MenuButton } from './shared/elements';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
 import type { KernelView, IOperation, SnapshotView } from './shared/records';
@@ -79,6 +80,9 @@ export function KernelCard(props: IProps): JSX.Element {
     suspend: trans.__('Suspend'),
     resume: trans.__('Resume')
   };
+  // What is known of a kernel whose server does not answer is old.
+  const isReached =
+    context.states.problem(kernel.kernel_id)?.code !== GpuCkptError.UNREACHABLE;
   const Caret = isOpen ? caretDownIcon : caretRightIcon;
   return (
     <li ref={card} className="jp-GpuCkptKernel" data-kernel={kernel.kernel_id}>
@@ -100,7 +104,7 @@ export function KernelCard(props: IProps): JSX.Element {
           data-state={kernel.managed ? kernel.state : 'unmanaged'}
           title={stateCaption(kernel)}
         >
-          {stateLabel(kernel)}
+          {isReached ? stateLabel(kernel) : trans.__('Connecting')}
         </span>
         {kernel.managed ? (
           <MenuButton label={trans.__('More for %1', name)} open={showMenu} />

@@ -3,12 +3,16 @@
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { IDisposable } from '@lumino/disposable';
 import type { Message } from '@lumino/messaging';
+import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
 import { sessionsIcon } from './shared/icons';
 import type { Remotes } from './remote/remotes';
 import type { IPanelContext } from './shared/tokens';
 import { trans } from './shared/translation';
+
+/** The interval, in milliseconds, at which the visible panel checks whether remotes must be asked again. */
+const LOOK = 20000;
 
 /** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
 export const showSessionsId = 'gpuckpt:show-sessions';
@@ -33,6 +37,12 @@ export class SessionsPanel extends ReactWidget {
     states.changed.connect(this._follow, this);
     snapshots.changed.connect(this._follow, this);
     _context.remotes.changed.connect(this._follow, this);
+    this._looks = new Poll({
+      name: 'jupyter-gpuckpt:remotes',
+      factory: () => _context.remotes.look(),
+      frequency: { interval: LOOK, backoff: false },
+      standby: () => !this.isVisible || document.hidden
+    });
   }
 
   /** Show this kernel and its snapshots. */
@@ -47,6 +57,7 @@ export class SessionsPanel extends ReactWidget {
     snapshots.changed.disconnect(this._follow, this);
     remotes.changed.disconnect(this._follow, this);
     this._watching?.dispose();
+    this._looks.dispose();
     super.dispose();
   }
 
@@ -92,6 +103,7 @@ export class SessionsPanel extends ReactWidget {
   /** A new object for each request to show a kernel. */
   private _revealed: SessionsPanel.IRevealed = { kernelId: null };
   private _watching: IDisposable | null = null;
+  private readonly _looks: Poll;
 }
 
 export namespace SessionsPanel {

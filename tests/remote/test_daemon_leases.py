@@ -21,7 +21,7 @@ from jupyter_gpuckpt.daemon.remotes.leases import (
     LeasesAtRemote,
 )
 from jupyter_gpuckpt.daemon.remotes.upload_queue import read_uploaded, record_path
-from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
+from jupyter_gpuckpt.errors import SessionAhead, SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.remote.lease_objects import LIFE_SECONDS, Leases
 from jupyter_gpuckpt.remote.remote_list import Remotes, state_folder
 from jupyter_gpuckpt.remote.remote_sessions import RemoteSession, Sessions
@@ -163,13 +163,43 @@ def test_a_kernel_that_runs_here_is_not_resumed_elsewhere_until_it_is_suspended_
             await a.require("s2")
         await b.close_leases()
         assert b.leased_to() is None
-        [warning] = await a.require("s2")
-        assert "newer snapshots" in warning
+        # It has the newest snapshot, although another machine has had the session since.
+        assert await a.require("s2") == []
         assert a.leased_to() == a.leases.daemon_id
         # Whoever has it asks nothing.
         a.leases.ask = None
         assert await a.require("s2") == []
         del a.leases.ask
+
+    two(test)
+
+
+def test_an_older_snapshot_is_resumed_only_on_request_once_another_machine_has_gone_on(two):
+    async def test(a, b):
+        kernel = a.run()
+        a.save("s1", number=1)
+        await a.start()
+        a.suspend(kernel, "s1")
+        await a.until_uploaded("s1")
+        await until(lambda: held_by(a) is None)
+        await b.fetched("share", "s1")
+        there = b.run("s1")
+        await b.require("s1")
+        b.leases.resumed("k1")
+        await b.start()
+        b.save("s2", created=6.0, number=2)
+        b.suspend(there, "s2")
+        await b.until_uploaded("s2")
+        await until(lambda: held_by(b) is None)
+        term = a.session().term
+        with pytest.raises(SessionAhead, match="has a newer snapshot of it") as caught:
+            await a.require("s1")
+        assert "remote fetch share s2" in caught.value.command
+        assert (a.session().term, a.leased_to()) == (term, None)
+        # With the newest snapshot it goes on; without it, if its user wants that.
+        await a.require("s1", take_over=True)
+        assert a.leased_to() == a.leases.daemon_id
+        await a.close_leases()
 
     two(test)
 

@@ -63,7 +63,7 @@ def test_a_session_is_leased_to_one_and_to_the_next_when_it_was_released(machine
     assert mine == Tenure("a", 1)
     assert a.claim("session-1") == mine
     with pytest.raises(
-        SessionHeld, match=r"Session session-1 runs on machine host a, since 20"
+        SessionHeld, match=r"The session of work/notes.ipynb runs on machine host a, since 20"
     ) as e:
         b.claim("session-1")
     assert "--take-over" in e.value.command

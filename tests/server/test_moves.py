@@ -65,6 +65,7 @@ def test_a_kernel_is_moved_by_a_page_and_another_machine_gets_it(
         assert (done["kind"], done["kernel_id"]) == ("move", page.kernel_id)
         kernel = server.kernel(page.kernel_id)
         assert (kernel["state"], kernel["operation"]) == ("suspended", None)
+        assert kernel["moved_to"] == "share"
         assert done["result"]["snapshot_id"] == kernel["snapshot_id"]
         assert done["result"]["warnings"] == []
         assert list((folder / "manifests").iterdir())
@@ -80,6 +81,7 @@ def test_a_kernel_is_moved_by_a_page_and_another_machine_gets_it(
         assert stages.index("capture") < len(stages) - 1 - stages[::-1].index("upload")
         # What was moved can still go on here, as long as no other machine has it.
         assert page.run("print(x + 1)") == "42\n"
+        assert server.kernel(page.kernel_id)["moved_to"] is None
         page.close()
 
 
@@ -140,13 +142,17 @@ def test_a_session_that_another_machine_has_is_resumed_only_after_a_warning(
     page.run("x = 41")
     with shared():
         server.do("move", page.kernel_id)
+        suspended_at = server.kernel(page.kernel_id)["since"]
         found, other = other_machine()
         other.claim(page.kernel_id)
         refused = server.finish(server.begin("resume", page.kernel_id))
         assert refused["state"] == "failed"
         assert refused["error"]["code"] == "session_held"
         assert "runs on machine far away" in refused["error"]["message"]
-        assert server.kernel(page.kernel_id)["state"] == "suspended"
+        kernel = server.kernel(page.kernel_id)
+        assert (kernel["state"], kernel["moved_to"]) == ("suspended", "share")
+        # It is suspended since its suspend, not since the attempt.
+        assert kernel["since"] == suspended_at < kernel["failed_at"]
         server.do("resume", page.kernel_id, take_over=True)
         assert page.run("print(x + 1)") == "42\n"
         assert found.get(page.kernel_id).lease.daemon_id != "b"

@@ -181,6 +181,43 @@ def test_a_branch_from_the_middle_of_a_cell_shows_all_that_the_cell_says(server,
     assert early.run("print(1)") == "1\n"
 
 
+def resume(server, snapshot_id, **body):
+    """Return a page on the kernel with which a snapshot was resumed."""
+    path = f"api/gpuckpt/snapshots/{snapshot_id}/resume"
+    answer = server.request("POST", path, json=body).json()
+    operation = server.finish(answer)
+    assert operation["state"] == "succeeded", operation
+    resumed = server.page(answer["kernel_id"])
+    resumed.notebook = answer["path"]
+    return resumed
+
+
+def test_a_snapshot_is_resumed_as_its_own_kernel_or_as_a_branch_while_that_runs(server, page):
+    page.run("x = 'first'")
+    first = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 'second'")
+    # Its kernel runs.
+    beside = resume(server, first)
+    assert beside.kernel_id != page.kernel_id
+    assert beside.notebook != page.notebook
+    assert beside.run("print(x)") == "first\n"
+    assert page.run("print(x)") == "second\n"
+    # Its kernel is suspended: the open page goes on with it.
+    second = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
+    again = resume(server, first, path="elsewhere.ipynb")
+    assert (again.kernel_id, again.notebook) == (page.kernel_id, page.notebook)
+    assert page.run("print(x)") == "first\n"
+    # Its kernel has ended.
+    server.request("DELETE", f"api/kernels/{page.kernel_id}")
+    back = resume(server, second, path=page.notebook)
+    assert (back.kernel_id, back.notebook) == (page.kernel_id, page.notebook)
+    assert back.run("print(x)") == "second\n"
+    kernel = server.kernel(page.kernel_id)
+    assert (kernel["snapshot_id"], kernel["parent_snapshot_id"]) == (second, None)
+    [session] = [one for one in server.get("api/sessions") if one["path"] == page.notebook]
+    assert session["kernel"]["id"] == page.kernel_id
+
+
 def entries(server):
     """Return the names of everything below the root, but for a folder that Jupyter makes with the first notebook and leaves."""
     return sorted(p.name for p in server.root.rglob("*") if p.name != ".ipynb_checkpoints")

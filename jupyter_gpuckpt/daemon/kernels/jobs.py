@@ -186,6 +186,7 @@ def thaw(
                 "sizes": info.sizes,
                 "saved_seconds": info.seconds,
                 "error": None,
+                "moved_to": "",
                 "moved_ports": moved | found.moved_ports,
             },
             Result(

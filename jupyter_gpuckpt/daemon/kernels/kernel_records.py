@@ -64,7 +64,10 @@ _log = logging.getLogger(__name__)
 
 
 class KernelRecord(msgspec.Struct):
-    """The record of a kernel on disk. `since`: when it entered `state` (seconds since the epoch); `previous`: the state before."""
+    """The record of a kernel on disk. `previous`: the state before `state`.
+
+    `since`: when it entered `state` (seconds since the epoch). A resume that fails leaves it as it was.
+    """
 
     spec: LaunchSpec
     owner: Owner
@@ -72,6 +75,10 @@ class KernelRecord(msgspec.Struct):
     state: KernelState = KernelState.STARTING
     previous: KernelState = KernelState.STARTING
     since: float = 0.0
+    #: `since` before the resume that runs.
+    since_before: float = 0.0
+    #: When `error` was noted (seconds since the epoch); 0: there is none.
+    failed_at: float = 0.0
     name: str = ""
     jupyter: dict[str, Any] = {}
     tree: Tree | None = None
@@ -95,6 +102,8 @@ class KernelRecord(msgspec.Struct):
     taken_over: str = ""
     #: When it changed for the first time after its last snapshot (seconds since the epoch); 0: not known, or it did not.
     changed_at: float = 0.0
+    #: The remote to which it was moved for another machine, until it is resumed here; empty: it was not.
+    moved_to: str = ""
     #: The ports, besides its own, on which it listened when it was suspended.
     listening: list[int] = []
 

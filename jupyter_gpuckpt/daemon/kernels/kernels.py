@@ -38,7 +38,7 @@ from .kernel_records import KernelRecord, Records
 from .lost_notebooks import LostNotebooks
 from .machine import Machine
 from .operations import RunningOperation
-from .recovered import lost, recovered
+from .recovered import enter, lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
 from .tree_records import UnnamedTree
@@ -123,6 +123,8 @@ class ManagedKernel:
             parent_snapshot_id=record.parent_snapshot_id,
             moved_ports=record.moved_ports,
             since=record.since,
+            failed_at=record.failed_at,
+            moved_to=record.moved_to,
             gpu_utilization=usage.gpu_utilization,
             suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
             suspended_gpu_bytes=record.sizes.gpu_bytes if record.state in ABSENT else 0,
@@ -194,7 +196,7 @@ class Kernels:
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
-        record.previous, record.state, record.since = record.state, state, time.time()
+        enter(record, state)
         kernel.entered_at = since_boot()
         if state is KernelState.SUSPENDED:
             kernel.ports.hold()  # a recovered kernel listened on them itself until now
@@ -202,6 +204,8 @@ class Kernels:
 
     def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
         """Change fields of the record now; the awaitable ends when they are on disk."""
+        if "error" in changes:
+            changes["failed_at"] = time.time() if changes["error"] else 0.0
         for field, value in changes.items():
             setattr(kernel.record, field, value)
         written = self._written(kernel)

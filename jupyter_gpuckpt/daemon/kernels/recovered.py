@@ -36,13 +36,21 @@ def recovered(
         record.number = committed.number
         return _became(record, KernelState.SUSPENDED)
     if not alive:
-        record.error = record_of(lost())
+        record.error, record.failed_at = record_of(lost()), time.time()
         return _became(record, KernelState.LOST)
     if record.state is KernelState.SAVING and committed:
         record.snapshot_id = committed.snapshot_id
         record.sizes, record.saved_seconds = committed.sizes, committed.seconds
         record.number = committed.number
     return _became(record, KernelState.RUNNING)
+
+
+def enter(record: KernelRecord, state: KernelState) -> None:
+    """Change the state of a record now. A resume that failed leaves the kernel suspended since it was suspended."""
+    has_failed = record.state is KernelState.RESUMING and state is record.previous
+    since = record.since_before if has_failed else time.time()
+    record.since_before, record.since = record.since, since
+    record.previous, record.state = record.state, state
 
 
 def as_before(record: KernelRecord) -> KernelState:
@@ -60,7 +68,7 @@ def lost() -> KernelLost:
 
 
 def _became(record: KernelRecord, state: KernelState) -> KernelRecord:
-    record.previous, record.state, record.since = record.state, state, time.time()
+    enter(record, state)
     if state not in ALIVE:
         record.tree = None
     return record

@@ -1,6 +1,6 @@
 """Moves of suspended kernels: the snapshot is uploaded, and its remote session is released and marked, so that others offer it first.
 
-A move changes nothing of the kernel, which stays suspended here. It ends with an error if the kernel is resumed meanwhile.
+The kernel stays suspended here, and its record names the remote until it is resumed. The move ends with an error if that happens meanwhile.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class Moves:
         except Exception as error:  # whatever happened, it is the operation's error
             operation.fail(error)
         else:
+            self._note(kernel, remote.name, snapshot_id)
             warnings = [] if is_released else [_STILL_LEASED]
             spent = operation.progress.seconds_by_stage
             seconds = time.monotonic() - began
@@ -123,6 +124,12 @@ class Moves:
             )
         finally:
             del self._running[kernel.kernel_id]
+
+    def _note(self, kernel: ManagedKernel, remote: str, snapshot_id: str) -> None:
+        """Record that a kernel was moved, unless it has been resumed meanwhile."""
+        is_suspended = not kernel.doomed and kernel.state is KernelState.SUSPENDED
+        if is_suspended and kernel.record.snapshot_id == snapshot_id:
+            self._kernels.update(kernel, moved_to=remote)
 
     async def _upload(
         self, operation: RunningOperation, kernel: ManagedKernel, remote: str, snapshot_id: str

@@ -39,7 +39,7 @@ from ...errors import (
     StoreUnavailable,
     record_of,
 )
-from ...remote.lease_objects import LIFE_SECONDS, Leases, held
+from ...remote.lease_objects import LIFE_SECONDS, Leases, ahead, held
 from ...remote.remote_list import Remotes, state_folder
 from ...remote.remote_sessions import BRANCHED, Lease, Sessions, Tenure, require
 from ...remote.retries import Retries
@@ -328,7 +328,7 @@ class LeasesAtRemote:
         self._file = daemon.file_of(remote)
         self._leases: Leases | None = None
         self._sessions: Sessions | None = None
-        self._may_write = True
+        self._may_write, self._machine_id = True, ""
         self._beats = 0
 
     @property
@@ -371,12 +371,19 @@ class LeasesAtRemote:
         self._note(kernel_id, session_id, tenure)
         if known.is_held and not is_same and known.daemon_id == self._daemon.daemon_id:
             leases.release(known.session_id, Tenure(known.daemon_id, known.term))
-        if was_away:
-            return [
-                f"Another machine has gone on with this session since it was here last: remote {self.remote.name} has newer"
-                " snapshots of it."
-            ]
         return []
+
+    def require_newest(self, session_id: str, known: KernelLease, ids: set[str]) -> None:
+        """Raise SessionAhead if the newest snapshot is another machine's, and not among those that this machine has (`ids`)."""
+        if known.session_id != session_id:
+            return  # it goes on in the session of a fetched snapshot
+        session = self._opened()[1].get(session_id)
+        newest = session.listed[0] if session.listed else None
+        # A kernel that another machine runs now is refused by the lease.
+        if newest is None or session.lease is not None:
+            return
+        if newest.snapshot_id not in ids and newest.machine_id != self._machine_id:
+            raise ahead(session, self.remote.name)
 
     def lease_elsewhere(self, session_id: str) -> Lease | None:
         """Return the lease of the other machine that runs a remote session now; None if none does."""
@@ -499,6 +506,7 @@ class LeasesAtRemote:
             retries = Retries.while_somebody_waits(self._daemon.is_over)
             opened = remote_keys.opened(self._daemon.data_dir, self.remote, retries)
             self._may_write, self._sessions = opened.may_write, opened.sessions
+            self._machine_id = opened.machine_id
             self._leases = Leases(
                 opened.bucket,
                 opened.key.seal,
@@ -681,9 +689,13 @@ class DaemonLeases:
             return []
         file.begin(kernel_id, session_id, ids)
         undecided = threading.Lock()
-        asked = self.ask(
-            remote, lambda at: at.claim(kernel_id, session_id, take_over, known, undecided)
-        )
+
+        def claim(at: LeasesAtRemote) -> list[str]:
+            if not take_over:
+                at.require_newest(session_id, known, ids)
+            return at.claim(kernel_id, session_id, take_over, known, undecided)
+
+        asked = self.ask(remote, claim)
         try:
             try:
                 return asked.result(WAIT_SECONDS)

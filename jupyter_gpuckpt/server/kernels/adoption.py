@@ -34,7 +34,7 @@ _ANSWER_SECONDS = 60.0
 #: The interval and the total time in which a new server asks again for kernels of a server that had not ended yet.
 _CLAIM_EVERY_SECONDS, _CLAIM_FOR_SECONDS = 2.0, 300.0
 #: Causes of suspends at a server's stop: a cell that ran then continues without a request.
-_STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
+STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
 class Adoption:
@@ -104,7 +104,7 @@ class Adoption:
             manager.execution_state = kept.get("execution_state") or "idle"
             if manager.execution_state == "busy":
                 self._expect_asker(manager, served)
-                if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
+                if resume_busy and saved.cause in STOPPED_WITH_THE_SERVER:
                     served.wake()
         else:
             # Until it has answered it counts as busy, so that a computation is not culled.

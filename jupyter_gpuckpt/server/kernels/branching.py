@@ -1,7 +1,10 @@
-"""Branches: a second live kernel from a snapshot, with a notebook and ports of its own.
+"""Kernels that this server makes from snapshots: branches, and kernels that ended here or come from another machine.
 
-To the daemon a branch is a suspended kernel whose snapshot belongs to another kernel. It is listed here like a kernel that an
-earlier server left, and then resumed. If that fails, nothing of it remains.
+A branch is a second kernel beside the snapshot's own one, with an id, a notebook and ports of its own. A kernel that is not on this
+machine is made again with its own id, so that it goes on in its session.
+
+To the daemon it is a suspended kernel that has a snapshot. It is listed here like a kernel that an earlier server left, and then
+resumed. If that fails, nothing of it remains.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,16 +29,19 @@ from ...wire import calls
 from ...wire.manager_secrets import parted
 from ...wire.own_sockets import moved_address
 from ...wire.protocol import BranchRequest, SuspendedKernel
+from ...wire.states import KernelState
 from ..messages.begun_cells import begun_cells
-from .notebook_sessions import path_below
+from .notebook_sessions import forget_sessions, path_below, sessions_of
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Awaitable, Callable
 
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     from ...wire.manifest_records import LaunchSpec
     from ...wire.protocol import Operation
+    from ..messages.served_kernel import ServedKernel
     from .adoption import Adoption
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
@@ -42,17 +49,19 @@ if TYPE_CHECKING:
     from .stored_notebooks import StoredNotebooks
 
 _INSERT = "-branch-"
+#: The states in which a kernel of this server can be resumed from any of its snapshots.
+_RESUMABLE = frozenset({KernelState.SUSPENDED, KernelState.LOST})
 
 
 class Branch(NamedTuple):
-    """A branch that is being made: the operation that resumes it, and the path of its notebook."""
+    """A kernel that is being made: the operation that resumes it, and the path of its notebook."""
 
     operation: Operation
     path: str
 
 
 class Branching:
-    """A maker of branches from any snapshot in the store."""
+    """A maker of kernels from any snapshot in the store."""
 
     def __init__(
         self,
@@ -76,22 +85,86 @@ class Branching:
 
         `force`: although its files changed (`FilesChanged`).
         """
+        launch = await self._launch(snapshot_id)
+        return await self._start(snapshot_id, launch, str(uuid.uuid4()), path, force=force)
+
+    async def resume(
+        self, snapshot_id: str, path: str = "", *, take_over: bool = False, force: bool = False
+    ) -> Branch:
+        """Start resuming a snapshot as its own kernel, in the notebook at `path`, by default in a copy; as a branch if that kernel runs.
+
+        A kernel that is suspended here is resumed in its own notebook. `take_over`, `force`: as in `ServerOperations.resume`.
+        """
+        launch = await self._launch(snapshot_id)
+        kernel_id = launch.kernel_id
+        served = self._link.served.get(kernel_id)
+        if kernel_id in self._kernels and served is not None and served.state in _RESUMABLE:
+            operation = await self._go_on(
+                served,
+                launch,
+                partial(self._resume, kernel_id, snapshot_id, take_over=take_over, force=force),
+            )
+            rows = sessions_of(self._sessions, kernel_id)
+            return Branch(operation, rows[0]["path"] if rows else "")
+        listed = await self._link.daemon.send(calls.kernels())
+        holder = next((kernel for kernel in listed if kernel.kernel_id == kernel_id), None)
+        if holder is not None:
+            # One whose shutdown can still be undone keeps its id, but no longer has the notebook.
+            there = path if holder.ends_at else ""
+            return await self._start(snapshot_id, launch, str(uuid.uuid4()), there, force=force)
+        return await self._start(
+            snapshot_id, launch, kernel_id, path, take_over=take_over, force=force
+        )
+
+    async def _go_on(
+        self, served: ServedKernel, launch: LaunchSpec, resume: Callable[[], Awaitable[Operation]]
+    ) -> Operation:
+        """Start resuming a kernel of this server from a snapshot that another machine may have made, in another cell."""
+        output = served.output
+        before = output.description()
+        output.follow(launch.jupyter.get("output") or {}, lacks_beginning=True)
+
+        async def go_back_if_failed(operation: Operation) -> None:
+            if (await self._operations.finish(operation)).error is not None:
+                output.follow(before)
+
+        try:
+            operation = await resume()
+        except BaseException:
+            output.follow(before)
+            raise
+        self._operations.spawn(go_back_if_failed(operation))
+        return operation
+
+    async def _launch(self, snapshot_id: str) -> LaunchSpec:
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
             raise ConfigurationError(f"Snapshot {snapshot_id} does not belong to a Jupyter kernel.")
+        return launch
+
+    async def _start(
+        self,
+        snapshot_id: str,
+        launch: LaunchSpec,
+        kernel_id: str,
+        path: str = "",
+        *,
+        take_over: bool = False,
+        force: bool,
+    ) -> Branch:
+        """Make a kernel of this id, with the snapshot's notebook at `path` (by default beside the original), and start resuming it."""
         async with AsyncExitStack() as undo:
             path = await self._notebook(snapshot_id, launch, path, undo)
-            kernel_id = await self._make(snapshot_id, launch, path, undo)
-            served = self._link.served[kernel_id]
-            served.is_new_branch = True
-            operation = await self._resume(kernel_id, "", force=force)
+            await self._make(snapshot_id, launch, kernel_id, path, undo)
+            self._link.served[kernel_id].is_new_branch = True
+            operation = await self._resume(kernel_id, "", take_over=take_over, force=force)
             self._operations.spawn(self._finish(operation, undo.pop_all()))
         return Branch(operation, path)
 
     async def _finish(self, operation: Operation, undo: AsyncExitStack) -> None:
         ended = await self._operations.finish(operation)
         if ended.error is not None:
-            self._log.warning("Branch %s was not made: %s", ended.kernel_id, ended.error.message)
+            self._log.warning("Kernel %s was not made: %s", ended.kernel_id, ended.error.message)
             await undo.aclose()
 
     async def _notebook(
@@ -144,13 +217,17 @@ class Branching:
         try:
             return (await self._notebooks.notebook(snapshot_id)).notebook
         except GpuCkptError as error:
-            self._log.warning("The branch gets the present notebook: %s", error.message)
+            self._log.warning("The kernel gets the present notebook: %s", error.message)
             return None
 
     async def _make(
-        self, snapshot_id: str, launch: LaunchSpec, path: str, undo: AsyncExitStack
-    ) -> str:
-        kernel_id = str(uuid.uuid4())
+        self,
+        snapshot_id: str,
+        launch: LaunchSpec,
+        kernel_id: str,
+        path: str,
+        undo: AsyncExitStack,
+    ) -> None:
         row = {
             "session_id": str(uuid.uuid4()),
             "path": path,
@@ -192,9 +269,9 @@ class Branching:
 
         undo.push_async_callback(self._quietly, end)
         saved = SuspendedKernel(kernel, jupyter, launch.cwd, secrets=launch.secrets)
+        forget_sessions(self._sessions, kernel_id)
         self._link.offer(saved)
         await self._adoption.adopt(saved, resume_busy=False)
-        return kernel_id
 
     async def _quietly(self, undo: Any) -> None:
         """Undo a step; log an error instead of raising it, so that it does not hide the first one."""
@@ -203,4 +280,6 @@ class Branching:
         except KernelNotFound:
             pass
         except (GpuCkptError, web.HTTPError, OSError) as error:
-            self._log.warning("A branch failed, and not all of it could be removed: %s", error)
+            self._log.warning(
+                "A kernel was not made, and not all of it could be removed: %s", error
+            )

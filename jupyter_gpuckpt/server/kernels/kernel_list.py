@@ -10,6 +10,7 @@ from ...errors import DaemonSilent, record_of
 from ...wire.states import KernelState
 from ..messages.served_kernel import not_managed
 from ..rest_records import KernelView, operation_view
+from .adoption import STOPPED_WITH_THE_SERVER
 from .notebook_sessions import sessions_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class KernelList:
     """The kernels of one server.
 
     `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel;
-    `restart_save_seconds`: how long a kernel's process is kept at a restart if it cannot be saved. `trouble`: returns why the daemon
-    cannot be reached.
+    `resume_busy`: as in `Adoption`. `restart_save_seconds`: how long a kernel's process is kept at a restart if it cannot be saved.
+    `trouble`: returns why the daemon cannot be reached.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class KernelList:
         tracked: TrackedOperations | None,
         *,
         cells_resume: bool,
+        resume_busy: bool = False,
         restart_save_seconds: float = 0.0,
         trouble: Callable[[], GpuCkptError | None] = lambda: None,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
         self._served, self._tracked, self._cells_resume = served, tracked, cells_resume
+        self._resume_busy = resume_busy
         self._restart_save_seconds, self._trouble = restart_save_seconds, trouble
 
     def __contains__(self, kernel_id: str) -> bool:
@@ -77,6 +80,7 @@ class KernelList:
         if self._tracked is not None:
             seen = self._tracked.as_seen(operation) if operation is not None else None
             operation = self._tracked.composed(kernel_id) or seen
+        cell_paused = served.absent and served.output.runs_cell
         in_flight = operation is not None and not operation.is_over
         return msgspec.structs.replace(
             view,
@@ -87,6 +91,8 @@ class KernelList:
             parent_snapshot_id=kernel.parent_snapshot_id or None,
             operation=operation_view(operation) if operation and in_flight else None,
             since=kernel.since,
+            failed_at=kernel.failed_at,
+            moved_to=kernel.moved_to or None,
             memory_bytes=kernel.memory_bytes,
             gpu_bytes=kernel.gpu_bytes,
             gpu_utilization=kernel.gpu_utilization,
@@ -103,7 +109,10 @@ class KernelList:
             before_restart=served.before_restart or None,
             former_kept=served.is_former_kept,
             restart_lost=served.restart_lost or None,
-            cell_paused=served.absent and served.output.runs_cell,
+            cell_paused=cell_paused,
+            continues_alone=cell_paused
+            and self._resume_busy
+            and kernel.cause in STOPPED_WITH_THE_SERVER,
         )
 
     def _idle_seconds(self, manager: KernelManager) -> float:

@@ -110,6 +110,11 @@ def list_sessions(sessions: SessionManager, rows: list[dict[str, Any]]) -> None:
             sessions.cursor.execute("INSERT INTO session VALUES (?,?,?,?,?)", values)
 
 
+def forget_sessions(sessions: SessionManager, kernel_id: str) -> None:
+    """Remove the sessions of a kernel that has ended: Jupyter keeps them until the next request, and the kernel's id is used again."""
+    sessions.cursor.execute("DELETE FROM session WHERE kernel_id=?", (kernel_id,))
+
+
 def moved_rows(rows: list[dict[str, Any]], *, saved_root: str, root: str) -> list[dict[str, Any]]:
     """Return the rows of an earlier server's sessions with paths relative to this server's `root`."""
     return [

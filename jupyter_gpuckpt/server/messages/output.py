@@ -279,11 +279,16 @@ class KernelOutput:
         self._running, self._cells = set(described["running"]), dict(described["cells"])
         self._keeps_cells = True
 
-    def follow(self, described: dict[str, Any]) -> None:
-        """Follow the cells that had not ended when the kernel was described: its process was away and is back."""
+    def follow(self, described: dict[str, Any], *, lacks_beginning: bool = False) -> None:
+        """Follow the cells that had not ended when the kernel was described: its process was away and is back.
+
+        `lacks_beginning`: they ran under another server, so their first messages are not here.
+        """
         begun = begun_cells(described)
         self._asked, self._running = set(begun.asked), set(begun.running)
         self._cells = dict(begun.cells)
+        self.lacks_beginning = lacks_beginning and bool(begun.running)
+        self._waiting = [] if self.lacks_beginning else None
 
     def add_beginning(self, messages: list[list[bytes]]) -> None:
         """Feed the messages of cells that began under another server, out of all that the kernel has, then those received since."""

@@ -29,6 +29,14 @@ class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     force: bool = False
 
 
+class RevivalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of the resume of a snapshot. `path`: the notebook; empty: beside the snapshot's. `take_over`, `force`: as in a resume."""
+
+    path: str = ""
+    take_over: bool = False
+    force: bool = False
+
+
 class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a rollback. `force`: as in a resume."""
 
@@ -50,9 +58,17 @@ async def _roll_back(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
 
 @_answers(Route(BranchView, "POST", f"{_SNAPSHOT}/branch", PathRequest, _ACCEPTED))
 async def _branch(handler: GpuCkptHandler, snapshot_id: str, request: PathRequest) -> BranchView:
-    """Start making a branch."""
+    """Start making a branch, which is a second kernel."""
     branch = handler.parts.branching.branch
     return branch_view(*await branch(snapshot_id, request.path, force=request.force))
+
+
+@_answers(Route(BranchView, "POST", f"{_SNAPSHOT}/resume", RevivalRequest, _ACCEPTED))
+async def _resume(handler: GpuCkptHandler, snapshot_id: str, request: RevivalRequest) -> BranchView:
+    """Start resuming a snapshot as its own kernel; as a branch if that kernel runs, or belongs to another server."""
+    resume = handler.parts.branching.resume
+    wanted = {"take_over": request.take_over, "force": request.force}
+    return branch_view(*await resume(snapshot_id, request.path, **wanted))
 
 
 @ROUTES.passed_on(calls.changes)

@@ -16,7 +16,16 @@ import { press as pressed } from '../shared/press';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import { Targets } from '../kernel/targets';
 import type { IUserSettings } from '../shared/tokens';
-import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
+import {
+  aDone,
+  aKernel,
+  aRemoteSession,
+  aSave,
+  chosen,
+  FakeEvents,
+  FakeServer,
+  refused as refusedWith
+} from './fakes';
 
 let server: FakeServer;
 let events: FakeEvents;
@@ -29,6 +38,7 @@ let current: Widget | null;
 const showHistory = jest.fn();
 const openNotebook = jest.fn();
 const addRemote = jest.fn<Promise<string | null>, []>();
+const fetchPlace = jest.fn();
 const saveNotebook = jest.fn();
 
 /** A notebook, as far as the commands look at it. */
@@ -73,7 +83,8 @@ function register(
     showHistory,
     openNotebook,
     saveNotebook,
-    addRemote
+    addRemote,
+    fetchPlace
   );
   addCommands(registry, targets, states, kernelActions);
   return registry;
@@ -410,7 +421,7 @@ describe('a move', () => {
       .on('GET kernels/k', aKernel({ state: 'suspended' }));
     const done = commands.execute(commandIds.move);
     const shown = await dialog('Move a.ipynb to another machine?');
-    expect(shown.textContent).toContain('Remote: team');
+    expect(shown.textContent).toContain('Remote: “team”');
     press(shown, 'accept');
     await done;
     expect(server.bodies).toEqual([JSON.stringify({ remote: 'team' })]);
@@ -496,7 +507,7 @@ describe('a move', () => {
     addRemote.mockResolvedValueOnce('new');
     const done = commands.execute(commandIds.move);
     const shown = await dialog('Move a.ipynb to another machine?');
-    expect(shown.textContent).toContain('Remote: new');
+    expect(shown.textContent).toContain('Remote: “new”');
     press(shown, 'accept');
     await done;
     expect(server.bodies).toContain(JSON.stringify({ remote: 'new' }));
@@ -550,6 +561,62 @@ describe('a resume of what another machine runs', () => {
     await done;
     expect(server.bodies).toEqual(['{}']);
     expect(messages()).toEqual(['Resuming a.ipynb was canceled']);
+  });
+});
+
+describe('a resume of a kernel that was moved', () => {
+  const here = { snapshot_id: 'mine', kernel_id: 'k', here: true };
+
+  const resume = async (session: object, snapshot: object) => {
+    events.tell(aKernel({ state: 'suspended', moved_to: 'team' }));
+    const found = aRemoteSession({ session_id: 'k', ...session }, snapshot);
+    server
+      .on('GET remotes/team/sessions', { sessions: [found], unreadable: [] })
+      .on('POST kernels/k/resume', aDone({ kind: 'resume' }));
+    await commands.execute(commandIds.resume);
+  };
+
+  it('offers what another machine has saved since', async () => {
+    await resume({}, { ...here, snapshot_id: 'theirs', here: false });
+    expect(fetchPlace).toHaveBeenCalledWith({
+      remote: 'team',
+      sessionId: 'k',
+      snapshotId: 'theirs'
+    });
+    expect(server.bodies).toEqual([]);
+  });
+
+  it('goes on here if the remote has nothing newer, or does not answer', async () => {
+    await resume({}, here);
+    server.on(
+      'GET remotes/team/sessions',
+      refusedWith(502, { message: 'Down.', code: 'x' })
+    );
+    await commands.execute(commandIds.resume);
+    expect(fetchPlace).not.toHaveBeenCalled();
+    expect(server.bodies).toEqual(['{}', '{}']);
+  });
+
+  it('asks before it resumes an older snapshot', async () => {
+    const error = {
+      message: 'The remote has a newer snapshot.',
+      code: 'session_ahead',
+      hint: null,
+      details: null
+    };
+    events.tell(aKernel({ state: 'suspended' }));
+    server.on(
+      'POST kernels/k/resume',
+      aSave({ kind: 'resume', state: 'failed', error }),
+      aDone({ kind: 'resume' })
+    );
+    const done = commands.execute(commandIds.resume);
+    const shown = await dialog('Resume an older snapshot of a.ipynb?');
+    expect(shown.textContent).toContain(error.message);
+    expect(shown.querySelector('.jp-mod-reject')).toBe(document.activeElement);
+    press(shown, 'accept');
+    await done;
+    expect(server.bodies).toEqual(['{}', JSON.stringify({ take_over: true })]);
   });
 });
 

@@ -246,7 +246,7 @@ describe('KernelStates.run', () => {
   });
 });
 
-describe('KernelStates.branch', () => {
+describe('KernelStates.runFrom', () => {
   // To the server it is the resume of a new kernel.
   const started = aSave({ kind: 'resume', kernel_id: 'new', path: 'b.ipynb' });
 
@@ -262,7 +262,7 @@ describe('KernelStates.branch', () => {
     const onStarted = jest.fn();
     const ended = jest.fn();
     states.endedElsewhere.connect(ended);
-    const branch = states.branch('s', onStarted);
+    const branch = states.runFrom('branch', 's', {}, onStarted);
     end(events, { operation_id: 'o', kind: 'resume', kernel_id: 'new' });
     await expect(branch).resolves.toMatchObject({
       kind: 'branch',
@@ -278,7 +278,7 @@ describe('KernelStates.branch', () => {
     const record = { message: 'No room.', code: 'x', hint: null };
     server.on('POST snapshots/s/branch', refused(409, record));
     await start();
-    await expect(states.branch('s')).rejects.toMatchObject({
+    await expect(states.runFrom('branch', 's')).rejects.toMatchObject({
       message: 'No room.'
     });
   });

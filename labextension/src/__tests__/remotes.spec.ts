@@ -189,9 +189,9 @@ describe('the texts on uploads', () => {
     expect(label({ state: 'uploading', ...sizes })).toBe('uploading 25%');
     expect(label({ state: 'uploading', total_bytes: 0 })).toBe('uploading');
     expect(caption({ state: 'uploading', ...sizes })).toBe(
-      'Uploading to team: 1 MB of 4 MB.'
+      'Uploading to “team”: 1 MB of 4 MB.'
     );
-    expect(caption({ state: 'uploaded' })).toBe('Uploaded to team.');
+    expect(caption({ state: 'uploaded' })).toBe('Uploaded to “team”.');
   });
 
   it('say what went wrong and what helps, also while it is tried again', () => {
@@ -202,10 +202,10 @@ describe('the texts on uploads', () => {
       details: null
     };
     expect(caption({ state: 'failed', error })).toBe(
-      'Not uploaded to team. Denied. Log in.'
+      'Not uploaded to “team”. Denied. Log in.'
     );
     expect(caption({ state: 'waiting', error })).toBe(
-      'Waiting to be uploaded to team. Denied. Log in.'
+      'Waiting to be uploaded to “team”. Denied. Log in.'
     );
   });
 
@@ -214,9 +214,9 @@ describe('the texts on uploads', () => {
       copiesOfDeleted({ uploads, pinned: false });
     expect(text()).toBe('');
     expect(text(anUpload({ state: 'waiting' }))).toBe('');
-    expect(text(anUpload())).toBe('Its copy in team will be deleted, too.');
+    expect(text(anUpload())).toBe('Its copy in “team” will be deleted, too.');
     expect(copiesOfDeleted({ uploads: [anUpload()], pinned: true })).toBe(
-      'It is pinned, so team keeps its copy.'
+      'It is pinned, so “team” keeps its copy.'
     );
   });
 
@@ -250,6 +250,8 @@ describe('fetching', () => {
   const place = { remote: 'team', sessionId: 'session', snapshotId: 'offsite' };
   const aFetch = () => aSave({ kind: 'fetch', operation_id: 'f' });
   const openNotebook = jest.fn();
+  const takeBack = jest.fn();
+  const putCells = jest.fn(async () => takeBack);
   const busy = new Set<string>();
 
   let events: FakeEvents;
@@ -291,7 +293,7 @@ describe('fetching', () => {
       .on('GET operations/f?wait=1', {
         ...aDone({ kind: 'fetch', operation_id: 'f' })
       })
-      .on('POST snapshots/offsite/branch', {
+      .on('POST snapshots/offsite/resume', {
         ...aDone({ kind: 'resume', kernel_id: 'new' }),
         path: 'work/a.ipynb'
       });
@@ -303,7 +305,7 @@ describe('fetching', () => {
     const isBusy = (path: string) => busy.has(path);
     addFetchCommand(
       commands,
-      new FetchActions(api, operations, isBusy, openNotebook)
+      new FetchActions(api, operations, states, putCells, isBusy, openNotebook)
     );
   });
 
@@ -313,7 +315,7 @@ describe('fetching', () => {
 
   it('tells what it moves, fetches, resumes into the notebook and shows it', async () => {
     const running = run();
-    const shown = await dialog('Fetch a.ipynb from team?');
+    const shown = await dialog('Fetch a.ipynb from “team”?');
     expect(shown.textContent).toContain(
       '30 MB to download; 10 MB already on this'
     );
@@ -344,6 +346,48 @@ describe('fetching', () => {
     press(shown, 'accept');
     await running;
     expect(server.bodies[1]).toBe('{}');
+  });
+
+  describe('into the suspended kernel of the session', () => {
+    const own = () =>
+      aKernel({
+        kernel_id: 'trained-elsewhere',
+        state: 'suspended',
+        path: 'mine.ipynb'
+      });
+    const fetchInto = async (resumed: Answer) => {
+      events.tell(own());
+      busy.add('work/a.ipynb');
+      const session = aRemoteSession({}, { kernel_id: 'trained-elsewhere' });
+      estimates({ session, snapshot: session.snapshots[0] });
+      server.on('POST snapshots/offsite/resume', resumed);
+      server.on('GET kernels/trained-elsewhere', own());
+      const running = run();
+      press(await dialog('It goes on in'), 'accept');
+      await running;
+    };
+
+    beforeEach(() => {
+      putCells.mockClear();
+      takeBack.mockClear();
+    });
+
+    it('goes on in its notebook, which gets the snapshot’s cells before', async () => {
+      const done = aDone({ kind: 'resume', kernel_id: 'trained-elsewhere' });
+      await fetchInto({ ...done, path: 'mine.ipynb' });
+      expect(putCells).toHaveBeenCalledWith(
+        expect.objectContaining({ path: 'mine.ipynb' }),
+        'offsite'
+      );
+      expect(server.bodies[1]).toBe(JSON.stringify({ path: 'mine.ipynb' }));
+      expect(takeBack).not.toHaveBeenCalled();
+      expect(told()[0]).toBe('Resumed mine.ipynb in 0.01 s');
+    });
+
+    it('takes the cells back if the resume fails', async () => {
+      await fetchInto(refused(409, { message: 'No room.', code: 'x' }));
+      expect(takeBack).toHaveBeenCalled();
+    });
   });
 
   it('fetches nothing that is not wanted', async () => {
@@ -440,7 +484,7 @@ describe('fetching', () => {
       refused(502, record)
     );
     await run();
-    expect(told()).toEqual(['Reading team failed: Denied. Log in.']);
+    expect(told()).toEqual(['Reading “team” failed: Denied. Log in.']);
   });
 
   it('resumes nothing after a fetch that failed', async () => {
@@ -459,7 +503,7 @@ describe('fetching', () => {
     press(await dialog('Fetch a.ipynb'), 'accept');
     await running;
     expect(told()).toEqual(['Fetching a.ipynb failed: Damaged.']);
-    expect(server.requests).not.toContain('POST snapshots/offsite/branch');
+    expect(server.requests).not.toContain('POST snapshots/offsite/resume');
   });
 
   it('shows how far it is, and does not tell its end twice', async () => {

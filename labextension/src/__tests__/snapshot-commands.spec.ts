@@ -437,12 +437,12 @@ describe('snapshot commands', () => {
     await snapshots.refresh();
     const done = run('delete', register({ confirmDelete: true }));
     const shown = await dialog('You can undo this for 60 seconds.');
-    const copies = 'Its copies in team, home will be deleted, too.';
+    const copies = 'Its copies in “team”, “home” will be deleted, too.';
     expect(shown.textContent).toContain(`seconds. ${copies}`);
     press(shown, 'accept');
     await done;
     expect(notifications()[0].message).toMatch(
-      /^Deleted the snapshot .*\. You can undo this for 60 seconds\. Its copies in team, home will be deleted, too\.$/
+      /^Deleted the snapshot .*\. You can undo this for 60 seconds\. Its copies in “team”, “home” will be deleted, too\.$/
     );
   });
 

@@ -251,9 +251,31 @@ describe('texts', () => {
     expect(suspendedTexts(aKernel(suspended))).toHaveLength(2);
   });
 
+  it('say where a kernel was moved to, and promise nothing after a failure', () => {
+    const moved = aKernel({ state: 'suspended', moved_to: 'team', since: 9 });
+    const where =
+      'Moved to “team”, from where another machine can continue it.';
+    expect(stateLabel(moved)).toBe('Moved');
+    expect(stateCaption(moved)).toBe(where);
+    expect(suspendedTexts(moved)).toEqual([
+      where,
+      'Resume brings it back here.'
+    ]);
+    const failed = { reason: 'It runs on desk.', failed_at: 86400 * 365 };
+    expect(suspendedTexts({ ...moved, ...failed })).toEqual([where]);
+    expect(suspendedTexts(aKernel({ state: 'suspended', ...failed }))).toEqual([
+      'This kernel is suspended.'
+    ]);
+    expect(stateLabel({ ...moved, state: 'resuming' })).toBe('Resuming');
+  });
+
   it.each([
     [{}, 'Running a cell resumes it.'],
     [{ cell_paused: true }, 'A cell is paused; Resume continues it.'],
+    [
+      { cell_paused: true, continues_alone: true },
+      'A cell is paused; it continues when the server is back.'
+    ],
     [{ cells_resume: false }, 'Press Resume before you run a cell.']
   ])('with %j say what resumes a kernel', (changes, text) => {
     const kernel = aKernel({ state: 'suspended', ...changes });
@@ -283,7 +305,7 @@ describe('texts', () => {
     });
     expect(stateCaption(kernel)).toBe('No GPU.');
     expect(lastErrorText(kernel)).toBe('No GPU.');
-    const dated = { ...kernel, since: 86400 * 365 };
+    const dated = { ...kernel, failed_at: 86400 * 365 };
     expect(lastErrorText(dated)).toMatch(/71.*: No GPU\.$/);
   });
 

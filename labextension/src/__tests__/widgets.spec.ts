@@ -431,7 +431,7 @@ describe('the panel', () => {
     const badges = widget.node.querySelectorAll('[data-upload]');
     expect(badges).toHaveLength(1);
     expect(badges[0].getAttribute('title')).toBe(
-      'Uploaded to team.\nWaiting to be uploaded to home.'
+      'Uploaded to “team”.\nWaiting to be uploaded to “home”.'
     );
   });
 
@@ -442,7 +442,7 @@ describe('the panel', () => {
     await shown('not on this disk');
     const badge = widget.node.querySelector("[data-upload='remote']");
     expect(badge?.getAttribute('title')).toBe(
-      'Stored only in team. Resuming downloads it.\nUploaded to team.'
+      'Stored only in “team”. Resuming downloads it.\nUploaded to “team”.'
     );
   });
 
@@ -485,7 +485,7 @@ describe('the panel', () => {
     expect(texts[0]).toMatch(/a\.ipynb.*40 MB.*laptop.*team/);
     expect(texts[1]).toContain('c.ipynb');
     const alert = widget.node.querySelector('[role=alert]');
-    expect(alert?.textContent).toBe('team: A session was altered.');
+    expect(alert?.textContent).toBe('“team”: A session was altered.');
   });
 
   it('says why it knows nothing', async () => {

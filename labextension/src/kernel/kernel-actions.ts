@@ -4,12 +4,13 @@ import { PathExt } from '@jupyterlab/coreutils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
+import { asOurs } from '../shared/api';
 import type { Action } from './commands';
 import { whereToMove } from '../remote/remote-dialogs';
 import { agrees, askText } from '../shared/dialogs';
 import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
-import type { IOperation } from '../shared/records';
+import type { IOperation, IRemotePlace } from '../shared/records';
 import type { ITarget } from './targets';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
@@ -25,7 +26,9 @@ export class KernelActions {
     /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
     readonly saveNotebook: (path: string) => Promise<boolean>,
     /** Asks for a new remote; returns its name, or null if none was added. */
-    private readonly _addRemote: () => Promise<string | null>
+    private readonly _addRemote: () => Promise<string | null>,
+    /** Fetches a snapshot from a remote and resumes it, if the user agrees. */
+    private readonly _fetch: (place: IRemotePlace) => Promise<void>
   ) {}
 
   /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
@@ -56,6 +59,8 @@ export class KernelActions {
         return this._branch(kernelId, name);
       case 'move':
         return this._move(kernelId, name);
+      case 'resume':
+        return this._resume(kernelId, name);
       default:
         return this._operations.run(action, kernelId, name);
     }
@@ -120,6 +125,44 @@ export class KernelActions {
     return title !== null
       ? this._freeze('save', kernelId, name, { name: title })
       : null;
+  }
+
+  /** Resume a kernel; of one that was moved, what another machine has saved since is offered instead. */
+  private async _resume(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const newer = await this._newerElsewhere(kernelId);
+    if (newer) {
+      await this._fetch(newer);
+      return null;
+    }
+    return this._operations.run('resume', kernelId, name);
+  }
+
+  /** Return where the newest snapshot of a moved kernel is, if that is not on this machine; null if that is not known. */
+  private async _newerElsewhere(
+    kernelId: string
+  ): Promise<IRemotePlace | null> {
+    const remote = this._states.get(kernelId)?.moved_to;
+    if (!remote) {
+      return null;
+    }
+    try {
+      const { sessions } = await this._api.remoteSessions(remote);
+      const session = sessions.find(one => one.session_id === kernelId);
+      const newest = session?.snapshots[0];
+      return session && newest && !newest.here
+        ? {
+            remote,
+            sessionId: session.session_id,
+            snapshotId: newest.snapshot_id
+          }
+        : null;
+    } catch (error) {
+      asOurs(error); // the resume asks the remote, too
+      return null;
+    }
   }
 
   /** The notebook is written first: its file may lie in a folder that the other machine sees, too. */

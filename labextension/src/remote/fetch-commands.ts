@@ -3,11 +3,13 @@
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
-import type { IRemotePlace } from '../shared/records';
+import type { KernelView, IRemotePlace } from '../shared/records';
 import { remoteTitle } from './remote-texts';
 import { mayFetch } from './remote-dialogs';
+import { nameOfPath } from '../shared/format';
 import { orTell } from '../shared/notices';
 import type { Operations } from '../shared/operations';
+import type { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
 export const fetchCommandId = 'gpuckpt:fetch-snapshot';
@@ -32,6 +34,12 @@ export class FetchActions {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
+    private readonly _states: IKernelStates,
+    /** Puts the cells of a snapshot into a kernel's notebook; returns a function that takes them back. */
+    private readonly _putCells: (
+      kernel: KernelView,
+      snapshotId: string
+    ) => Promise<() => void>,
     /** Returns whether a notebook has a kernel here. */
     private readonly _isBusy: (path: string) => boolean,
     private readonly _openNotebook: (path: string) => void
@@ -57,7 +65,7 @@ export class FetchActions {
 
   private async _run(place: IRemotePlace): Promise<void> {
     const estimate = await orTell(
-      trans.__('Reading %1 failed', place.remote),
+      trans.__('Reading “%1” failed', place.remote),
       () => this._api.fetchEstimate(place)
     );
     if (estimate === null) {
@@ -65,8 +73,13 @@ export class FetchActions {
     }
     const { session, snapshot, obstacles } = estimate;
     const { path } = session;
-    const isBusy = this._isBusy(path);
-    if (!(await mayFetch(place.remote, estimate, isBusy))) {
+    const kernelId = snapshot.kernel_id;
+    const target = this._suspended(kernelId)
+      ? 'own'
+      : this._isBusy(path) || this._states.get(kernelId)
+        ? 'copy'
+        : 'notebook';
+    if (!(await mayFetch(place.remote, estimate, target))) {
       return;
     }
     const { remote } = place;
@@ -80,6 +93,11 @@ export class FetchActions {
     if (!fetched || force) {
       return;
     }
+    const own = this._suspended(kernelId);
+    if (own) {
+      await this._goOnIn(own, place.snapshotId);
+      return;
+    }
     const resumed = await this._operations.resumeInto(
       // If the notebook has got a kernel meanwhile, the snapshot is resumed into a copy.
       this._isBusy(path) ? '' : path,
@@ -89,6 +107,27 @@ export class FetchActions {
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }
+  }
+
+  /** Resume a fetched snapshot in the session's own kernel here and its notebook, which gets the snapshot's cells. */
+  private async _goOnIn(own: KernelView, snapshotId: string): Promise<void> {
+    // The cells come first: what the kernel says from then on belongs to them.
+    const takeBack = await this._putCells(own, snapshotId);
+    const resumed = await this._operations.resumeInto(
+      own.path,
+      snapshotId,
+      nameOfPath(own.path)
+    );
+    if (!resumed) {
+      takeBack();
+    }
+  }
+
+  /** Return the session's own kernel on this machine while it can be resumed from another snapshot. */
+  private _suspended(kernelId: string): KernelView | null {
+    const kernel = this._states.get(kernelId);
+    const isAbsent = kernel?.state === 'suspended' || kernel?.state === 'lost';
+    return isAbsent ? kernel : null;
   }
 
   /** The snapshots about which the user is being asked, or that are being fetched. */

@@ -62,7 +62,7 @@ export function addRemoteCommands(
     execute: async ({ remote }) => {
       const name = String(remote);
       const made = (await mayMakeLine(name))
-        ? await orTell(trans.__('Making a line for %1 failed', name), () =>
+        ? await orTell(trans.__('Making a line for “%1” failed', name), () =>
             api.joinLine(name)
           )
         : null;
@@ -75,7 +75,7 @@ export function addRemoteCommands(
 
 function mayMakeLine(name: string): Promise<boolean> {
   return agrees(
-    trans.__('Let another machine join %1?', name),
+    trans.__('Let another machine join “%1”?', name),
     trans.__(
       'A new line is made, by which a machine joins the remote. Lines that were made before stay valid.'
     ),
@@ -111,7 +111,7 @@ async function addRemote(api: GpuCkptApi): Promise<string | null> {
         // Also if the dialog was canceled meanwhile: the store is there, and its line is shown only now.
         conclude(
           '',
-          trans.__('Added remote %1', added.name),
+          trans.__('Added remote “%1”', added.name),
           added.warnings.length > 0 ? 'warning' : 'success'
         );
       }
@@ -372,19 +372,19 @@ function Check(props: {
   );
 }
 
-/** Show the line by which other machines join, which is shown only once. */
+/** Show a line by which other machines join; this one is not shown again. */
 async function showLine({ name, line, warnings }: AddedRemote): Promise<void> {
   const body = ReactWidget.create(
     <div className="jp-GpuCkptDialog">
       <p>
-        {trans.__('Another machine joins the remote %1 by this line:', name)}
+        {trans.__('Another machine joins the remote “%1” by this line:', name)}
       </p>
       <pre className="jp-GpuCkptLine" tabIndex={0}>
         {line}
       </pre>
       <p>
         {trans.__(
-          'Print it, or keep it in a safe place away from this machine. If all machines of the remote are lost, nobody can read the snapshots without it. Whoever has the line and access to the place can read them.'
+          'Print it, or keep it in a safe place away from this machine, which can make another one later. If all machines of the remote are lost, nobody can read the snapshots without it. Whoever has the line and access to the place can read them.'
         )}
       </p>
       {warnings.length > 0 ? <Lines texts={warnings} /> : null}
@@ -395,7 +395,7 @@ async function showLine({ name, line, warnings }: AddedRemote): Promise<void> {
     Dialog.cancelButton({ label: trans.__('Print…') }),
     Dialog.okButton({ label: trans.__('I Have Kept It') })
   ];
-  const title = trans.__('Keep this line: it is shown only once');
+  const title = trans.__('Keep this line: it is not shown again');
   // Neither Escape nor Enter, which may have added the remote, closes this dialog.
   const dialog = new BusyDialog(
     { title, body, buttons, hasClose: false, defaultButton: COPY },

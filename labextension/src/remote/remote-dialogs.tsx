@@ -7,6 +7,29 @@ import type { FetchEstimate } from '../shared/records';
 import { trans } from '../shared/translation';
 import { movedText, remoteTitle, whereTexts } from './remote-texts';
 
+/** Where a fetched session goes on: in its own suspended kernel here, in its notebook, which may not be here yet, or in a copy. */
+export type Target = 'own' | 'notebook' | 'copy';
+
+function targetText(target: Target, path: string): string {
+  switch (target) {
+    case 'own':
+      return trans.__(
+        'It goes on in %1, whose kernel is suspended here. Cells and outputs become those of the snapshot, which you can undo.',
+        path
+      );
+    case 'notebook':
+      return trans.__(
+        'It is resumed into the notebook %1. If that is here already, its cells and outputs stay as they are.',
+        path
+      );
+    case 'copy':
+      return trans.__(
+        'The notebook %1 has a kernel here, which keeps running: the session is resumed into a copy of it.',
+        path
+      );
+  }
+}
+
 /**
  * Show where the session runs, the size of the fetch and the obstacles to a resume, and ask.
  *
@@ -15,14 +38,14 @@ import { movedText, remoteTitle, whereTexts } from './remote-texts';
 export function mayFetch(
   remote: string,
   estimate: FetchEstimate,
-  isBusy: boolean
+  target: Target
 ): Promise<boolean> {
   const { session, snapshot, obstacles, warnings, hint } = estimate;
   const title = remoteTitle({ remote, session, snapshot });
   const isRefused = obstacles.length > 0;
   const takesOver = session.leased_to !== '';
   return agrees(
-    trans.__('Fetch %1 from %2?', title, remote),
+    trans.__('Fetch %1 from “%2”?', title, remote),
     <div className="jp-GpuCkptDialog">
       {isRefused ? (
         <>
@@ -38,19 +61,7 @@ export function mayFetch(
         <p key={text}>{text}</p>
       ))}
       <p>{movedText(estimate)}</p>
-      {isRefused ? null : (
-        <p>
-          {isBusy
-            ? trans.__(
-                'The notebook %1 has a kernel here, which keeps running: the session is resumed into a copy of it.',
-                session.path
-              )
-            : trans.__(
-                'It is resumed into the notebook %1, whose cells and outputs are those that it has here.',
-                session.path
-              )}
-        </p>
-      )}
+      {isRefused ? null : <p>{targetText(target, session.path)}</p>}
     </div>,
     isRefused
       ? trans.__('Fetch Without Resuming')
@@ -76,7 +87,7 @@ export async function whereToMove(
       </p>
       <p>
         {trans.__(
-          'Another machine with the same remote then offers this session first. Files, such as the notebook, are not moved.'
+          'Another machine with the same remote then offers this session first. The notebook goes with it; other files are not moved.'
         )}
       </p>
       {remotes.length > 1 ? (
@@ -89,7 +100,7 @@ export async function whereToMove(
           </select>
         </label>
       ) : (
-        <p>{trans.__('Remote: %1', remotes[0])}</p>
+        <p>{trans.__('Remote: “%1”', remotes[0])}</p>
       )}
     </div>
   ));

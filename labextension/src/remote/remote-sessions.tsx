@@ -84,7 +84,7 @@ export function RemoteSessions(props: {
             commands={props.context.commands}
             id={joinLineCommandId}
             args={{ remote: name }}
-            label={trans.__('Join Line of %1…', name)}
+            label={trans.__('Join Line of “%1”…', name)}
           />
         ))}
       <CommandButton
@@ -154,7 +154,7 @@ function Problems({ remote }: { remote: IKnownRemote }) {
   return texts.length === 0 ? null : (
     <div role="alert" className="jp-GpuCkptSessions-problem">
       {texts.map(text => (
-        <p key={text}>{trans.__('%1: %2', remote.name, text)}</p>
+        <p key={text}>{trans.__('“%1”: %2', remote.name, text)}</p>
       ))}
     </div>
   );

@@ -56,14 +56,14 @@ export function uploadCaption(upload: UploadView): string {
   const { remote, state, done_bytes, total_bytes, error } = upload;
   const texts: Record<UploadView['state'], string> = {
     uploading: trans.__(
-      'Uploading to %1: %2 of %3.',
+      'Uploading to “%1”: %2 of %3.',
       remote,
       formatBytes(Math.min(done_bytes, total_bytes)),
       formatBytes(total_bytes)
     ),
-    waiting: trans.__('Waiting to be uploaded to %1.', remote),
-    failed: trans.__('Not uploaded to %1.', remote),
-    uploaded: trans.__('Uploaded to %1.', remote)
+    waiting: trans.__('Waiting to be uploaded to “%1”.', remote),
+    failed: trans.__('Not uploaded to “%1”.', remote),
+    uploaded: trans.__('Uploaded to “%1”.', remote)
   };
   const reason = error ? explain(error) : [];
   return [texts[state], ...reason].join(' ');
@@ -78,7 +78,7 @@ export function uploadsCaption({
   if (remote_only !== null) {
     found.unshift(
       remote_only
-        ? trans.__('Stored only in %1. Resuming downloads it.', remote_only)
+        ? trans.__('Stored only in “%1”. Resuming downloads it.', remote_only)
         : trans.__('Stored only in a remote. Resuming downloads it.')
     );
   }
@@ -92,7 +92,7 @@ export function copiesOfDeleted({
 }: Pick<SnapshotView, 'uploads' | 'pinned'>): string {
   const remotes = uploads
     .filter(({ state }) => state === 'uploaded')
-    .map(({ remote }) => remote);
+    .map(({ remote }) => trans.__('“%1”', remote));
   const names = remotes.join(', ');
   if (remotes.length === 0) {
     return '';

@@ -14,6 +14,9 @@ import type {
 /** The age in milliseconds up to which an answer is used again: a request to a remote takes long and may cost money. */
 const FRESH = 300000;
 
+/** The same while a kernel of this machine is moved: its user comes back with news of it. */
+const FRESH_AFTER_MOVE = 20000;
+
 /** A remote with its list, or with the error of the last request; both are null during the first request. */
 export interface IKnownRemote {
   name: string;
@@ -30,7 +33,11 @@ export interface IRemoteChoice {
 }
 
 export class Remotes {
-  constructor(private readonly _api: GpuCkptApi) {}
+  constructor(
+    private readonly _api: GpuCkptApi,
+    /** Returns whether a kernel of this machine is moved. */
+    private readonly _hasMoved: () => boolean = () => false
+  ) {}
 
   /** A signal for every new answer about a remote. */
   readonly changed = new Signal<this, void>(this);
@@ -47,7 +54,8 @@ export class Remotes {
 
   /** Request the remotes and their snapshots, unless the last answer is recent. */
   async look(): Promise<void> {
-    if (performance.now() - this._lookedAt >= FRESH) {
+    const fresh = this._hasMoved() ? FRESH_AFTER_MOVE : FRESH;
+    if (performance.now() - this._lookedAt >= fresh) {
       await this.refresh();
     }
   }

@@ -69,6 +69,9 @@ export class GpuCkptError extends Error implements IErrorRecord {
   /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
 
+  /** The server's code for a session with which another machine has gone on, so that a remote has a newer snapshot. */
+  static readonly SESSION_AHEAD = 'session_ahead';
+
   /** The server's code for files that changed so that the kernel would end or do harm. */
   static readonly FILES_CHANGED = 'files_changed';
 
@@ -158,19 +161,18 @@ export class GpuCkptApi {
     return this._send('POST', at`kernels/${kernelId}/${kind}`, body);
   }
 
-  /** Start a second kernel from a snapshot for a notebook, by default for a new copy of the snapshot's notebook. */
-  async branch(
+  /**
+   * Start a kernel from a snapshot: `branch`, a second one, with a copy of the notebook; `resume`, the snapshot's own one, for the notebook
+   * at `path`, by default for a copy.
+   */
+  async startFrom(
+    kind: 'branch' | 'resume',
     snapshotId: string,
-    notebook = '',
-    answers: JSONObject = {}
+    body: JSONObject
   ): Promise<IOperation> {
-    const path = at`snapshots/${snapshotId}/branch`;
-    const body = notebook ? { path: notebook, ...answers } : answers;
-    // From then on it is the resume of a new kernel.
-    return {
-      ...(await this._send<IOperation>('POST', path, body)),
-      kind: 'branch'
-    };
+    const path = at`snapshots/${snapshotId}/${kind}`;
+    // To the server it is the resume of a kernel, which may be new.
+    return { ...(await this._send<IOperation>('POST', path, body)), kind };
   }
 
   /** Ask a running operation to stop and to undo its work. */

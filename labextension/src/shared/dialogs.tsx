@@ -26,6 +26,9 @@ export function ask<T>(
   return showDialog({ title, body, buttons, ...options });
 }
 
+/** The options of a question to which a careless press of Enter must answer no. */
+const SAFE = { warns: true, defaultButton: 0 };
+
 /** Show a dialog as `ask` does; return whether the user agrees. */
 export async function agrees(
   ...question: Parameters<typeof ask>
@@ -157,7 +160,7 @@ export function mayResumeAnyway(
       </p>
     </div>,
     trans.__('Resume Anyway'),
-    { warns: true }
+    SAFE
   );
 }
 
@@ -173,6 +176,26 @@ export function mayTakeOver(
     trans.__('Take over %1?', name),
     `${error.message} ${consequence}`,
     trans.__('Take Over'),
-    { warns: true }
+    SAFE
+  );
+}
+
+/** Ask whether to resume an older snapshot although another machine has gone on. `error`: the server's refusal, which names the remote. */
+export function mayResumeOlder(
+  name: string,
+  error: GpuCkptError
+): Promise<boolean> {
+  return agrees(
+    trans.__('Resume an older snapshot of %1?', name),
+    <div className="jp-GpuCkptDialog">
+      <p role="alert">{error.message}</p>
+      <p>
+        {trans.__(
+          'To go on where the other machine stopped, cancel, and choose Fetch and Resume under “From other machines” in the Sessions panel. The older snapshot lacks what was done there; the newer one stays in the remote.'
+        )}
+      </p>
+    </div>,
+    trans.__('Resume the Older One'),
+    SAFE
   );
 }

@@ -116,21 +116,20 @@ export class KernelStates {
   }
 
   /**
-   * Start a second kernel from a snapshot; return and throw as `run` does. `onStarted` is called with the operation as soon as it
-   * has an id. `notebook`: the path of its notebook, by default that of a new copy of the snapshot's notebook. `answers`: further
-   * fields of the request, after a refusal.
+   * Start a kernel from a snapshot, as `GpuCkptApi.startFrom` does; return and throw as `run` does. `onStarted` is called with the
+   * operation as soon as it has an id.
    */
-  async branch(
+  async runFrom(
+    kind: 'branch' | 'resume',
     snapshotId: string,
-    onStarted: (operation: IOperation) => void = () => undefined,
-    notebook = '',
-    answers: JSONObject = {}
+    body: JSONObject = {},
+    onStarted: (operation: IOperation) => void = () => undefined
   ): Promise<IOperation> {
     this._branching += 1;
     try {
-      const started = this._api.branch(snapshotId, notebook, answers);
+      const started = this._api.startFrom(kind, snapshotId, body);
       void started.then(onStarted, () => undefined);
-      const { kind, path } = await started;
+      const { path } = await started;
       const operation = await this.finish(started);
       await this.refresh(operation.kernel_id);
       return { ...operation, kind, path };

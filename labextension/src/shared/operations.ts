@@ -4,7 +4,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import { asOurs, GpuCkptError } from './api';
-import { mayResumeAnyway, mayTakeOver } from './dialogs';
+import { mayResumeAnyway, mayResumeOlder, mayTakeOver } from './dialogs';
 import { nameOfPath } from './format';
 import { conclude, failureText, tellFailure, tellWithDetails } from './notices';
 import { Pace } from './pace';
@@ -64,6 +64,11 @@ const WAYS_ON: Record<
   [GpuCkptError.SESSION_HELD]: {
     kinds: ['resume', 'fetch'],
     ask: mayTakeOver,
+    answer: { take_over: true }
+  },
+  [GpuCkptError.SESSION_AHEAD]: {
+    kinds: ['resume'],
+    ask: mayResumeOlder,
     answer: { take_over: true }
   }
 };
@@ -126,7 +131,7 @@ export class Operations {
     return this._tell('branch', name, ({ follow, asking }) => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
       return asking('branch', answers =>
-        this._states.branch(snapshotId, onStarted, '', answers)
+        this._states.runFrom('branch', snapshotId, answers, onStarted)
       );
     });
   }
@@ -141,18 +146,22 @@ export class Operations {
     );
   }
 
-  /** Resume a snapshot as a new kernel of the notebook at `path`, or of a copy if that is empty; return as `run` does. */
+  /** Resume a snapshot as its own kernel, in the notebook at `path`, or in a copy if that is empty; return as `run` does. */
   resumeInto(
     path: string,
     snapshotId: string,
     name: string
   ): Promise<IOperation | null> {
-    return this._tell('resume', name, async ({ follow, asking }) => {
+    return this._tell('resume', name, ({ follow, asking }) => {
       const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
-      const made = await asking('branch', answers =>
-        this._states.branch(snapshotId, onStarted, path, answers)
+      return asking('resume', answers =>
+        this._states.runFrom(
+          'resume',
+          snapshotId,
+          { ...(path && { path }), ...answers },
+          onStarted
+        )
       );
-      return { ...made, kind: 'resume' };
     });
   }
 

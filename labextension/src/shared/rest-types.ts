@@ -64,10 +64,20 @@ export interface components {
             /** @description The kernelspec's name. */
             kernel_name: string;
             /**
-             * @description When it entered its state, in seconds since the epoch.
+             * @description When it entered its state, in seconds since the epoch; a resume that failed does not change it.
              * @default 0
              */
             since: number;
+            /**
+             * @description When its last error was noted, in seconds since the epoch; 0: there is none.
+             * @default 0
+             */
+            failed_at: number;
+            /**
+             * @description The remote to which it was moved for another machine, until it is resumed here; null: it was not.
+             * @default null
+             */
+            moved_to: string | null;
             /**
              * @description RAM of its processes; 0 while it has none.
              * @default 0
@@ -153,6 +163,11 @@ export interface components {
              * @default false
              */
             cell_paused: boolean;
+            /**
+             * @description Whether the next server resumes it by itself, because this one was stopped in the middle of the cell.
+             * @default false
+             */
+            continues_alone: boolean;
         };
         /**
          * KernelState
@@ -778,7 +793,7 @@ export interface components {
         };
         /**
          * BranchView
-         * @description The operation on a new kernel, and the path of its notebook. If it fails, nothing of the branch is left.
+         * @description The operation on a kernel of a snapshot, and the path of its notebook. If it fails, nothing of a new kernel is left.
          */
         BranchView: {
             operation_id: string;
@@ -797,6 +812,18 @@ export interface components {
         PathRequest: {
             /** @default  */
             path: string;
+            /** @default false */
+            force: boolean;
+        };
+        /**
+         * RevivalRequest
+         * @description Body of the resume of a snapshot. `path`: the notebook; empty: beside the snapshot's. `take_over`, `force`: as in a resume.
+         */
+        RevivalRequest: {
+            /** @default  */
+            path: string;
+            /** @default false */
+            take_over: boolean;
             /** @default false */
             force: boolean;
         };
@@ -982,6 +1009,7 @@ export type FetchRequest = components['schemas']['FetchRequest'];
 export type SnapshotRequest = components['schemas']['SnapshotRequest'];
 export type BranchView = components['schemas']['BranchView'];
 export type PathRequest = components['schemas']['PathRequest'];
+export type RevivalRequest = components['schemas']['RevivalRequest'];
 export type Changes = components['schemas']['Changes'];
 export type FileChange = components['schemas']['FileChange'];
 export type JupyterGpuckptWireSnapshotRecordsChange = components['schemas']['jupyter_gpuckpt.wire.snapshot_records.Change'];

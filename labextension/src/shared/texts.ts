@@ -13,8 +13,16 @@ import type {
 import type { IKernelStates } from './tokens';
 import { trans } from './translation';
 
+/** Return whether a kernel was moved for another machine and has not been resumed here since. */
+export function isAtRemote({
+  state,
+  moved_to
+}: Pick<KernelView, 'state' | 'moved_to'>): boolean {
+  return state === 'suspended' && moved_to !== null;
+}
+
 /** Return the name of a kernel's state. */
-export function stateLabel({ managed, state }: KernelView): string {
+export function stateLabel({ managed, state, moved_to }: KernelView): string {
   const labels: Record<KernelState, string> = {
     starting: trans.__('Starting'),
     running: trans.__('Running'),
@@ -27,6 +35,9 @@ export function stateLabel({ managed, state }: KernelView): string {
     resuming: trans.__('Resuming'),
     lost: trans.__('Lost')
   };
+  if (managed && isAtRemote({ state, moved_to })) {
+    return trans.__('Moved');
+  }
   return managed ? labels[state] : trans.__('Cannot be saved');
 }
 
@@ -40,7 +51,9 @@ export function stateCaption(kernel: KernelView) {
   }
   switch (kernel.state) {
     case 'suspended':
-      return trans.__('The kernel is saved on disk and uses no memory or GPU.');
+      return isAtRemote(kernel)
+        ? movedText(kernel)
+        : trans.__('The kernel is saved on disk and uses no memory or GPU.');
     case 'parked':
       return trans.__(
         'The kernel runs. Its GPU memory is in RAM until the next cell.'
@@ -55,9 +68,8 @@ export function stateCaption(kernel: KernelView) {
 /** Return the last error of a kernel, with the time of the attempt that failed. */
 export function lastErrorText(kernel: KernelView) {
   const caption = stateCaption(kernel);
-  // The kernel entered its state when the attempt failed. An attempt that runs now, and a session that was taken over, are later.
-  return kernel.since > 0 && !kernel.operation && !kernel.taken_over
-    ? trans.__('%1: %2', formatMoment(kernel.since), caption)
+  return kernel.failed_at > 0
+    ? trans.__('%1: %2', formatMoment(kernel.failed_at), caption)
     : caption;
 }
 
@@ -108,6 +120,13 @@ function suspendedBecause(kernel: KernelView): string {
   }
 }
 
+function movedText({ moved_to }: KernelView): string {
+  return trans.__(
+    'Moved to “%1”, from where another machine can continue it.',
+    moved_to ?? ''
+  );
+}
+
 /** Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. */
 export function suspendedTexts(kernel: KernelView) {
   const texts = [
@@ -131,8 +150,22 @@ export function suspendedTexts(kernel: KernelView) {
           )
     );
   }
+  if (isAtRemote(kernel)) {
+    return [
+      movedText(kernel),
+      ...(kernel.reason ? [] : [trans.__('Resume brings it back here.')])
+    ];
+  }
+  if (kernel.reason) {
+    // The last attempt has failed: nothing is promised of the next one.
+    return texts;
+  }
   if (kernel.cell_paused) {
-    texts.push(trans.__('A cell is paused; Resume continues it.'));
+    texts.push(
+      kernel.continues_alone
+        ? trans.__('A cell is paused; it continues when the server is back.')
+        : trans.__('A cell is paused; Resume continues it.')
+    );
   } else if (kernel.cells_resume) {
     texts.push(trans.__('Running a cell resumes it.'));
   } else {
@@ -141,10 +174,10 @@ export function suspendedTexts(kernel: KernelView) {
   return texts;
 }
 
-/** Return the progress of an operation in its stage, in percent; null: not known. */
+/** Return the progress of an operation in its stage, in percent; null: not known, or nothing is done yet. */
 export function percentOf(progress: ProgressRecord): number | null {
   const { done_bytes, total_bytes } = progress;
-  return total_bytes
+  return total_bytes && done_bytes
     ? Math.min(100, Math.floor((100 * done_bytes) / total_bytes))
     : null;
 }

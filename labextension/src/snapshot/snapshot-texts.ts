@@ -154,20 +154,23 @@ export function verifiedText(name: string, found: Verification): string {
 /** Return a line about deduplication and a line about compression. */
 export function savingTexts(store: StoreView) {
   const { raw_bytes, unique_bytes, stored_bytes } = store;
-  return raw_bytes === 0
-    ? []
-    : [
-        trans.__(
+  // A store keeps chunks of deleted snapshots for a while, so that it may have more than its snapshots.
+  return [
+    raw_bytes > unique_bytes
+      ? trans.__(
           'Deduplication: %1 → %2',
           formatBytes(raw_bytes),
           formatBytes(unique_bytes)
-        ),
-        trans.__(
+        )
+      : '',
+    unique_bytes > 0
+      ? trans.__(
           'Compression: %1 → %2',
           formatBytes(unique_bytes),
           formatBytes(stored_bytes)
         )
-      ];
+      : ''
+  ].filter(Boolean);
 }
 
 /** Return the sentences that say when snapshots are deleted without a request. */
