@@ -146,7 +146,7 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     badge = there.snapshots().locator("[data-upload='uploaded']")
     # Uploads get what nobody else wants of the processor.
     expect(badge).to_have_text("uploaded", timeout=200_000)
-    expect(badge).to_have_attribute("title", "Uploaded to share.")
+    expect(badge).to_have_attribute("title", "Uploaded to “share”.")
     # What this machine has is not offered to it.
     expect(there.sessions).to_contain_text("All sessions in the remotes are on this machine.")
     there.page.close()
@@ -194,12 +194,14 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     there.run_cell(0, "41")
     there.press("move")
     dialog = there.page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("Remote: share")
+    expect(dialog).to_contain_text("Remote: “share”")
     shot(there.page, "move-dialog")
     dialog.get_by_role("button", name="Move", exact=True).click()
     done = there.toasts.filter(has_text="It is safe to close this machine.")
     expect(done).to_be_visible(timeout=200_000)
-    expect(there.chip).to_have_text("Suspended")
+    expect(there.chip).to_have_text("Moved")
+    banner = there.page.locator(".jp-GpuCkptSuspended")
+    expect(banner).to_contain_text("Moved to “share”, from where another machine can continue it.")
     shot(there.page, "moved")
     assert not are_leased(one.folder / "gpuckpt")
     # Another session is suspended and uploaded later, as it happens to all when a server stops.
@@ -228,15 +230,37 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
 
-    # Back on the first machine, whose user is warned before it takes the session over.
+    # The first machine's user is warned before it takes the session over, and does not want that.
     there.press("resume")
     dialog = there.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("runs on machine")
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
     shot(there.page, "take-over")
-    dialog.get_by_role("button", name="Take Over").click()
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(banner).to_contain_text("runs on machine")
+    expect(banner).not_to_contain_text("Resume brings it back here.")
+
+    # The session comes back into its kernel and its notebook, with the cells of the other machine.
+    here.cell(0).locator(".cm-content").click()
+    here.page.keyboard.press("Control+a")
+    here.page.keyboard.type("x = x + 1; print(x)")
+    here.run_cell(0, "42")
+    here.press("move")
+    here.page.locator(".jp-Dialog").get_by_role("button", name="Move", exact=True).click()
+    done = here.toasts.filter(has_text=f"Moved {NOTEBOOK} with warnings.")
+    expect(done).to_be_visible(timeout=200_000)
+    there.press("resume")
+    expect(dialog).to_contain_text(f"It goes on in {NOTEBOOK}, whose kernel is suspended here.")
+    shot(there.page, "fetch-back")
+    dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
     expect(there.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    expect(there.toasts.filter(has_text="has the cells of the other machine now")).to_be_visible()
     there.wait_for(HAS_IDLE_KERNEL)
-    there.run_cell(0, "41")
+    expect(there.cell(0)).to_contain_text("x = x + 1; print(x)")
+    shot(there.page, "back")
+    there.run_cell(0, "43")
+    expect(there.chip).to_have_text("Running")
+    assert sorted(path.name for path in one.root_dir.glob("*.ipynb")) == ["later.ipynb", NOTEBOOK]
 
 
 @pytest.mark.slow
@@ -337,7 +361,7 @@ def test_a_remote_is_added_where_a_move_needs_one_and_joined_on_the_other_machin
         dialog.press("Add")
         line = dialog.line()
         assert line.startswith(f"file://{tmp_path}/our%20share ")
-        expect(dialog.node).to_contain_text("Remote: our-share")
+        expect(dialog.node).to_contain_text("Remote: “our-share”")
         shot(there.page, "move-after-adding")
         dialog.press("Move")
         done = there.toasts.filter(has_text="It is safe to close this machine.")
@@ -407,7 +431,7 @@ def test_a_bucket_is_tested_before_it_becomes_a_remote(
         line = dialog.line()
         assert line.startswith(f"s3://{servers.BUCKET}/ours ")
         expect(here.sessions).to_contain_text("All sessions in the remotes are on this machine.")
-        here.sessions.get_by_role("button", name="Join Line of ours…").click()
+        here.sessions.get_by_role("button", name="Join Line of “ours”…").click()
         dialog.press("Make the Line")
         assert dialog.line() != line
         # No store is made where one is.

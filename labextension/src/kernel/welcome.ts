@@ -9,7 +9,7 @@ import { Widget } from '@lumino/widgets';
 import { formatBytes, formatSeconds } from '../shared/format';
 import { suspendIcon } from '../shared/icons';
 import type { KernelView } from '../shared/records';
-import { kernelName } from '../shared/texts';
+import { isAtRemote, kernelName } from '../shared/texts';
 import type { IKernelStates } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
@@ -100,11 +100,11 @@ export class SuspendedSessions {
       : trans.__('%1 suspended sessions', others.length + 1);
   }
 
-  /** Return the suspended kernels, the last suspended one first. */
+  /** Return the suspended kernels, the last suspended one first; those that were moved are to be continued elsewhere. */
   private all(): KernelView[] {
     return this.states
       .all()
-      .filter(({ state }) => state === 'suspended')
+      .filter(kernel => kernel.state === 'suspended' && !isAtRemote(kernel))
       .sort((one, other) => other.since - one.since);
   }
 }
