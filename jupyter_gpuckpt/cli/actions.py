@@ -19,7 +19,7 @@ from ..errors import (
 from ..wire import calls
 from ..wire.protocol import Kernel, Operation
 from ..wire.snapshot_records import Snapshot, UploadState
-from ..wire.states import ALIVE
+from ..wire.states import ALIVE, KernelState
 from . import (
     all_kernels,
     branch_command,
@@ -161,6 +161,8 @@ def _state(kernel: Kernel) -> str:
     progress = kernel.operation.progress if kernel.operation else None
     if progress and progress.total_bytes and kernel.state.value.endswith("ing"):
         return f"{kernel.state.value} {progress.done_bytes / progress.total_bytes:.0%}"
+    if kernel.moved_to and kernel.state is KernelState.SUSPENDED:
+        return f"moved to {kernel.moved_to}"
     return kernel.state.value
 
 

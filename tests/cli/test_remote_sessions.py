@@ -217,7 +217,8 @@ def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon
     assert moved.stdout.endswith("It is safe to close this machine.\n")
     assert "remote fetch share" in moved.stderr
     [here] = gpuckpt_json("ps")["kernels"]
-    assert here["state"] == "suspended"
+    assert (here["state"], here["moved_to"]) == ("suspended", "share")
+    assert "moved to share" in gpuckpt("ps").stdout
     again = gpuckpt_json("move", kernel.id)["moved"]
     assert (again["snapshot_id"], again["is_released"]) == (here["snapshot_id"], True)
     other = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] + "/other"
