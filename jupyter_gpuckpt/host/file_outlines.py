@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,7 +127,6 @@ class _Batch:
     def __init__(self, outlines: FileOutlines, found: dict[str, Outline | OSError]) -> None:
         self._outlines, self._found = outlines, found
         self._left, self._lock = _MAX_BYTES, threading.Lock()
-        self._leased = _leased()
         self.is_over = False
 
     def examine(self, files: Iterable[tuple[str, Wanted]]) -> None:
@@ -144,14 +144,21 @@ class _Batch:
         outline = Outline(status.st_mode, version(status))
         if not stat.S_ISREG(status.st_mode) or outline.version == file.known:
             return outline
-        if status.st_ino in self._leased:
-            return outline
+
+        def may_read(length: int) -> bool:
+            return status.st_ino not in self._leased and self._has_left(length)
+
         with suppress(OSError):  # it may be examined, but not read
-            digest = self._outlines.digest(file, status, self._may_read)
+            digest = self._outlines.digest(file, status, may_read)
             return outline._replace(digest=digest)
         return outline
 
-    def _may_read(self, length: int) -> bool:
+    @cached_property
+    def _leased(self) -> set[int]:
+        # Linux waits some 10 ms before it lists locks, and most batches read no file.
+        return _leased()
+
+    def _has_left(self, length: int) -> bool:
         with self._lock:
             self._left -= length
             return self._left >= 0 and not self.is_over
