@@ -2,7 +2,7 @@
 
 - `adoption`: adoption of the kernels of earlier servers, under the same kernel and session ids.
 - `agent_calls`: calls to the agent in a kernel.
-- `branching`: a second live kernel from a snapshot.
+- `branching`: kernels that are made from a snapshot: branches, and those that ended or come from another machine.
 - `daemon_link`: this server as an owner of kernels.
 - `descriptions`: descriptions of kernels.
 - `kernel_list`: the kernels of this server as REST and events show them.

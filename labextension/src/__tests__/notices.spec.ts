@@ -68,6 +68,13 @@ describe('the text of a failure', () => {
     }
   );
 
+  it('leaves out the folders of a path before it leaves out its file', () => {
+    const path = `/home/${'folder/'.repeat(20)}data.csv`;
+    expect(failureText('Resumed a', [`The file ${path} has changed.`])).toBe(
+      'Resumed a: The file …/data.csv has changed.'
+    );
+  });
+
   it('cuts a long cause at the end of a word', () => {
     const long = 'word '.repeat(60).trim();
     const found = failureText('Failed', [long, 'Wait.']);

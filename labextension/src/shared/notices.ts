@@ -88,17 +88,24 @@ export function failureText(headline: string, sentences: string[]): string {
         : trans.__('“Details” shows what helps.');
   const room = LONGEST - shown.length - 1;
   const first = /^.*?[.!?](?=\s+\p{Lu})/su.exec(cause)?.[0] ?? cause;
-  const texts = [cause, first].map(text => `${headline}: ${text}`);
+  const texts = [cause, first, withoutFolders(first)].map(
+    text => `${headline}: ${text}`
+  );
   const text =
     texts.find(({ length }) => length <= room) ??
     (headline.length + LEAST_OF_CAUSE < room
-      ? shortened(texts[1], room)
-      : shortened(first, room));
+      ? shortened(texts[2], room)
+      : shortened(withoutFolders(first), room));
   return `${text} ${shown}`.trimEnd();
 }
 
 function wholeText(headline: string, sentences: string[]): string {
   return `${headline}: ${sentences.filter(Boolean).join(' ')}`;
+}
+
+/** Return a text whose paths have no folders: "/home/me/a.csv" becomes "…/a.csv". */
+function withoutFolders(text: string): string {
+  return text.replace(/(?<=^|[\s(])\/\S*\/(?=[^\s/])/gu, '…/');
 }
 
 /** Cut a text at the end of a word. */
