@@ -103,7 +103,7 @@ function wholeText(headline: string, sentences: string[]): string {
   return `${headline}: ${sentences.filter(Boolean).join(' ')}`;
 }
 
-/** Return a text whose paths have no folders: "/home/me/a.csv" becomes "…/a.csv". */
+/** Return a text whose paths have no folders: "/some/where/a.csv" becomes "…/a.csv". */
 function withoutFolders(text: string): string {
   return text.replace(/(?<=^|[\s(])\/\S*\/(?=[^\s/])/gu, '…/');
 }
