@@ -240,7 +240,12 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     expect(banner).to_contain_text("runs on machine")
     expect(banner).not_to_contain_text("Resume brings it back here.")
 
-    # The session comes back into its kernel and its notebook, with the cells of the other machine.
+    comes_back(here, there, expect)
+    assert sorted(path.name for path in one.root_dir.glob("*.ipynb")) == ["later.ipynb", NOTEBOOK]
+
+
+def comes_back(here, there, expect):
+    """Move a session back into its kernel and its notebook, which gets the cells of the other machine."""
     here.cell(0).locator(".cm-content").click()
     here.page.keyboard.press("Control+a")
     here.page.keyboard.type("x = x + 1; print(x)")
@@ -250,6 +255,7 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     done = here.toasts.filter(has_text=f"Moved {NOTEBOOK} with warnings.")
     expect(done).to_be_visible(timeout=200_000)
     there.press("resume")
+    dialog = there.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text(f"It goes on in {NOTEBOOK}, whose kernel is suspended here.")
     shot(there.page, "fetch-back")
     dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
@@ -260,7 +266,6 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     shot(there.page, "back")
     there.run_cell(0, "43")
     expect(there.chip).to_have_text("Running")
-    assert sorted(path.name for path in one.root_dir.glob("*.ipynb")) == ["later.ipynb", NOTEBOOK]
 
 
 @pytest.mark.slow
