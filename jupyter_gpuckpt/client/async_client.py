@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Self, TypeVar
 
 from ..errors import DaemonUnavailable, GpuCkptError
@@ -61,12 +61,7 @@ class AsyncClient:
 
     async def send(self, call: Call[_Reply]) -> _Reply:
         """Send a call and return its reply. Raises DaemonUnavailable, also after `close`."""
-        if self._http.is_closed:  # a stopping server still gets requests
-            raise DaemonUnavailable(
-                "The connection to gpuckptd is closed.",
-                hint="This server is stopping; the next one connects again.",
-            )
-        with transport.transport_errors(self._target.socket):
+        with transport.transport_errors(self._target.socket), self._while_open():
             try:
                 response = await self._http.request(**transport.arguments(call))
             except httpx.TransportError as error:
@@ -75,6 +70,19 @@ class AsyncClient:
                 await asyncio.to_thread(starting.ensure, self._target)
                 response = await self._http.request(**transport.arguments(call))
         return call.parse(response.status_code, response.content)
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """Raise DaemonUnavailable for a request after, or during, `close`: a stopping server still gets requests."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise DaemonUnavailable(
+                "The connection to gpuckptd is closed.",
+                hint="This server is stopping; the next one connects again.",
+            ) from error
 
     async def stream(self, call: Call[_Reply]) -> AsyncGenerator[_Reply]:
         """Send a call and yield every line of its reply."""

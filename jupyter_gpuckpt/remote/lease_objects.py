@@ -27,7 +27,7 @@ import msgspec
 
 from ..errors import RemoteObjectMissing, SessionAhead, SessionHeld, StoreUnavailable
 from .objects import Objects, Sealing, Stored, Version
-from .remote_sessions import Facts, Lease, RemoteSession, Sessions, Tenure, Text, require
+from .remote_sessions import Facts, Lease, RemoteSession, Sessions, Tenure, Text, named, require
 from .sealing import invalid
 
 FOLDER = "heartbeats"
@@ -263,7 +263,7 @@ def held(session: RemoteSession, lease: Lease) -> SessionHeld:
     since = datetime.fromtimestamp(lease.since).astimezone()
     host = lease.host_name or f"of daemon {lease.daemon_id}"
     return SessionHeld(
-        f"The session{_of(session)} runs on machine {host}, since {since:%Y-%m-%d %H:%M}.",
+        f"The session{named(session)} runs on machine {host}, since {since:%Y-%m-%d %H:%M}.",
         hint="Suspend it there and wait until it is uploaded. Or take it over: the kernel on that machine then continues as a branch,"
         " and anything that it has not uploaded is missing here.",
         command="--take-over does that.",
@@ -274,16 +274,10 @@ def ahead(session: RemoteSession, remote: str) -> SessionAhead:
     """Return the error for a resume from an older snapshot than the newest one, which another machine has made."""
     newest = session.listed[0].snapshot_id
     return SessionAhead(
-        f"Another machine has gone on with the session{_of(session)}: remote {remote} has a newer snapshot of it.",
+        f"Another machine has gone on with the session{named(session)}: remote {remote} has a newer snapshot of it.",
         hint="Fetch the newest one and resume that. If you resume the older one, the newer one stays in the remote.",
         command=f"`jupyter gpuckpt remote fetch {remote} {newest}` fetches the newest one; --take-over resumes the older one.",
     )
-
-
-def _of(session: RemoteSession) -> str:
-    """Return by which notebook users know a remote session, to follow the word session; empty if it has none."""
-    path = session.facts.path
-    return f" of {path}" if path else ""
 
 
 def _name(daemon_id: str) -> str:

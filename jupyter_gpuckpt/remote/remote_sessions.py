@@ -353,6 +353,12 @@ def name_of(session_id: str) -> str:
     return f"{FOLDER}/{session_id}"
 
 
+def named(session: RemoteSession) -> str:
+    """Return by which notebook users know a remote session, to follow the word session; empty if it has none."""
+    path = session.facts.path
+    return f" of {path}" if path else ""
+
+
 def require(session: RemoteSession, tenure: Tenure) -> None:
     """Raise SessionLost if another daemon got a lease of the remote session after `tenure` was granted."""
     lease = session.lease
@@ -360,7 +366,7 @@ def require(session: RemoteSession, tenure: Tenure) -> None:
         return
     whom = f"machine {lease.host_name or lease.daemon_id}" if lease else "another machine"
     raise SessionLost(
-        f"Session {session.facts.session_id} was taken over by {whom}.",
+        f"The session{named(session)} was taken over by {whom}.",
         hint=BRANCHED,
     )
 

@@ -286,9 +286,15 @@ def _is_of_users(path: str) -> bool:
     return (
         manifest_checks.is_plain(path)
         and not path.startswith(_SYSTEM)
-        and not name.startswith((_HISTORY, LINK_REMAP))
+        and not is_history(path)
+        and not name.startswith(LINK_REMAP)
         and not any("\ud800" <= letter <= "\udfff" for letter in path)
     )
+
+
+def is_history(path: str) -> bool:
+    """Return whether a path is that of IPython's history, or of a file beside it."""
+    return path.rpartition("/")[2].startswith(_HISTORY)
 
 
 def _is_readable(entry: RegularFile) -> bool:

@@ -39,6 +39,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     """A remote session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
     `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
+    `runs_here`: that machine is this one.
     `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: it was not moved.
     """
 
@@ -51,6 +52,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     snapshots: list[ListedSnapshot] = []
     leased_to: str = ""
     leased_since: float = 0.0
+    runs_here: bool = False
     moved_at: float = 0.0
 
 

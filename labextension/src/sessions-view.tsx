@@ -15,7 +15,7 @@ import { Timeline } from './snapshot/timeline';
 import { trans } from './shared/translation';
 
 /** The interval at which ages are drawn again, in milliseconds. */
-const MINUTE = 60000;
+const REDRAW = 10000;
 
 export default function SessionsView(props: {
   context: SessionsPanel.IContext;
@@ -25,7 +25,7 @@ export default function SessionsView(props: {
   const { states, snapshots, commands } = context;
   const [, redraw] = React.useReducer((count: number) => count + 1, 0);
   React.useEffect(() => {
-    const timer = setInterval(redraw, MINUTE);
+    const timer = setInterval(redraw, REDRAW);
     return () => clearInterval(timer);
   }, []);
 

@@ -144,6 +144,9 @@ def test_a_kernel_that_runs_here_is_not_resumed_elsewhere_until_it_is_suspended_
         [session] = (await b.at_remote.sessions("share")).sessions
         assert session.leased_to
         assert session.leased_since > 0
+        assert not session.runs_here
+        [own] = (await a.at_remote.sessions("share")).sessions
+        assert own.runs_here
         estimate = await b.at_remote.estimate("share", "s1")
         assert estimate.session == session
         with pytest.raises(SessionHeld, match=r"runs on machine .* since") as caught:

@@ -204,8 +204,16 @@ def test_a_snapshot_is_resumed_as_its_own_kernel_or_as_a_branch_while_that_runs(
     assert page.run("print(x)") == "second\n"
     # Its kernel is suspended: the open page goes on with it.
     second = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
-    again = resume(server, first, path="elsewhere.ipynb")
+    again = resume(server, first, path=page.notebook)
     assert (again.kernel_id, again.notebook) == (page.kernel_id, page.notebook)
+    assert page.run("print(x)") == "first\n"
+    # It is suspended, and another notebook is to go on.
+    server.do("suspend", page.kernel_id)
+    other = resume(server, second, path="elsewhere.ipynb")
+    assert other.kernel_id != page.kernel_id
+    assert other.notebook == "elsewhere.ipynb"
+    assert other.run("print(x)") == "second\n"
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
     assert page.run("print(x)") == "first\n"
     # Its kernel has ended.
     server.request("DELETE", f"api/kernels/{page.kernel_id}")

@@ -56,6 +56,18 @@ def test_those_that_were_written_are_made_anew_and_said(run, tmp_path):
     ]
 
 
+def test_ipythons_history_and_the_kernels_own_log_are_made_anew_and_not_said(run, tmp_path):
+    directory = tmp_path / "program-0"
+    program = run(HOLDER.format(read="history = open('history.sqlite', 'a')"))
+    program.lines(more_than=3)
+    manifest = program.save(stop=True).manifest
+    (directory / "history.sqlite").unlink()
+    Path(manifest.launch.log_path).unlink()
+    assert program.resume(manifest.info.snapshot_id).warnings == []
+    assert (directory / "history.sqlite").exists()
+    assert Path(manifest.launch.log_path).exists()
+
+
 def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path):
     directory = tmp_path / "program-0"
     program = run(HOLDER.format(read="data = open('data.csv', 'a') and open('data.csv')"))

@@ -270,7 +270,9 @@ class RemoteSessions:
             if isinstance(one, RemoteSession):
                 if not one.listed and not one.lease:
                     continue  # it was erased, or all of it was deleted
-                sessions.append(_listed(one, local_snapshots))
+                runs_here = one.lease is not None and one.lease.daemon_id == self._leases.daemon_id
+                listed = _listed(one, local_snapshots)
+                sessions.append(msgspec.structs.replace(listed, runs_here=runs_here))
             else:
                 unreadable.append(one.message)
         sessions.sort(key=rank)

@@ -98,20 +98,24 @@ class Branching:
         launch = await self._launch(snapshot_id)
         kernel_id = launch.kernel_id
         served = self._link.served.get(kernel_id)
-        if kernel_id in self._kernels and served is not None and served.state in _RESUMABLE:
+        rows = sessions_of(self._sessions, kernel_id)
+        there = rows[0]["path"] if rows else ""
+        # A branch that took the kernel's id, and its notebook elsewhere, is left alone.
+        is_wanted = served is not None and served.state in _RESUMABLE and path in {"", there}
+        if served is not None and is_wanted and kernel_id in self._kernels:
             operation = await self._go_on(
                 served,
                 launch,
                 partial(self._resume, kernel_id, snapshot_id, take_over=take_over, force=force),
             )
-            rows = sessions_of(self._sessions, kernel_id)
-            return Branch(operation, rows[0]["path"] if rows else "")
+            return Branch(operation, there)
         listed = await self._link.daemon.send(calls.kernels())
         holder = next((kernel for kernel in listed if kernel.kernel_id == kernel_id), None)
         if holder is not None:
             # One whose shutdown can still be undone keeps its id, but no longer has the notebook.
-            there = path if holder.ends_at else ""
-            return await self._start(snapshot_id, launch, str(uuid.uuid4()), there, force=force)
+            has_notebook = not holder.ends_at and there in {"", path}
+            beside = "" if has_notebook else path
+            return await self._start(snapshot_id, launch, str(uuid.uuid4()), beside, force=force)
         return await self._start(
             snapshot_id, launch, kernel_id, path, take_over=take_over, force=force
         )

@@ -77,7 +77,7 @@ class Moves:
         if not count:
             return []
         return [
-            f"That holds for this kernel only: {counted(count, 'other kernel')} on this machine would end with it."
+            f"Only this kernel was moved: {counted(count, 'other kernel')} on this machine would stop with it."
         ]
 
 

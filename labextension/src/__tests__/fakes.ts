@@ -243,6 +243,7 @@ export function aRemoteSession(
     server_name: '',
     leased_to: '',
     leased_since: 0,
+    runs_here: false,
     moved_at: 0,
     path: 'work/a.ipynb',
     title: '',

@@ -175,7 +175,7 @@ describe('the dialog of a new remote', () => {
     expect(shown.textContent).toContain('Join it.');
     button(shown, 'Add').click();
     const kept = await dialog(line);
-    expect(kept.textContent).toContain('shown only once');
+    expect(kept.textContent).toContain('not shown again');
     document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
     expect(document.body.contains(kept)).toBe(true);
     button(kept, 'I Have Kept It').click();
@@ -217,7 +217,7 @@ describe('the dialog of a new remote', () => {
     await running;
     expect(server.requests).toEqual([]);
     running = commands.execute(joinLineCommandId, args);
-    press(await dialog('Let another machine join share?'), 'accept');
+    press(await dialog('Let another machine join “share”?'), 'accept');
     button(await dialog(line), 'I Have Kept It').click();
     await running;
   });

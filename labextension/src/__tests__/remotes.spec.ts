@@ -22,7 +22,7 @@ import {
 } from '../remote/fetch-commands';
 import { KernelStates } from '../shared/kernel-states';
 import { Operations } from '../shared/operations';
-import { elsewhere, Remotes } from '../remote/remotes';
+import { elsewhere, Remotes, runElsewhere } from '../remote/remotes';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
 import type { Answer } from './fakes';
 import {
@@ -175,6 +175,24 @@ describe('elsewhere', () => {
     expect(
       ids([...known(aRemoteSession()), ...known(aRemoteSession())])
     ).toEqual(['offsite']);
+  });
+});
+
+describe('the sessions that run elsewhere', () => {
+  it('are those of other machines whose newest snapshot is here', () => {
+    const here = { snapshot_id: 's', here: true };
+    const away = aRemoteSession({ leased_to: 'desk' }, here);
+    const sessions = [
+      away,
+      aRemoteSession({ leased_to: 'mine', runs_here: true }, here),
+      aRemoteSession({}, here),
+      aRemoteSession({ leased_to: 'desk' }, { snapshot_id: 'newer' })
+    ];
+    const known = [
+      { name: 'team', listing: listing('team', ...sessions), problem: null }
+    ];
+    expect(runElsewhere(known, new Set())).toEqual([away]);
+    expect(runElsewhere(known, new Set(['newer']))).toHaveLength(2);
   });
 });
 
@@ -349,11 +367,13 @@ describe('fetching', () => {
   });
 
   describe('into the suspended kernel of the session', () => {
+    let moved_to: string | null;
     const own = () =>
       aKernel({
         kernel_id: 'trained-elsewhere',
         state: 'suspended',
-        path: 'mine.ipynb'
+        path: 'mine.ipynb',
+        moved_to
       });
     const fetchInto = async (resumed: Answer) => {
       events.tell(own());
@@ -368,8 +388,21 @@ describe('fetching', () => {
     };
 
     beforeEach(() => {
+      moved_to = 'team';
       putCells.mockClear();
       takeBack.mockClear();
+    });
+
+    it('leaves a branch of the session alone, whose notebook is a copy', async () => {
+      moved_to = null;
+      events.tell(own());
+      const session = aRemoteSession({}, { kernel_id: 'trained-elsewhere' });
+      estimates({ session, snapshot: session.snapshots[0] });
+      const running = run();
+      press(await dialog('into the notebook work/a.ipynb'), 'accept');
+      await running;
+      expect(putCells).not.toHaveBeenCalled();
+      expect(server.bodies[1]).toBe(JSON.stringify({ path: 'work/a.ipynb' }));
     });
 
     it('goes on in its notebook, which gets the snapshot’s cells before', async () => {

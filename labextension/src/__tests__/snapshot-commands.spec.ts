@@ -160,7 +160,7 @@ describe('snapshot commands', () => {
     states.get('k')!.path = 'work/a.ipynb';
     const restore = async (withCells: boolean) => {
       const done = run('goBack');
-      const shown = await dialog('1 cell comes back. 1 cell changes.');
+      const shown = await dialog('1 cell is added. 1 cell changes.');
       const box = shown.querySelector<HTMLInputElement>(
         'input[type="checkbox"]'
       )!;

@@ -25,12 +25,12 @@ describe('cellChanges', () => {
 
   it.each([
     ['', [first, second], [first, second]],
-    ['1 cell comes back.', [first, second], [first]],
+    ['1 cell is added.', [first, second], [first]],
     ['2 cells are removed.', [first], [first, second, third]],
     ['1 cell changes.', [cell('a', 'x', '1'), second], [first, second]],
     ['The order of the cells changes.', [second, first], [first, second]],
     [
-      '1 cell comes back. 1 cell is removed. 1 cell changes.',
+      '1 cell is added. 1 cell is removed. 1 cell changes.',
       [cell('a', 'new'), third],
       [first, second]
     ]
@@ -53,7 +53,7 @@ describe('cellChanges', () => {
   it('match the cells of older formats, which have no id, by their source', () => {
     const old = { ...first, id: undefined };
     expect(changes([old, old], [first, second])).toBe(
-      '1 cell comes back. 1 cell is removed.'
+      '1 cell is added. 1 cell is removed.'
     );
   });
 });

@@ -6,7 +6,7 @@ import { FittedBanner } from '../shared/fitted-banner';
 import { suspendIcon } from '../shared/icons';
 import type { ISessionPanel } from '../shared/notebooks';
 import { kernelIdOf, watchKernel } from '../shared/notebooks';
-import { suspendedTexts } from '../shared/texts';
+import { lastErrorText, suspendedTexts } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
@@ -38,7 +38,7 @@ export class SuspendedBanner extends FittedBanner {
           {kernel.reason ? (
             <span className="jp-GpuCkptBanner-problem">
               {' '}
-              {kernel.reason} {kernel.hint}
+              {lastErrorText(kernel).replace('\n', ' ')}
             </span>
           ) : null}
         </span>

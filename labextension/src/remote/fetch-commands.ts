@@ -74,9 +74,9 @@ export class FetchActions {
     const { session, snapshot, obstacles } = estimate;
     const { path } = session;
     const kernelId = snapshot.kernel_id;
-    const target = this._suspended(kernelId)
+    const target = this._suspended(kernelId, path)
       ? 'own'
-      : this._isBusy(path) || this._states.get(kernelId)
+      : this._isBusy(path)
         ? 'copy'
         : 'notebook';
     if (!(await mayFetch(place.remote, estimate, target))) {
@@ -93,7 +93,7 @@ export class FetchActions {
     if (!fetched || force) {
       return;
     }
-    const own = this._suspended(kernelId);
+    const own = this._suspended(kernelId, path);
     if (own) {
       await this._goOnIn(own, place.snapshotId);
       return;
@@ -123,11 +123,15 @@ export class FetchActions {
     }
   }
 
-  /** Return the session's own kernel on this machine while it can be resumed from another snapshot. */
-  private _suspended(kernelId: string): KernelView | null {
+  /**
+   * Return the session's own kernel on this machine while it can be resumed from another snapshot. One that has gone on elsewhere, in a
+   * copy of the notebook, is a branch.
+   */
+  private _suspended(kernelId: string, path: string): KernelView | null {
     const kernel = this._states.get(kernelId);
     const isAbsent = kernel?.state === 'suspended' || kernel?.state === 'lost';
-    return isAbsent ? kernel : null;
+    const isOwn = kernel?.path === path || !!kernel?.moved_to;
+    return isAbsent && isOwn ? kernel : null;
   }
 
   /** The snapshots about which the user is being asked, or that are being fetched. */

@@ -6,10 +6,10 @@ import { Age, CommandButton, useFirst } from '../shared/elements';
 import { remoteTitle } from './remote-texts';
 import { fetchCommandId } from './fetch-commands';
 import { addRemoteCommandId, joinLineCommandId } from './new-remote-dialog';
-import { formatAge, formatBytes } from '../shared/format';
+import { formatAge, formatBytes, nameOfPath } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
 import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
-import { elsewhere } from './remotes';
+import { elsewhere, runElsewhere } from './remotes';
 import type { IPanelContext } from '../shared/tokens';
 import { explain } from '../shared/texts';
 import { trans } from '../shared/translation';
@@ -32,6 +32,7 @@ export function RemoteSessions(props: {
   ];
   const here = new Set(list.map(({ snapshot_id }) => snapshot_id));
   const choices = elsewhere(known, here, paths);
+  const away = runElsewhere(known, here);
   const [shown, more] = useFirst(choices, FIRST);
   return (
     <section
@@ -47,7 +48,13 @@ export function RemoteSessions(props: {
       {known.map(remote => (
         <Problems key={remote.name} remote={remote} />
       ))}
-      {choices.length === 0 && known.every(({ listing }) => listing) ? (
+      {away.map(({ session_id, path, title, leased_to }) => (
+        <p key={session_id} className="jp-GpuCkptSessions-none">
+          {trans.__('%1 runs on %2.', title || nameOfPath(path), leased_to)}
+        </p>
+      ))}
+      {choices.length + away.length === 0 &&
+      known.every(({ listing }) => listing) ? (
         <p className="jp-GpuCkptSessions-none">
           {known.length === 0
             ? trans.__(

@@ -114,6 +114,21 @@ export class Remotes {
   private _lookedAt = -Infinity;
 }
 
+/** Return the sessions that other machines run now and whose newest snapshot is on this machine, so that they are not offered. */
+export function runElsewhere(
+  known: readonly IKnownRemote[],
+  here: ReadonlySet<string>
+): ListedSession[] {
+  const found = known.flatMap(({ listing }) => listing?.sessions ?? []);
+  return found.filter(
+    ({ leased_to, runs_here, snapshots: [newest] }) =>
+      leased_to &&
+      !runs_here &&
+      newest &&
+      (newest.here || here.has(newest.snapshot_id))
+  );
+}
+
 /**
  * Return the remote sessions whose newest snapshot is not on this machine.
  *

@@ -11,18 +11,22 @@ import * as React from 'react';
 import type { GpuCkptError } from './api';
 import { trans } from './translation';
 
-/** Show a dialog with the buttons "Cancel" and `label`. `warns`: what `label` does cannot be undone, or may do harm. */
+/**
+ * Show a dialog with the buttons "Cancel" and `label`. `warns`: what `label` does cannot be undone, or may do harm. `cancel`: the label of
+ * the other button, if that does something as well.
+ */
 export function ask<T>(
   title: string,
   body: Dialog.Body<T>,
   label: string,
   {
     warns = false,
+    cancel,
     ...options
-  }: Partial<Dialog.IOptions<T>> & { warns?: boolean } = {}
+  }: Partial<Dialog.IOptions<T>> & { warns?: boolean; cancel?: string } = {}
 ): Promise<Dialog.IResult<T>> {
   const button = warns ? Dialog.warnButton : Dialog.okButton;
-  const buttons = [Dialog.cancelButton(), button({ label })];
+  const buttons = [Dialog.cancelButton({ label: cancel }), button({ label })];
   return showDialog({ title, body, buttons, ...options });
 }
 

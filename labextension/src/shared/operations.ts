@@ -322,13 +322,24 @@ export class Operations {
     if (shown && (kind === 'move' || kind === 'suspend')) {
       this._told.set(kernel_id, shown);
     }
+    if (shown && kind === 'move' && warnings.length === 0) {
+      this._closable.push(shown);
+    }
   }
 
-  /** Dismiss that a kernel was suspended or moved once it runs here again: its memory is in use then, and this machine cannot be closed. */
+  /**
+   * Dismiss that a kernel was suspended or moved once it runs here again: its memory is in use then. That this machine can be closed is
+   * dismissed once any kernel runs here.
+   */
   private _followAway(kernelId: string): void {
     if (this._isAway(kernelId)) {
       this._away.add(kernelId);
-    } else if (this._away.delete(kernelId)) {
+      return;
+    }
+    for (const id of this._closable.splice(0)) {
+      Notification.dismiss(id);
+    }
+    if (this._away.delete(kernelId)) {
       const shown = this._told.get(kernelId);
       if (shown) {
         Notification.dismiss(shown);
@@ -343,6 +354,8 @@ export class Operations {
 
   /** The notifications that kernels were suspended or moved, by the kernel's id. */
   private readonly _told = new Map<string, string>();
+  /** The notifications that this machine can be closed. */
+  private readonly _closable: string[] = [];
   /** The kernels that do not run here. The end of a suspend may be reported before that. */
   private readonly _away = new Set<string>();
   /** The kernels whose next operation leads to a notification. */

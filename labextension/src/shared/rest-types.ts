@@ -704,6 +704,7 @@ export interface components {
          * @description A remote session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
          *
          *         `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
+         *         `runs_here`: that machine is this one.
          *         `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: it was not moved.
          */
         ListedSession: {
@@ -724,6 +725,8 @@ export interface components {
             leased_to: string;
             /** @default 0 */
             leased_since: number;
+            /** @default false */
+            runs_here: boolean;
             /** @default 0 */
             moved_at: number;
         };

@@ -77,7 +77,8 @@ export class FetchedCells {
           'The notebook was edited here after its session was moved. With the cells of the other machine: %1',
           differences
         ),
-        trans.__('Replace')
+        trans.__('Replace'),
+        { cancel: trans.__('Keep These Cells') }
       )
     );
   }

@@ -278,8 +278,9 @@ export class SnapshotActions {
     });
   }
 
-  private _notebook(snapshot: SnapshotView): string {
-    return nameOfPath(snapshot.name);
+  /** Return the name of a snapshot's notebook, which may have been renamed since. */
+  private _notebook({ kernel_id, name }: SnapshotView): string {
+    return nameOfPath(this._states.get(kernel_id)?.path || name);
   }
 
   private _failed(action: SnapshotAction, name: string): string {

@@ -42,7 +42,14 @@ export function cellsOf(panel: NotebookPanel | undefined): IOpenCells | null {
       return model.collaborative === true && pages.length > 1;
     },
     read: () => cellsIn(model.sharedModel),
-    put: cells => putCells(model.sharedModel, cells)
+    put: cells => {
+      putCells(model.sharedModel, cells);
+      // The notebook may be shorter now than it is scrolled.
+      const { content } = panel;
+      void content
+        .scrollToItem?.(content.activeCellIndex)
+        .catch(() => undefined);
+    }
   };
 }
 
@@ -75,7 +82,7 @@ export function cellChangesText({
   reordered
 }: ICellChanges): string {
   return [
-    added ? trans._n('1 cell comes back.', '%1 cells come back.', added) : '',
+    added ? trans._n('1 cell is added.', '%1 cells are added.', added) : '',
     removed
       ? trans._n('1 cell is removed.', '%1 cells are removed.', removed)
       : '',
