@@ -24,7 +24,7 @@ def candidates() -> Iterator[Path]:
     """Yield the CRIU programs that exist, in order of preference.
 
     The places are the environment variable JUPYTER_GPUCKPT_CRIU, PATH and the folders of administrators' tools, and
-    the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter_gpuckpt[criu]'` installs.
+    the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter-gpuckpt[criu]'` installs.
     """
     wanted = [
         os.environ.get(VARIABLE),

@@ -108,7 +108,7 @@ def descriptors(_: CheckedFiles) -> Iterator[Check]:
 def memory(_: CheckedFiles) -> Iterator[Check]:
     """Check how much memory is available for a save."""
     free = processes.mem_available() / 1e9
-    message = f"{free:.1f} GB are available; saving a kernel needs what it holds on the GPU."
+    message = f"{free:.1f} GB are available; a save takes as much as the kernel holds on GPUs."
     yield Check("memory", None, message)
 
 

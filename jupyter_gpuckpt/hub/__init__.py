@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
         raise
     _MISSING = (
         "jupyter_gpuckpt.hub is for the environment in which JupyterHub runs, and jupyterhub is not installed in this one: "
-        "pip install 'jupyter_gpuckpt[hub]'"
+        "pip install 'jupyter-gpuckpt[hub]'"
     )
     raise ImportError(_MISSING, name="jupyterhub") from error
 

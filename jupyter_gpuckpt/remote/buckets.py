@@ -350,7 +350,7 @@ def _connect(remote: Remote, silent_seconds: int) -> ObjectStore:
     except ImportError as error:
         raise ToolMissing(
             "Remotes need the Python package obstore.",
-            hint="Install it: pip install 'jupyter_gpuckpt[remote]'",
+            hint="Install it: pip install 'jupyter-gpuckpt[remote]'",
         ) from error
     remote.check()
     scheme, settings = remote.scheme, dict(remote.settings)

@@ -143,7 +143,7 @@ def cipher(key: bytes) -> AESGCM:
     except (ImportError, AttributeError) as error:
         raise ToolMissing(
             "Remotes need the Python package cryptography, version 47 or later.",
-            hint="Install it: pip install 'jupyter_gpuckpt[remote]'",
+            hint="Install it: pip install 'jupyter-gpuckpt[remote]'",
         ) from error
     return AESGCM(key)
 

@@ -198,4 +198,4 @@ def test_without_jupyterhub_the_import_says_what_to_install():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
-    assert "pip install 'jupyter_gpuckpt[hub]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'jupyter-gpuckpt[hub]'" in done.stderr.splitlines()[-1]

@@ -194,7 +194,7 @@ def program(name: str) -> str:
     """Return a program of the environment that the tests run in."""
     found = shutil.which(name, path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}")
     if found is None:
-        missing(name, f"{name} is not installed: pip install 'jupyter_gpuckpt[test]'")
+        missing(name, f"{name} is not installed: pip install 'jupyter-gpuckpt[test]'")
     assert found is not None
     return found
 

@@ -98,7 +98,7 @@ class GpuProcesses:
         if not usable:
             raise ToolMissing(
                 f"The kernel uses a GPU, and GPU memory cannot be saved here: {reason}.",
-                hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` lists what else is missing.",
+                hint="pip install 'jupyter-gpuckpt[gpu]'; `jupyter gpuckpt doctor` lists what else is missing.",
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
         gpu_refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)

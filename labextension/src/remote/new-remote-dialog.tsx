@@ -93,7 +93,13 @@ async function addRemote(api: GpuCkptApi): Promise<string | null> {
     Dialog.okButton({ label: trans.__('Add') })
   ];
   const dialog = new BusyDialog(
-    { title: trans.__('Add a remote'), body, buttons, defaultButton: ADD },
+    {
+      title: trans.__('Add a remote'),
+      body,
+      buttons,
+      defaultButton: ADD,
+      focusNodeSelector: '.jp-GpuCkptForm-text input'
+    },
     CANCEL,
     async index => {
       const request = requestOf(body.entries);
@@ -290,7 +296,9 @@ function Form(props: {
           change={unencrypted => change({ unencrypted })}
         />
       ) : null}
-      <p className="jp-GpuCkptForm-note">{credentialsText(place)}</p>
+      {hasLine && place === 'file' ? null : (
+        <p className="jp-GpuCkptForm-note">{credentialsText(place)}</p>
+      )}
       <Text
         label={trans.__('Name on this machine')}
         value={entries.name}

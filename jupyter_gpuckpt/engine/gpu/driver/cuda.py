@@ -255,7 +255,7 @@ def _driver() -> Any:  # noqa: ANN401 - the package carries no types
     if not usable:
         raise ToolMissing(
             f"GPU memory cannot be saved or restored here: {reason}.",
-            hint="pip install 'jupyter_gpuckpt[gpu]' on a machine with an NVIDIA driver of"
+            hint="pip install 'jupyter-gpuckpt[gpu]' on a machine with an NVIDIA driver of"
             f" {gpu.MINIMUM_DRIVER} or newer.",
         )
     return _found[0][0]
