@@ -30,6 +30,7 @@ import { LostSessionBanner } from './kernel/lost-session';
 import { checkMachine } from './machine/machine-check';
 import { MachineNotices } from './machine/machine-notices';
 import { hasSession, queueSaves, saveDocument } from './shared/notebooks';
+import { MovedKernels } from './remote/moved-kernels';
 import { NoticeBanner } from './machine/notice-banner';
 import { Operations } from './shared/operations';
 import { running, status, welcome } from './overviews';
@@ -110,6 +111,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     const kernelActions = new KernelActions(
       snapshots.api,
       states,
+      new MovedKernels(snapshots.api, states),
       operations,
       settings,
       kernelId => void commands.execute(showSessionsId, { kernelId }),
@@ -227,6 +229,7 @@ const banner: JupyterFrontEndPlugin<void> = {
     const { events, serverSettings } = serviceManager;
     const api = new GpuCkptApi(serverSettings);
     const notices = new MachineNotices(api, events.stream);
+    const moved = new MovedKernels(api, states);
     askAgainAfterOutages(serviceManager, () => notices.refresh());
     void notices.refresh();
     tracker.widgetAdded.connect((_, panel) => {
@@ -242,6 +245,7 @@ const banner: JupyterFrontEndPlugin<void> = {
           panel,
           states,
           settings,
+          moved,
           () => press(commands, commandIds.resume, { panelId: panel.id }),
           showHistory
         )

@@ -8,12 +8,15 @@ import { GpuCkptError } from './shared/api';
 import { CommandButton, MenuButton } from './shared/elements';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
 import type { KernelView, IOperation, SnapshotView } from './shared/records';
+import { whereIs } from './remote/moved-kernels';
 import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
 import { snapshotTitle } from './snapshot/snapshot-texts';
 import {
+  currentReason,
+  isAtRemote,
   kernelName,
-  lastErrorText,
+  movedTexts,
   percentOf,
   progressText,
   stateCaption,
@@ -80,6 +83,13 @@ export function KernelCard(props: IProps): JSX.Element {
     suspend: trans.__('Suspend'),
     resume: trans.__('Resume')
   };
+  const { moved_to, kernel_id } = kernel;
+  const listing = context.remotes.known.find(
+    ({ name }) => name === moved_to
+  )?.listing;
+  const where =
+    moved_to && listing ? whereIs(kernel_id, moved_to, listing) : null;
+  const reason = kernel.managed ? currentReason(kernel, where) : '';
   // What is known of a kernel whose server does not answer is old.
   const isReached =
     context.states.problem(kernel.kernel_id)?.code !== GpuCkptError.UNREACHABLE;
@@ -130,9 +140,12 @@ export function KernelCard(props: IProps): JSX.Element {
           {riskText(risk, kernel, snapshots)}
         </p>
       ) : null}
-      {kernel.managed && kernel.reason ? (
-        <p className="jp-GpuCkptKernel-reason">{lastErrorText(kernel)}</p>
+      {isAtRemote(kernel) ? (
+        <p className="jp-GpuCkptKernel-usage">
+          {movedTexts(kernel, where).join(' ')}
+        </p>
       ) : null}
+      {reason ? <p className="jp-GpuCkptKernel-reason">{reason}</p> : null}
       {kernel.operation ? (
         <OperationBar operation={kernel.operation} name={name} />
       ) : null}

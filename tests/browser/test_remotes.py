@@ -237,7 +237,7 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
     shot(there.page, "take-over")
     dialog.get_by_role("button", name="Cancel").click()
-    expect(banner).to_contain_text("runs on machine")
+    expect(banner).to_contain_text(re.compile(r"Moved: it runs on .+ now\."))
     expect(banner).not_to_contain_text("Resume brings it back here.")
 
     comes_back(here, there, expect)
@@ -254,6 +254,8 @@ def comes_back(here, there, expect):
     here.page.locator(".jp-Dialog").get_by_role("button", name="Move", exact=True).click()
     done = here.toasts.filter(has_text=f"Moved {NOTEBOOK} with warnings.")
     expect(done).to_be_visible(timeout=200_000)
+    banner = there.page.locator(".jp-GpuCkptSuspended")
+    expect(banner).to_contain_text(re.compile(r"Moved: .+ has gone on with it\."))
     there.press("resume")
     dialog = there.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text(f"It goes on in {NOTEBOOK}, whose kernel is suspended here.")

@@ -13,6 +13,7 @@ import { fetchCommandId } from '../remote/fetch-commands';
 import { followState } from '../kernel/kernel-indicator';
 import { KernelStates } from '../shared/kernel-states';
 import type { KernelView, IOperation } from '../shared/records';
+import { MovedKernels } from '../remote/moved-kernels';
 import { Remotes } from '../remote/remotes';
 import { SessionsPanel } from '../sessions-panel';
 import { addSnapshotCommands } from '../snapshot/snapshot-commands';
@@ -174,7 +175,14 @@ describe('the chip', () => {
 describe('the notice', () => {
   const make = (changes = {}) =>
     attach(
-      new SuspendedBanner(aPanel(), states, chosen(changes), nothing, nothing)
+      new SuspendedBanner(
+        aPanel(),
+        states,
+        chosen(changes),
+        new MovedKernels(new GpuCkptApi(server.settings), states),
+        nothing,
+        nothing
+      )
     );
 
   it('is there while the kernel is suspended', async () => {
@@ -193,6 +201,29 @@ describe('the notice', () => {
     await shown('No GPU. Start one.');
   });
 
+  it('says where a moved kernel is, as its remote does, instead of an old refusal', async () => {
+    const session = { session_id: 'k', leased_to: 'desk' };
+    const list = (changes: object, here: boolean) => ({
+      sessions: [aRemoteSession({ ...session, ...changes }, { here })],
+      unreadable: []
+    });
+    const state = { state: 'suspended', moved_to: 'team' } as const;
+    const held = { reason: 'It runs on lap.', error_code: 'session_held' };
+    server.on('GET remotes/team/sessions', list({}, true));
+    make();
+    becomes({ ...state, ...held });
+    await shown('Moved: it runs on desk now. Resume takes it over');
+    expect(widget.node.textContent).not.toContain('lap');
+    becomes({ ...state, reason: 'No room.', error_code: 'store_full' });
+    await shown('No room.');
+    // It is asked again when its answer is old.
+    jest.spyOn(performance, 'now').mockReturnValue(60000);
+    const saved = { leased_to: '', host_name: 'desk' };
+    server.on('GET remotes/team/sessions', list(saved, false));
+    becomes(state);
+    await shown('Moved: desk has gone on with it. Resume fetches');
+  });
+
   it('does not flicker on the way back to an older snapshot', async () => {
     server
       .on('POST kernels/k/roll_back', aSave({ kind: 'roll_back' }))
@@ -206,7 +237,10 @@ describe('the notice', () => {
 
   it('hands every press over, also while an operation is in flight', async () => {
     const resume = jest.fn();
-    attach(new SuspendedBanner(aPanel(), states, chosen(), resume, nothing));
+    const moved = new MovedKernels(new GpuCkptApi(server.settings), states);
+    attach(
+      new SuspendedBanner(aPanel(), states, chosen(), moved, resume, nothing)
+    );
     becomes({ state: 'suspended', operation: aSave({ kind: 'move' }) });
     await shown('Resume');
     const button = widget.node.querySelector('button');

@@ -1,20 +1,26 @@
 // The banner above a notebook or a console whose kernel is suspended.
 
+import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
+import type { MovedKernels } from '../remote/moved-kernels';
 import { FittedBanner } from '../shared/fitted-banner';
 import { suspendIcon } from '../shared/icons';
 import type { ISessionPanel } from '../shared/notebooks';
 import { kernelIdOf, watchKernel } from '../shared/notebooks';
-import { lastErrorText, suspendedTexts } from '../shared/texts';
+import { currentReason, isAtRemote, suspendedTexts } from '../shared/texts';
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
+
+/** The interval, in milliseconds, at which a visible banner looks where its moved kernel is. */
+const LOOK = 20000;
 
 export class SuspendedBanner extends FittedBanner {
   constructor(
     private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
+    private readonly _moved: MovedKernels,
     /** Resumes the kernel, or gives the reason why that is not possible now. */
     private readonly _resume: () => void,
     private readonly _showHistory: () => void
@@ -22,6 +28,19 @@ export class SuspendedBanner extends FittedBanner {
     super();
     this.addClass('jp-GpuCkptSuspended');
     watchKernel(_panel, _states, () => this._follow(), _settings);
+    _moved.changed.connect(this.update, this);
+    this._looks = new Poll({
+      name: 'jupyter-gpuckpt:moved',
+      factory: () => this._look(),
+      frequency: { interval: LOOK, backoff: false },
+      standby: () => !this.isVisible || document.hidden
+    });
+  }
+
+  dispose(): void {
+    this._moved.changed.disconnect(this.update, this);
+    this._looks.dispose();
+    super.dispose();
   }
 
   protected render(): JSX.Element | null {
@@ -29,16 +48,18 @@ export class SuspendedBanner extends FittedBanner {
     if (kernel?.state !== 'suspended') {
       return null;
     }
+    const where = this._moved.get(kernel.kernel_id);
+    const reason = currentReason(kernel, where);
     const inFlight = this._states.inFlight(kernel.kernel_id) !== null;
     return (
       <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <suspendIcon.react tag="span" stylesheet="menuItem" aria-hidden />
         <span role="status" className="jp-GpuCkptBanner-text">
-          {suspendedTexts(kernel).join(' ')}
-          {kernel.reason ? (
+          {suspendedTexts(kernel, where).join(' ')}
+          {reason ? (
             <span className="jp-GpuCkptBanner-problem">
               {' '}
-              {lastErrorText(kernel).replace('\n', ' ')}
+              {reason.replace('\n', ' ')}
             </span>
           ) : null}
         </span>
@@ -75,9 +96,21 @@ export class SuspendedBanner extends FittedBanner {
     }
     this.setHidden(hides);
     this.update();
+    if (!hides) {
+      void this._look();
+    }
+  }
+
+  private async _look(): Promise<void> {
+    const kernel = this._kernel;
+    if (kernel && isAtRemote(kernel)) {
+      await this._moved.look(kernel.kernel_id);
+    }
   }
 
   private get _kernel() {
     return this._states.get(kernelIdOf(this._panel) ?? '');
   }
+
+  private readonly _looks: Poll;
 }

@@ -6,6 +6,8 @@ import type {
 } from '@jupyterlab/application';
 import type { ConsolePanel } from '@jupyterlab/console';
 
+import { MovedKernels } from '../remote/moved-kernels';
+import { GpuCkptApi } from '../shared/api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
 import { commandIds } from './commands';
@@ -30,6 +32,8 @@ export const consoles: JupyterFrontEndPlugin<void> = {
     const tracker =
       module && (await app.resolveOptionalService(module.IConsoleTracker));
     const { commands, serviceManager } = app;
+    const api = new GpuCkptApi(serviceManager.serverSettings);
+    const moved = new MovedKernels(api, states);
     const equip = (panel: ConsolePanel) => {
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
@@ -44,7 +48,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
         new StateChip(panel, states, settings, history, serviceManager.kernels)
       );
       panel.contentHeader.addWidget(
-        new SuspendedBanner(panel, states, settings, resume, history)
+        new SuspendedBanner(panel, states, settings, moved, resume, history)
       );
     };
     tracker?.forEach(equip);

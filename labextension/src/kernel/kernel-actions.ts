@@ -4,8 +4,8 @@ import { PathExt } from '@jupyterlab/coreutils';
 import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
-import { asOurs } from '../shared/api';
 import type { Action } from './commands';
+import type { MovedKernels } from '../remote/moved-kernels';
 import { whereToMove } from '../remote/remote-dialogs';
 import { agrees, askText } from '../shared/dialogs';
 import { orTell } from '../shared/notices';
@@ -19,6 +19,7 @@ export class KernelActions {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _states: IKernelStates,
+    private readonly _moved: MovedKernels,
     private readonly _operations: Operations,
     private readonly _settings: IUserSettings,
     private readonly _showHistory: (kernelId: string | null) => void,
@@ -132,37 +133,12 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const newer = await this._newerElsewhere(kernelId);
+    const newer = (await this._moved.ask(kernelId))?.newer;
     if (newer) {
       await this._fetch(newer);
       return null;
     }
     return this._operations.run('resume', kernelId, name);
-  }
-
-  /** Return where the newest snapshot of a moved kernel is, if that is not on this machine; null if that is not known. */
-  private async _newerElsewhere(
-    kernelId: string
-  ): Promise<IRemotePlace | null> {
-    const remote = this._states.get(kernelId)?.moved_to;
-    if (!remote) {
-      return null;
-    }
-    try {
-      const { sessions } = await this._api.remoteSessions(remote);
-      const session = sessions.find(one => one.session_id === kernelId);
-      const newest = session?.snapshots[0];
-      return session && newest && !newest.here
-        ? {
-            remote,
-            sessionId: session.session_id,
-            snapshotId: newest.snapshot_id
-          }
-        : null;
-    } catch (error) {
-      asOurs(error); // the resume asks the remote, too
-      return null;
-    }
   }
 
   /** The notebook is written first: its file may lie in a folder that the other machine sees, too. */

@@ -127,8 +127,53 @@ function movedText({ moved_to }: KernelView): string {
   );
 }
 
-/** Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. */
-export function suspendedTexts(kernel: KernelView) {
+/** What a remote says of a moved session: the machine that runs it now, else the one that has saved it since; both may be empty. */
+export interface IWhereabouts {
+  runsOn: string;
+  savedOn: string;
+}
+
+/** Return the last error of a kernel, as `lastErrorText` does; '' if there is none, or if `where` knows better who runs its session. */
+export function currentReason(
+  kernel: KernelView,
+  where: IWhereabouts | null
+): string {
+  const isOfSession =
+    kernel.error_code === GpuCkptError.SESSION_HELD ||
+    kernel.error_code === GpuCkptError.SESSION_AHEAD;
+  return kernel.reason && !(where && isOfSession) ? lastErrorText(kernel) : '';
+}
+
+/** Return the texts about a moved kernel. `where`: null if its remote did not say. */
+export function movedTexts(kernel: KernelView, where: IWhereabouts | null) {
+  if (where?.runsOn) {
+    return [
+      trans.__('Moved: it runs on %1 now.', where.runsOn),
+      trans.__('Resume takes it over, after a question.')
+    ];
+  }
+  if (where?.savedOn) {
+    return [
+      trans.__('Moved: %1 has gone on with it.', where.savedOn),
+      trans.__('Resume fetches its newest state.')
+    ];
+  }
+  return [
+    movedText(kernel),
+    ...(currentReason(kernel, where)
+      ? []
+      : [trans.__('Resume brings it back here.')])
+  ];
+}
+
+/**
+ * Return the texts of the banner above a suspended notebook: since when and why, the size, the duration of a resume. `where`: as in
+ * `movedTexts`.
+ */
+export function suspendedTexts(
+  kernel: KernelView,
+  where: IWhereabouts | null = null
+) {
   const texts = [
     kernel.since > 0
       ? trans.__('Suspended since %1.', formatMoment(kernel.since))
@@ -151,10 +196,7 @@ export function suspendedTexts(kernel: KernelView) {
     );
   }
   if (isAtRemote(kernel)) {
-    return [
-      movedText(kernel),
-      ...(kernel.reason ? [] : [trans.__('Resume brings it back here.')])
-    ];
+    return movedTexts(kernel, where);
   }
   if (kernel.reason) {
     // The last attempt has failed: nothing is promised of the next one.
