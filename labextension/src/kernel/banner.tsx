@@ -13,7 +13,7 @@ import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
 /** The interval, in milliseconds, at which a visible banner looks where its moved kernel is. */
-const LOOK = 20000;
+const LOOK = 60000;
 
 export class SuspendedBanner extends FittedBanner {
   constructor(

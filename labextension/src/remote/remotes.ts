@@ -15,7 +15,7 @@ import type {
 const FRESH = 300000;
 
 /** The same while a kernel of this machine is moved: its user comes back with news of it. */
-const FRESH_AFTER_MOVE = 20000;
+const FRESH_AFTER_MOVE = 60000;
 
 /** A remote with its list, or with the error of the last request; both are null during the first request. */
 export interface IKnownRemote {
