@@ -223,6 +223,8 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("POST", "snapshots/prune", json={"policy": {"keep_last": 1}, "dry_run": True})
     branch = ask("POST", f"{snapshot}/branch", json={}).json()
     ask("GET", f"operations/{branch['operation_id']}?wait=60")
+    beside = ask("POST", f"{snapshot}/resume", json={"path": "beside.ipynb"}).json()
+    assert ask("GET", f"operations/{beside['operation_id']}?wait=60").json()["error"] is None
     ask("POST", "suspend_all", json={"within": 100})
     for verb, body in (("resume", {}), ("suspend", {"name": "again"})):
         begun = ask("POST", f"{kernel}/{verb}", json=body).json()
