@@ -687,9 +687,12 @@
 }
 
 /* What remotes have. */
-.jp-GpuCkptRemote > .jp-GpuCkptAction,
-.jp-GpuCkptRemote > .jp-GpuCkptLink {
+.jp-GpuCkptRemote > .jp-GpuCkptAction {
   margin: 0 4px 4px;
+}
+
+.jp-GpuCkptRemote > .jp-GpuCkptLink {
+  margin-bottom: 4px;
 }
 
 .jp-GpuCkptCause[data-upload='uploaded'] {
