@@ -46,7 +46,9 @@ def documentation(tmp_path_factory):
     if any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser")):
         missing("browser", "Sphinx is not installed (the extra [docs])")
     built, doctrees = tmp_path_factory.mktemp("docs"), tmp_path_factory.mktemp("doctrees")
-    command = [sys.executable, "-m", "sphinx", "--quiet", "--doctree-dir", doctrees, DOCS, built]
+    # As `make docs` does: a link that leads nowhere fails it.
+    strict = ["--quiet", "--fail-on-warning", "--keep-going", "--nitpicky"]
+    command = [sys.executable, "-m", "sphinx", *strict, "--doctree-dir", doctrees, DOCS, built]
     subprocess.run(command, check=True, timeout=600)
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=built)) as server:
         thread = threading.Thread(target=server.serve_forever)
