@@ -399,7 +399,9 @@ describe('fetching', () => {
       const session = aRemoteSession({}, { kernel_id: 'trained-elsewhere' });
       estimates({ session, snapshot: session.snapshots[0] });
       const running = run();
-      press(await dialog('into the notebook work/a.ipynb'), 'accept');
+      const shown = await dialog('into the notebook work/a.ipynb');
+      expect(shown.textContent).toContain('own kernel is in mine.ipynb here');
+      press(shown, 'accept');
       await running;
       expect(putCells).not.toHaveBeenCalled();
       expect(server.bodies[1]).toBe(JSON.stringify({ path: 'work/a.ipynb' }));

@@ -32,9 +32,9 @@ export const consoles: JupyterFrontEndPlugin<void> = {
     const tracker =
       module && (await app.resolveOptionalService(module.IConsoleTracker));
     const { commands, serviceManager } = app;
-    const api = new GpuCkptApi(serviceManager.serverSettings);
-    const moved = new MovedKernels(api, states);
     const equip = (panel: ConsolePanel) => {
+      const api = new GpuCkptApi(serviceManager.serverSettings);
+      const moved = new MovedKernels(api, states);
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
       const resume = () => press(commands, commandIds.resume, args());

@@ -79,7 +79,8 @@ export class FetchActions {
       : this._isBusy(path)
         ? 'copy'
         : 'notebook';
-    if (!(await mayFetch(place.remote, estimate, target))) {
+    const branch = this._states.get(kernelId)?.path ?? '';
+    if (!(await mayFetch(place.remote, estimate, target, branch))) {
       return;
     }
     const { remote } = place;

@@ -28,9 +28,12 @@ export class MovedKernels {
 
   /** Return what is known of a moved kernel; null if nothing is. */
   get(kernelId: string): IMovedTo | null {
-    return this._states.get(kernelId)?.moved_to
-      ? (this._known.get(kernelId) ?? null)
-      : null;
+    if (!this._states.get(kernelId)?.moved_to) {
+      // What was known says nothing about its next move.
+      this._known.delete(kernelId);
+      this._asked.delete(kernelId);
+    }
+    return this._known.get(kernelId) ?? null;
   }
 
   /** Ask the remote of a moved kernel, unless its last answer is recent. */

@@ -33,12 +33,14 @@ function targetText(target: Target, path: string): string {
 /**
  * Show where the session runs, the size of the fetch and the obstacles to a resume, and ask.
  *
- * With obstacles the snapshot can be fetched, but not resumed. What another machine runs is taken over.
+ * With obstacles the snapshot can be fetched, but not resumed. What another machine runs is taken over. `branch`: the notebook in which
+ * the session's own kernel is on this machine; '' if it is not here.
  */
 export function mayFetch(
   remote: string,
   estimate: FetchEstimate,
-  target: Target
+  target: Target,
+  branch = ''
 ): Promise<boolean> {
   const { session, snapshot, obstacles, warnings, hint } = estimate;
   const title = remoteTitle({ remote, session, snapshot });
@@ -62,6 +64,14 @@ export function mayFetch(
       ))}
       <p>{movedText(estimate)}</p>
       {isRefused ? null : <p>{targetText(target, session.path)}</p>}
+      {branch && target !== 'own' && !isRefused ? (
+        <p>
+          {trans.__(
+            'The session’s own kernel is in %1 here, so the new one is a branch of the session: other machines can still resume the session itself.',
+            branch
+          )}
+        </p>
+      ) : null}
     </div>,
     isRefused
       ? trans.__('Fetch Without Resuming')
