@@ -11,11 +11,11 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-m", module]
 
 
-def run_command(env, *words, status=0):
+def run_command(env, *words, status=0, stdin=subprocess.DEVNULL):
     """Run `jupyter gpuckpt` as a program of its own, without a terminal; check its exit status and return the completed process."""
     done = subprocess.run(
         [*python_module("jupyter_gpuckpt.cli"), *words],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         capture_output=True,
         env=env,
         text=True,

@@ -92,9 +92,11 @@ def resume(
             _log.warning("a restore is attempted again: %s %s", error.message, error.details)
             thawed = attempt()
     # Users know nothing of the kernel's own log and IPython's history, which each machine has for itself.
-    missed = [path for path in thawed.made if path != manifest.launch.log_path]
-    missed = [path for path in missed if not open_files.is_history(path)]
-    gone = [f"The file {path} was gone; an empty one is in its place." for path in missed]
+    gone = [
+        f"The file {path} was gone; an empty one is in its place."
+        for path in thawed.made
+        if path != manifest.launch.log_path and not open_files.is_history(path)
+    ]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
     closed = [f"The network connection {name} was closed." for name in lost]
     moved = [

@@ -285,8 +285,8 @@ const panel: JupyterFrontEndPlugin<void> = {
     // A list from before a move says where the session was then.
     let moved = '';
     states.changed.connect(() => {
-      const ids = states.all().filter(isAtRemote);
-      const now = ids.map(({ kernel_id }) => kernel_id).join();
+      const kernels = states.all().filter(isAtRemote);
+      const now = kernels.map(({ kernel_id }) => kernel_id).join();
       if (now !== moved && remotes.known.length > 0) {
         void remotes.refresh();
       }

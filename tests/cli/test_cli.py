@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from jupyter_gpuckpt.host.doctor_checks import INSTALL
+from tests.programs import run_command
 
 
 def test_the_doctor_suspends_and_resumes_a_program(gpuckpt, gpuckpt_json):
@@ -25,16 +26,7 @@ def test_the_doctor_suspends_and_resumes_a_program(gpuckpt, gpuckpt_json):
 
 def test_a_doctor_without_criu_says_so_and_what_helps(daemon_env, tmp_path):
     env = daemon_env | {"JUPYTER_GPUCKPT_CRIU": str(tmp_path / "none")}
-    done = subprocess.run(
-        [sys.executable, "-m", "jupyter_gpuckpt.cli", "doctor"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=env,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 3
+    done = run_command(env, "doctor", status=3)
     assert "Kernels cannot be saved here" in done.stdout
     assert INSTALL in done.stdout
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.programs import run_command
+
 
 @pytest.fixture
 def snapshot_id(kernel, gpuckpt_json):
@@ -18,16 +20,7 @@ def elsewhere(daemon_env, short_dir):
 
     def run(*words, status=0, stdin=subprocess.DEVNULL, place="elsewhere"):
         env = daemon_env | {"JUPYTER_GPUCKPT_DATA_DIR": str(short_dir / place)}
-        done = subprocess.run(
-            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
-            stdin=stdin,
-            capture_output=True,
-            env=env,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout.decode()
+        return run_command(env, *words, status=status, stdin=stdin).stdout
 
     return run
 

@@ -101,8 +101,8 @@ class Branching:
         rows = sessions_of(self._sessions, kernel_id)
         there = rows[0]["path"] if rows else ""
         # A branch that took the kernel's id, and its notebook elsewhere, is left alone.
-        is_wanted = served is not None and served.state in _RESUMABLE and path in {"", there}
-        if served is not None and is_wanted and kernel_id in self._kernels:
+        is_wanted = kernel_id in self._kernels and path in {"", there}
+        if is_wanted and served is not None and served.state in _RESUMABLE:
             operation = await self._go_on(
                 served,
                 launch,

@@ -74,12 +74,9 @@ export class FetchActions {
     const { session, snapshot, obstacles } = estimate;
     const { path } = session;
     const kernelId = snapshot.kernel_id;
-    const target = this._suspended(kernelId, path)
-      ? 'own'
-      : this._isBusy(path)
-        ? 'copy'
-        : 'notebook';
-    const branch = this._states.get(kernelId)?.path ?? '';
+    const isOwn = this._suspended(kernelId, path) !== null;
+    const target = isOwn ? 'own' : this._isBusy(path) ? 'copy' : 'notebook';
+    const branch = isOwn ? '' : (this._states.get(kernelId)?.path ?? '');
     if (!(await mayFetch(place.remote, estimate, target, branch))) {
       return;
     }

@@ -34,7 +34,7 @@ function targetText(target: Target, path: string): string {
  * Show where the session runs, the size of the fetch and the obstacles to a resume, and ask.
  *
  * With obstacles the snapshot can be fetched, but not resumed. What another machine runs is taken over. `branch`: the notebook in which
- * the session's own kernel is on this machine; '' if it is not here.
+ * the session's own kernel stays on this machine; '' if it is not here or goes on.
  */
 export function mayFetch(
   remote: string,
@@ -64,7 +64,7 @@ export function mayFetch(
       ))}
       <p>{movedText(estimate)}</p>
       {isRefused ? null : <p>{targetText(target, session.path)}</p>}
-      {branch && target !== 'own' && !isRefused ? (
+      {branch && !isRefused ? (
         <p>
           {trans.__(
             'The session’s own kernel is in %1 here, so the new one is a branch of the session: other machines can still resume the session itself.',
