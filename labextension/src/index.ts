@@ -55,7 +55,7 @@ import {
   importCommandId
 } from './snapshot/snapshot-commands';
 import { FetchedCells } from './snapshot/fetched-cells';
-import { cellsOf } from './snapshot/stored-cells';
+import { cellsOf, cellsOfFile } from './snapshot/stored-cells';
 import { Targets } from './kernel/targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 import { Undo } from './snapshot/undo';
@@ -154,6 +154,11 @@ const commands: JupyterFrontEndPlugin<void> = {
     );
     addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);
     const fetchedCells = new FetchedCells(snapshots.api, async path => {
+      const { contents } = serviceManager;
+      if (!panelAt(path) && !isBusy(path)) {
+        // Opened, it would get another kernel.
+        return cellsOfFile(contents, path, () => cellsOf(panelAt(path)));
+      }
       const panel: NotebookPanel = await commands.execute(openNotebookId, {
         path
       });
@@ -164,7 +169,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       snapshots.api,
       operations,
       states,
-      (kernel, snapshotId) => fetchedCells.put(kernel, snapshotId),
+      (former, snapshotId) => fetchedCells.put(former, snapshotId),
       isBusy,
       openNotebook
     );

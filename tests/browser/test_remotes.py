@@ -166,6 +166,7 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     expect(dialog).to_contain_text(re.compile(r"[MG]B to download\."))
     dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
     expect(here.toasts.filter(has_text=f"Fetched {NOTEBOOK}")).to_be_visible()
+    answer_about_cells(here, expect, "Keep These Cells")
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
     expect(item).to_have_count(0)
     # The page, which has never seen the cell run, shows all that it says.
@@ -177,6 +178,13 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
     expect(here.chip).to_have_text("Running")
+
+
+def answer_about_cells(page, expect, answer):
+    """Answer the question whether a notebook that was on this machine before gets the cells of the fetched session."""
+    dialog = page.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("The notebook on this machine differs")
+    dialog.get_by_role("button", name=answer, exact=True).click()
 
 
 def shot(page, name):
@@ -226,8 +234,11 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     offered.first.get_by_role("button", name="Fetch and Resume…").click()
     dialog = here.page.locator(".jp-Dialog")
     dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
+    answer_about_cells(here, expect, "Replace")
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
     here.wait_for(HAS_IDLE_KERNEL)
+    expect(here.cell(0)).to_contain_text("x = 41; print(x)")
+    write_cell(here, "print(x + 1)")
     here.run_cell(0, "42")
 
     # The first machine's user is warned before it takes the session over, and does not want that.
@@ -244,11 +255,16 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     assert sorted(path.name for path in one.root_dir.glob("*.ipynb")) == ["later.ipynb", NOTEBOOK]
 
 
+def write_cell(page, source):
+    """Replace the text of the first cell."""
+    page.cell(0).locator(".cm-content").click()
+    page.page.keyboard.press("Control+a")
+    page.page.keyboard.type(source)
+
+
 def comes_back(here, there, expect):
     """Move a session back into its kernel and its notebook, which gets the cells of the other machine."""
-    here.cell(0).locator(".cm-content").click()
-    here.page.keyboard.press("Control+a")
-    here.page.keyboard.type("x = x + 1; print(x)")
+    write_cell(here, "x = x + 1; print(x)")
     here.run_cell(0, "42")
     here.press("move")
     here.page.locator(".jp-Dialog").get_by_role("button", name="Move", exact=True).click()
@@ -294,6 +310,7 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     expect(dialog).to_contain_text("The kernel on")
     shot(here.page, "take-over-to-fetch")
     dialog.get_by_role("button", name="Take Over and Resume", exact=True).click()
+    answer_about_cells(here, expect, "Keep These Cells")
     expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")

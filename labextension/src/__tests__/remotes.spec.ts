@@ -471,7 +471,10 @@ describe('fetching', () => {
       expect(shown.textContent).toContain('own kernel is in mine.ipynb here');
       press(shown, 'accept');
       await running;
-      expect(putCells).not.toHaveBeenCalled();
+      expect(putCells).toHaveBeenCalledWith(
+        { path: 'work/a.ipynb', snapshot_id: null },
+        'offsite'
+      );
       expect(server.bodies[1]).toBe(JSON.stringify({ path: 'work/a.ipynb' }));
     });
 
