@@ -45,6 +45,12 @@ WORKS = [
         without_gpu=True,
     ),
     Row("cuda_graph", "CUDA graph, captured before and replayed after", "cuda_graph"),
+    Row(
+        "graphs_in_a_pool",
+        "PyTorch: a memory pool of the program's own, CUDA graphs that share a private pool",
+        "torch_pool",
+    ),
+    Row("expandable_segments", "PyTorch with expandable segments", "torch_segments"),
     Row("pinned_memory", "1 GB of pinned host memory", "pinned_memory", without_gpu=True),
     Row("nvml", "NVML in the process", "nvml", needs=("torch", "pynvml")),
     Row(
@@ -71,6 +77,20 @@ WORKS = [
     ),
     Row("cupy", "CuPy", "cupy_arrays", needs=("cupy",)),
     Row("jax", "JAX", "jax_arrays", needs=("jax",), without_gpu=True),
+    Row("numba", "Numba", "numba_kernels", needs=("torch", "numba")),
+    Row(
+        "lightning",
+        "Lightning: a trainer that goes on; losses as without a stop",
+        "lightning_training",
+        needs=("lightning",),
+        without_gpu=True,
+    ),
+    Row(
+        "by_hand",
+        "CUDA by the driver's own functions, with kernels compiled by NVRTC",
+        "cuda_by_hand",
+        needs=("cuda.bindings.nvrtc",),
+    ),
     Row(
         "data_loader",
         "DataLoader, persistent workers in mid-epoch",
@@ -99,6 +119,12 @@ WORKS = [
         "second_process",
         "A second process with a CUDA context of its own (spawn)",
         "second_process",
+        without_gpu=True,
+    ),
+    Row(
+        "spawned_workers",
+        "A pool of two spawned processes with CUDA contexts of their own",
+        "spawned_workers",
         without_gpu=True,
     ),
     Row("two_gpus", "PyTorch on two GPUs, no peer access", "several_gpus", gpus=2),
@@ -185,6 +211,7 @@ TRAINING_LOOP = Row(
 
 PARKED = [
     Row("parked", "Parked and unparked: PyTorch on one GPU", "torch_tensors"),
+    Row("parked_jax", "Parked and unparked: JAX", "jax_arrays", needs=("jax",)),
     Row(
         "parked_peers",
         "Parked and unparked: PyTorch on two GPUs with peer access",
@@ -257,9 +284,9 @@ REFUSED = [
 ROWS = [
     *[row for row in WORKS if row.gpus == 1],
     TRAINING_LOOP,
-    PARKED[0],
+    *[row for row in PARKED if row.gpus == 1],
     *[row for row in WORKS if row.gpus > 1],
-    PARKED[1],
+    *[row for row in PARKED if row.gpus > 1],
     MOVED,
     SWAPPED,
     *REFUSED,
