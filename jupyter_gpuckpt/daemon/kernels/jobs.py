@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...errors import KernelLost
+from ...images import worker_processes
 from ...wire.manifest_records import Sizes
 from ...wire.protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
 from ...wire.snapshot_order import Making
@@ -71,6 +72,7 @@ def freeze(
         jupyter = record.jupyter if request.jupyter is None else request.jupyter
         if record.tree is None:
             raise KernelLost("The kernel has no process.")
+        began = worker_processes.processor_seconds()
         saved = machine.save(
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
@@ -101,6 +103,8 @@ def freeze(
                 dict(operation.progress.seconds_by_stage),
                 list(saved.warnings),
                 notebook_modified=saved.manifest.notebook_modified,
+                # Workers may have been lost meanwhile, and their times with them.
+                processor_seconds=max(0.0, worker_processes.processor_seconds() - began),
             ),
         )
 

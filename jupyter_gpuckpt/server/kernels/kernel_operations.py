@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from ...errors import (
     GpuCkptError,
     KernelNotFound,
@@ -189,10 +191,10 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.tracked.cancel(operation_id)
 
-    async def note_changed(self, kernel_id: str) -> None:
-        """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
+    async def note_changed(self, kernel_id: str, autosave_seconds: float) -> None:
+        """Tell the daemon that a kernel has changed after its last snapshot, and how soon it is saved. Never raises."""
         try:
-            await self._link.daemon.send(calls.changed(kernel_id, time.time()))
+            await self._link.daemon.send(calls.changed(kernel_id, time.time(), autosave_seconds))
         except GpuCkptError as error:
             self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
@@ -333,8 +335,7 @@ class ServerOperations(KernelListener):
                 jupyter,
                 cause,
                 pinned=bool(name),
-                # The snapshot of a rollback may be the oldest that is kept, so retention runs only after the next save.
-                retention=None if cause is Cause.ROLLBACK else self.retention,
+                retention=self._retention_after(cause),
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -346,6 +347,13 @@ class ServerOperations(KernelListener):
             release()
             raise
         return self._track(served, operation, release, changes)
+
+    def _retention_after(self, cause: Cause) -> RetentionPolicy | None:
+        if cause is Cause.ROLLBACK:
+            # Its snapshot may be the oldest that is kept, so retention runs only after the next save.
+            return None
+        is_periodic = cause is Cause.AUTOSAVE
+        return msgspec.structs.replace(self.retention, thins=is_periodic)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # GPU calls of a parked kernel would block, and a running cell must not be delayed.
