@@ -71,6 +71,7 @@ WORKS = [
     ),
     Row("cupy", "CuPy", "cupy_arrays", needs=("cupy",)),
     Row("jax", "JAX", "jax_arrays", needs=("jax",), without_gpu=True),
+    Row("mpi4py", "mpi4py, whose hwloc looks for GPUs", "mpi", needs=("torch", "mpi4py")),
     Row(
         "data_loader",
         "DataLoader, persistent workers in mid-epoch",
@@ -235,13 +236,6 @@ REFUSED = [
         "profiled",
         refused="A profiler was used",
         code="freeze_failed",
-    ),
-    Row(
-        "mpi4py",
-        "mpi4py, whose hwloc opens the GPU",
-        "mpi",
-        needs=("torch", "mpi4py"),
-        refused="another library than CUDA",
     ),
     Row(
         "child_on_two_gpus",
