@@ -261,7 +261,7 @@ def _moving(driver: Any, gpu_map: Mapping[str, str]) -> Any:  # noqa: ANN401
     """Return the arguments of a Restore to other GPUs."""
     # 12.8 has the class without pairs, 13.0 and 13.3.0 have no such class.
     kind = getattr(driver, "CUcheckpointRestoreArgs", None)
-    if not hasattr(kind, "gpuPairs"):
+    if kind is None or not hasattr(kind, "gpuPairs"):
         raise HostIncompatible(
             "Moving a kernel to another GPU needs another version of cuda-bindings.",
             hint="pip install 'cuda-bindings>=13.3.1'",
