@@ -125,3 +125,81 @@ def test_the_second_in_the_queue_waits_until_the_first_is_back(maker):
     asyncio.run(main())
     assert gpu.held == {"other": 0, "wanted": 6, "second": 4}
     assert any("its turn" in text for text in gpu.said)
+
+
+class Queued:
+    """A Gpu whose kernel "busy" computes, and the task of each kernel that needs room there, by its name."""
+
+    def __init__(self, maker, busy=6):
+        self.gpu = Gpu({"busy": busy}, [])
+        self.gpu.needs = {}
+        self.room, self.tasks = maker(self.gpu, 60.0), {}
+
+    async def add(self, name, needed):
+        """Let a kernel come; return when it has room or has been told why it waits."""
+        self.gpu.needs[name] = needed
+        said = len(self.gpu.said)
+        self.tasks[name] = asyncio.create_task(come_back(self.room, self.gpu, name))
+        while len(self.gpu.said) == said and not self.tasks[name].done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    @property
+    def left(self):
+        """Those that still wait, in the order in which they came."""
+        return [name for name, task in self.tasks.items() if not task.done()]
+
+    async def looks(self, number=3):
+        """Wait until those that wait have looked so often."""
+        for _ in range(number):
+            await asyncio.sleep(2 * gpu_room._LOOK_SECONDS)
+
+
+def test_one_that_needs_what_is_free_passes_those_that_wait_for_more(maker):
+    async def main():
+        queued = Queued(maker)
+        await queued.add("large", 9)
+        await queued.add("larger", 10)
+        await queued.add("small", 3)
+        await queued.tasks["small"]
+        assert queued.left == ["large", "larger"]
+        assert queued.gpu.parked == []
+        queued.gpu.idle = ["busy", "small"]
+        await queued.tasks["large"]
+        assert queued.gpu.parked == ["busy", "small"]
+        queued.gpu.idle = ["large"]
+        await queued.tasks["larger"]
+
+    asyncio.run(main())
+
+
+def test_none_is_passed_for_ever(maker):
+    async def main():
+        queued = Queued(maker)
+        await queued.add("large", 9)
+        for number in range(gpu_room._MOST_PASSES):
+            name = f"small {number}"
+            await queued.add(name, 1)
+            await queued.tasks[name]
+        await queued.add("last", 1)
+        await queued.looks()
+        assert queued.gpu.free >= 1
+        assert queued.left == ["large", "last"], "there is room for it, but it may not pass"
+        queued.gpu.idle = [name for name, held in queued.gpu.held.items() if held]
+        await queued.tasks["large"]
+        await queued.tasks["last"]
+        assert queued.gpu.held["large"] == 9
+
+    asyncio.run(main())
+
+
+def test_one_that_gives_up_lets_the_next_go_at_once(maker, monkeypatch):
+    async def main():
+        queued = Queued(maker)
+        await queued.add("large", 9)
+        monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 1000.0)
+        queued.room._queue[0].passes = gpu_room._MOST_PASSES
+        await queued.add("last", 1)
+        queued.tasks["large"].cancel()
+        await queued.tasks["last"]
+
+    asyncio.run(main())

@@ -1,13 +1,15 @@
 """Resumes and unparks that make room on the GPU by parking idle kernels of this server, the least recently used first.
 
 So more notebooks can be open than fit on a GPU, and each is unparked for its next cell. Kernels that need the GPU wait in one
-queue; while those that hold it compute, the first of the queue waits.
+queue; while those that hold it compute, the first of the queue waits. A kernel that needs no more than what is free may pass
+those that wait for more, but none of them more than a few times.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,10 +33,26 @@ if TYPE_CHECKING:
 
 #: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
+#: How often a waiting kernel may be passed by others.
+_MOST_PASSES = 3
+_ITS_TURN = "It waits for its turn on the GPU: another kernel is resumed first."
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A kernel in the queue. `check`: raises an error if nobody wants the room any more."""
+
+    kernel_id: str
+    snapshot_id: str
+    check: Callable[[], None]
+    #: Whether no kernel could be parked for it when it was the first.
+    is_short: bool = False
+    passes: int = 0
+    deadline: float = 0.0
 
 
 class GpuRoom:
-    """A FIFO of kernels that need room on the GPU, which is made by parking others.
+    """A queue of kernels that need room on the GPU, which is made by parking others.
 
     `wait_seconds`: how long the first of the queue waits for kernels that compute. `memory`: makes room in RAM before a resume; None:
     nothing does.
@@ -53,7 +71,10 @@ class GpuRoom:
         self._link, self._kernels, self._operations = link, kernels, operations
         self._memory = memory
         self._wait_seconds, self._log = wait_seconds, log
-        self._queue = asyncio.Lock()
+        #: In the order in which they came.
+        self._queue: list[_Waiting] = []
+        #: Held while room is looked for and until it is used; notified when the queue or the room has changed.
+        self._turn = asyncio.Condition()
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
@@ -96,17 +117,26 @@ class GpuRoom:
         `check`: raises an error if nobody wants the room any more.
         """
         served = self._operations.served(kernel_id)
+        waiting = _Waiting(kernel_id, snapshot_id, check)
+        if self._queue or self._turn.locked():
+            served.wait_for(_ITS_TURN)
+        self._queue.append(waiting)
         try:
-            if self._queue.locked():
-                served.wait_for(
-                    "It waits for its turn on the GPU: another kernel is resumed first."
-                )
-            async with self._queue:
-                await self._make(kernel_id, snapshot_id, check)
-                check()
-                served.wait_for("")
-                yield
+            async with self._turn:
+                try:
+                    while not await self._make(waiting):
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(_LOOK_SECONDS):
+                                await self._turn.wait()
+                    self._queue.remove(waiting)
+                    check()
+                    served.wait_for("")
+                    yield
+                finally:
+                    self._turn.notify_all()
         finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
             served.wait_for("")
 
     async def _resume(
@@ -132,34 +162,52 @@ class GpuRoom:
     async def _room(self, kernel_id: str, snapshot_id: str) -> Room:
         return await self._link.daemon.send(calls.gpu_room(kernel_id, snapshot_id))
 
-    async def _make(self, kernel_id: str, snapshot_id: str, check: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_seconds
+    async def _make(self, waiting: _Waiting) -> bool:
+        """Return whether a waiting kernel has room now; park others for the first of the queue. Raises GpuFull when its time is over."""
+        waiting.check()
+        before = self._queue[: self._queue.index(waiting)]
+        if before:
+            if not await self._may_pass(waiting, before):
+                self._operations.served(waiting.kernel_id).wait_for(_ITS_TURN)
+                return False
+            for each in before:
+                each.passes += 1
+            return True
+        now = asyncio.get_running_loop().time()
+        waiting.deadline = waiting.deadline or now + self._wait_seconds
         #: The reasons why kernels could not be parked, by kernel id.
         refused: dict[str, str] = {}
         while True:
-            check()
-            room = await self._room(kernel_id, snapshot_id)
-            if room.needed_bytes <= room.free_bytes:
-                return
-            chosen = await self._least_recently_used(kernel_id, refused)
-            if chosen:
-                refused[chosen] = await self._park(chosen)
-                continue
-            text = (
-                f"{room.needed_bytes / 1e9:.1f} GB of GPU memory are needed,"
-                f" {room.free_bytes / 1e9:.1f} GB are free, and no other kernel of this server that holds some is idle."
+            room = await self._room(waiting.kernel_id, waiting.snapshot_id)
+            if _fits(room):
+                return True
+            chosen = await self._least_recently_used(waiting.kernel_id, refused)
+            if not chosen:
+                break
+            refused[chosen] = await self._park(chosen)
+            waiting.check()
+        text = (
+            f"{room.needed_bytes / 1e9:.1f} GB of GPU memory are needed,"
+            f" {room.free_bytes / 1e9:.1f} GB are free, and no other kernel of this server that holds some is idle."
+        )
+        if asyncio.get_running_loop().time() > waiting.deadline:
+            raise GpuFull(
+                text,
+                hint="Wait for a computation to end, or suspend a kernel, then run the cell again.",
+                details="\n".join(why for why in refused.values() if why),
             )
-            if loop.time() > deadline:
-                raise GpuFull(
-                    text,
-                    hint="Wait for a computation to end, or suspend a kernel, then run the cell again.",
-                    details="\n".join(why for why in refused.values() if why),
-                )
-            self._operations.served(kernel_id).wait_for(f"It waits for the GPU: {text}")
-            await asyncio.sleep(_LOOK_SECONDS)
-            # A kernel that was not parked because RAM was short may be parked next time.
-            refused.clear()
+        waiting.is_short = True
+        self._operations.served(waiting.kernel_id).wait_for(f"It waits for the GPU: {text}")
+        return False
+
+    async def _may_pass(self, waiting: _Waiting, before: list[_Waiting]) -> bool:
+        """Return whether a kernel has room now, and those before it have not and were not passed too often."""
+        if not before[0].is_short or any(each.passes >= _MOST_PASSES for each in before):
+            return False
+        for each in before:
+            if _fits(await self._room(each.kernel_id, each.snapshot_id)):
+                return False
+        return _fits(await self._room(waiting.kernel_id, waiting.snapshot_id))
 
     async def _least_recently_used(self, kernel_id: str, refused: dict[str, str]) -> str:
         idle = idle_kernels(self._kernels, self._operations, after_seconds=0.0)
@@ -176,3 +224,7 @@ class GpuRoom:
         except GpuCkptError as error:
             return error.message
         return ended.error.message if ended.error else ""
+
+
+def _fits(room: Room) -> bool:
+    return room.needed_bytes <= room.free_bytes
