@@ -1,6 +1,7 @@
 """Who gives way on a GPU, and what one is told that waits: against a GPU of numbers. tests/gpu has the real one."""
 
 import asyncio
+import itertools
 import logging
 from types import SimpleNamespace
 
@@ -13,12 +14,18 @@ from jupyter_gpuckpt.wire.states import KernelState
 
 
 class Gpu:
-    """10 bytes of GPU memory. `held`: by kernel; `idle`: kernels in which no cell runs, least recently used first."""
+    """10 bytes of GPU memory. `held`: by kernel; `idle`: kernels in which no cell runs, least recently used first.
+
+    `contexts`: bytes of each kernel that may stay there when it is parked.
+    """
 
     def __init__(self, held, idle, refusing=()):
         self.held, self.idle, self.refusing = held, idle, refusing
-        self.needs = {"wanted": 6}
+        self.needs, self.contexts = {"wanted": 6}, {}
         self.parked, self.said = [], []
+        #: Those that are parked now, and the times at which they were.
+        self.since, self.times = {}, itertools.count()
+        self.tasks = []
 
     @property
     def free(self):
@@ -33,7 +40,13 @@ class Gpu:
 
     # The server's operations.
     def served(self, kernel_id):
-        return SimpleNamespace(wait_for=self.said.append)
+        return Served(self, kernel_id)
+
+    def idle_kernels(self, *, parked_too):
+        return [each for each in self.idle if parked_too or each not in self.since]
+
+    def spawn(self, work):
+        self.tasks.append(asyncio.ensure_future(work))
 
     async def measured(self):
         return [
@@ -41,15 +54,39 @@ class Gpu:
             for kernel_id, held in self.held.items()
         ]
 
-    async def park(self, kernel_id):
+    async def park(self, kernel_id, *, keep_contexts):
         if kernel_id in self.refusing:
             raise FreezeFailed(f"{kernel_id} has no room in RAM.")
+        assert keep_contexts == (kernel_id not in self.since)
         self.parked.append(kernel_id)
-        self.held[kernel_id] = 0
+        self.since[kernel_id] = next(self.times)
+        self.held[kernel_id] = self.contexts.get(kernel_id, 0) if keep_contexts else 0
         return kernel_id
 
     async def finish(self, operation):
         return SimpleNamespace(error=None)
+
+
+class Served:
+    """A kernel as the server sees it now."""
+
+    waits = ""
+
+    def __init__(self, gpu, kernel_id):
+        self._gpu, self.kernel_id = gpu, kernel_id
+        self.wait_for = gpu.said.append
+
+    @property
+    def state(self):
+        return KernelState.PARKED if self.kernel_id in self._gpu.since else KernelState.RUNNING
+
+    @property
+    def kernel(self):
+        return SimpleNamespace(since=self._gpu.since.get(self.kernel_id))
+
+    @property
+    def is_wanted(self):
+        return self.kernel_id in self._gpu.needs
 
 
 @pytest.fixture
@@ -57,7 +94,11 @@ def maker(monkeypatch):
     """Make a GpuRoom for a Gpu."""
 
     def make(gpu, wait_seconds=0.0):
-        monkeypatch.setattr(gpu_room, "idle_kernels", lambda *_, after_seconds: gpu.idle)
+        monkeypatch.setattr(
+            gpu_room,
+            "idle_kernels",
+            lambda *_, after_seconds, parked_too: gpu.idle_kernels(parked_too=parked_too),
+        )
         monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
         link = SimpleNamespace(daemon=gpu)
         log = logging.getLogger("test")
@@ -88,6 +129,37 @@ def test_one_that_holds_nothing_or_cannot_be_parked_is_passed_over(maker):
     gpu = Gpu({"none": 0, "stuck": 3, "last": 6}, ["none", "stuck", "last"], refusing={"stuck"})
     asyncio.run(come_back(maker(gpu), gpu))
     assert gpu.parked == ["last"]
+
+
+def test_contexts_are_taken_where_their_room_is_needed(maker):
+    gpu = Gpu({"old": 4, "new": 4}, ["old", "new"])
+    gpu.contexts = {"old": 2, "new": 2}
+    asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == ["old", "new"]
+    gpu.needs["wanted"] = 8
+    gpu.held["wanted"] = 0
+    asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == ["old", "new", "old"]
+    assert gpu.held == {"old": 0, "new": 2, "wanted": 8}
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_the_context_of_a_kernel_that_stays_parked_is_taken_later(maker, monkeypatch, comes_back):
+    gpu = Gpu({"old": 8}, ["old"])
+    gpu.contexts = {"old": 1}
+    monkeypatch.setattr(gpu_room, "_CONTEXT_SECONDS", 0.01)
+
+    async def main():
+        await come_back(maker(gpu), gpu)
+        assert gpu.held["old"] == 1
+        await asyncio.sleep(0)
+        if comes_back:
+            gpu.since["old"] = next(gpu.times)  # and it was parked again meanwhile
+        for task in gpu.tasks:
+            await task
+
+    asyncio.run(main())
+    assert gpu.parked == (["old"] if comes_back else ["old", "old"])
 
 
 def test_it_waits_for_one_that_computes_and_says_so(maker):

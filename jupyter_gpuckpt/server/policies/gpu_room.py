@@ -1,8 +1,10 @@
 """Resumes and unparks that make room on the GPU by parking idle kernels of this server, the least recently used first.
 
-So more notebooks can be open than fit on a GPU, and each is unparked for its next cell. Kernels that need the GPU wait in one
-queue; while those that hold it compute, the first of the queue waits. A kernel that needs no more than what is free may pass
-those that wait for more, but none of them more than a few times.
+So more notebooks can be open than fit on a GPU, and each is unparked for its next cell. Their CUDA contexts stay on the GPU at first,
+because a park and an unpark are faster so; they are taken when their room is needed, or after a minute.
+
+Kernels that need the GPU wait in one queue; while those that hold it compute, the first of the queue waits. A kernel that needs no
+more than what is free may pass those that wait for more, but none of them more than a few times.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from typing import TYPE_CHECKING
 from ...errors import GpuCkptError, GpuFull
 from ...wire import calls
 from ...wire.protocol import OperationKind, Result
+from ...wire.states import KernelState
 from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
@@ -29,12 +32,15 @@ if TYPE_CHECKING:
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_operations import ServerOperations
     from ..kernels.tracked_operations import Steps
+    from ..messages.served_kernel import ServedKernel
     from .memory_room import MemoryClaim, MemoryRoom
 
 #: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
 #: How often a waiting kernel may be passed by others.
 _MOST_PASSES = 3
+#: How many seconds after a park a context stays on the GPU.
+_CONTEXT_SECONDS = 60.0
 _ITS_TURN = "It waits for its turn on the GPU: another kernel is resumed first."
 
 
@@ -209,21 +215,45 @@ class GpuRoom:
                 return False
         return _fits(await self._room(waiting.kernel_id, waiting.snapshot_id))
 
-    async def _least_recently_used(self, kernel_id: str, refused: dict[str, str]) -> str:
-        idle = idle_kernels(self._kernels, self._operations, after_seconds=0.0)
+    async def _least_recently_used(self, kernel_id: str, refused: Collection[str]) -> str:
+        """Return the idle kernel to park next; those of which only contexts are on the GPU come last. Empty: there is none."""
         holding = {
             kernel.kernel_id for kernel in await self._operations.measured() if kernel.gpu_bytes
-        }
-        return next((each for each in idle if each in holding - set(refused) - {kernel_id}), "")
+        } - {kernel_id, *refused}
+        for parked_too in (False, True):
+            idle = idle_kernels(
+                self._kernels, self._operations, after_seconds=0.0, parked_too=parked_too
+            )
+            if chosen := next((each for each in idle if each in holding), ""):
+                return chosen
+        return ""
 
     async def _park(self, kernel_id: str) -> str:
-        """Park a kernel; return the reason why it could not be parked, empty if it was."""
+        """Park a kernel; return the reason why it could not be parked, empty if it was. A parked one gives up its contexts, too."""
+        served = self._operations.served(kernel_id)
+        keep_contexts = served.state is not KernelState.PARKED
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
-            ended = await self._operations.finish(await self._operations.park(kernel_id))
+            operation = await self._operations.park(kernel_id, keep_contexts=keep_contexts)
+            ended = await self._operations.finish(operation)
         except GpuCkptError as error:
             return error.message
-        return ended.error.message if ended.error else ""
+        if ended.error:
+            return ended.error.message
+        if keep_contexts:
+            self._operations.spawn(self._park_contexts_later(served))
+        return ""
+
+    async def _park_contexts_later(self, served: ServedKernel) -> None:
+        """Let a kernel give up its contexts, if it is parked for a while from now on."""
+        parked = served.kernel
+        await asyncio.sleep(_CONTEXT_SECONDS)
+        now = served.kernel
+        was_back = not now or not parked or now.since != parked.since
+        if was_back or served.state is not KernelState.PARKED or served.is_wanted or served.waits:
+            return
+        if reason := await self._park(served.kernel_id):
+            self._log.info("kernel %s keeps its context: %s", served.kernel_id, reason)
 
 
 def _fits(room: Room) -> bool:
