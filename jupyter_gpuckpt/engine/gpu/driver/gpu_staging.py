@@ -14,9 +14,9 @@ them fails, the original mmap is injected instead. Either way the driver gets it
 * Several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults, one
 after the other, would take longer than its copying.
 
-The driver makes some 40 calls before that mmap. Afterwards it makes thousands of calls, at times hundreds of thousands, while it
-waits for the GPU. Tracing a call costs a tenth of a millisecond: 8 GB took 38 s instead of 2. So tracing ends soon after the mmap, and
-where no mmap comes it ends soon, too: a process without a context has nothing to stage.
+That mmap is the driver's 41st call. Afterwards it makes thousands of calls, at times hundreds of thousands, while it waits for the
+GPU. Tracing a call costs a tenth of a millisecond: 8 GB took 38 s instead of 2. So tracing ends soon after the mmap, and also
+where none comes, as in a process without a context: its Checkpoint, traced to its end, took up to 4 s instead of 0.03.
 """
 
 from __future__ import annotations
