@@ -16,16 +16,19 @@ from jupyter_gpuckpt.wire.states import KernelState
 class Gpu:
     """10 bytes of GPU memory. `held`: by kernel; `idle`: kernels in which no cell runs, least recently used first.
 
-    `contexts`: bytes of each kernel that may stay there when it is parked.
+    `contexts`: bytes of each kernel that may stay there when it is parked. `lately`: those of the idle ones that ran a cell a moment ago.
     """
 
     def __init__(self, held, idle, refusing=()):
         self.held, self.idle, self.refusing = held, idle, refusing
         self.needs, self.contexts = {"wanted": 6}, {}
-        self.parked, self.said = [], []
+        self.parked, self.said, self.lately = [], [], set()
+        #: Parked kernels that no user has parked.
+        self.automatically = set()
         #: Those that are parked now, and the times at which they were.
         self.since, self.times = {}, itertools.count()
         self.tasks = []
+        self.manager = SimpleNamespace()
 
     @property
     def free(self):
@@ -42,8 +45,9 @@ class Gpu:
     def served(self, kernel_id):
         return Served(self, kernel_id)
 
-    def idle_kernels(self, *, parked_too):
-        return [each for each in self.idle if parked_too or each not in self.since]
+    def idle_kernels(self, *, after_seconds, parked_too):
+        found = [each for each in self.idle if parked_too or each not in self.since]
+        return [each for each in found if not (after_seconds and each in self.lately)]
 
     def spawn(self, work):
         self.tasks.append(asyncio.ensure_future(work))
@@ -54,12 +58,18 @@ class Gpu:
             for kernel_id, held in self.held.items()
         ]
 
-    async def park(self, kernel_id, *, keep_contexts):
+    async def resume(self, kernel_id):
+        self.held[kernel_id] = self.needs.pop(kernel_id)
+        del self.since[kernel_id]
+
+    async def park(self, kernel_id, *, keep_contexts, is_automatic):
+        assert is_automatic
         if kernel_id in self.refusing:
             raise FreezeFailed(f"{kernel_id} has no room in RAM.")
         assert keep_contexts == (kernel_id not in self.since)
         self.parked.append(kernel_id)
         self.since[kernel_id] = next(self.times)
+        self.automatically.add(kernel_id)
         self.held[kernel_id] = self.contexts.get(kernel_id, 0) if keep_contexts else 0
         return kernel_id
 
@@ -86,7 +96,11 @@ class Served:
 
     @property
     def is_wanted(self):
-        return self.kernel_id in self._gpu.needs
+        return False
+
+    @property
+    def is_parked_automatically(self):
+        return self.kernel_id in self._gpu.automatically
 
 
 @pytest.fixture
@@ -97,8 +111,9 @@ def maker(monkeypatch):
         monkeypatch.setattr(
             gpu_room,
             "idle_kernels",
-            lambda *_, after_seconds, parked_too: gpu.idle_kernels(parked_too=parked_too),
+            lambda *_, **options: gpu.idle_kernels(**options),
         )
+        monkeypatch.setattr(gpu_room, "manager_of", lambda *_: gpu.manager)
         monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
         link = SimpleNamespace(daemon=gpu)
         log = logging.getLogger("test")
@@ -273,5 +288,55 @@ def test_one_that_gives_up_lets_the_next_go_at_once(maker, monkeypatch):
         await queued.add("last", 1)
         queued.tasks["large"].cancel()
         await queued.tasks["last"]
+
+    asyncio.run(main())
+
+
+def parked(maker, **held):
+    """Return a Gpu with a parked kernel "wanted" and these idle ones, and its GpuRoom."""
+    gpu = Gpu(held, list(held))
+    gpu.since, gpu.automatically = {"wanted": 0}, {"wanted"}
+    return gpu, maker(gpu)
+
+
+def test_a_kernel_whose_page_gets_the_focus_comes_back_where_there_is_room(maker):
+    gpu, room = parked(maker, other=4)
+    asyncio.run(room.expect_cell("wanted"))
+    assert gpu.held == {"other": 4, "wanted": 6}
+    assert gpu.parked == []
+    assert gpu.manager.last_activity, "it is not the next to be parked"
+
+
+def test_one_that_was_not_used_lately_is_parked_for_it(maker):
+    gpu, room = parked(maker, other=8)
+    asyncio.run(room.expect_cell("wanted"))
+    assert gpu.held == {"other": 0, "wanted": 6}
+
+
+def test_one_that_was_used_lately_is_not_parked_for_it(maker):
+    gpu, room = parked(maker, other=8)
+    gpu.lately = {"other"}
+    asyncio.run(room.expect_cell("wanted"))
+    assert gpu.held == {"other": 8}
+
+
+@pytest.mark.parametrize("why", ["a user has parked it", "it runs", "others wait"])
+def test_the_focus_changes_nothing_where(maker, why):
+    async def main():
+        gpu, room = parked(lambda gpu: maker(gpu, 60.0), other=4)
+        if why == "a user has parked it":
+            gpu.automatically = set()
+        elif why == "it runs":
+            gpu.since = {}
+        else:
+            gpu.needs["first"] = 9
+            gpu.idle = []
+            waiting = asyncio.create_task(come_back(room, gpu, "first"))
+            while not gpu.said:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await room.expect_cell("wanted")
+        assert gpu.held == {"other": 4}
+        if why == "others wait":
+            waiting.cancel()
 
     asyncio.run(main())

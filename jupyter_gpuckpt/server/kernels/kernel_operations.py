@@ -141,8 +141,13 @@ class ServerOperations(KernelListener):
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
-    async def park(self, kernel_id: str, *, keep_contexts: bool = False) -> Operation:
-        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`."""
+    async def park(
+        self, kernel_id: str, *, keep_contexts: bool = False, is_automatic: bool = False
+    ) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`.
+
+        `is_automatic`: no user requested it.
+        """
         served = self.served(kernel_id)
         release = served.hold()
         try:
@@ -152,6 +157,7 @@ class ServerOperations(KernelListener):
         except BaseException:
             self.spawn(self._peer_access.switch_on_and(served, release))
             raise
+        served.is_parked_automatically = is_automatic
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ...errors import GpuCkptError, GpuFull
 from ...wire import calls
 from ...wire.protocol import OperationKind, Result
 from ...wire.states import KernelState
+from ..kernels.notebook_sessions import manager_of
 from .idle import idle_kernels
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _LOOK_SECONDS = 1.0
 _MOST_PASSES = 3
 #: How many seconds after a park a context stays on the GPU.
 _CONTEXT_SECONDS = 60.0
+#: How long no cell ran in a kernel that is parked for another one whose page has got the focus.
+_UNUSED_SECONDS = 30.0
 _ITS_TURN = "It waits for its turn on the GPU: another kernel is resumed first."
 
 
@@ -109,6 +113,28 @@ class GpuRoom:
                 return await steps.run(await begin())
 
         return operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
+
+    async def expect_cell(self, kernel_id: str) -> None:
+        """Unpark a kernel whose page has got the focus, if its turn costs no other kernel anything.
+
+        A kernel that a user has parked stays so until its next cell. Nothing is done while kernels wait for the GPU, and no kernel is
+        parked for it that was used lately.
+        """
+        served = self._operations.served(kernel_id)
+        if self._turn.locked() or self._queue or not served.is_parked_automatically:
+            return
+        if served.state is not KernelState.PARKED or served.is_wanted:
+            return
+        # Otherwise it would be the next to be parked.
+        manager_of(self._kernels, kernel_id).last_activity = datetime.now(UTC)
+        async with self._turn:
+            try:
+                coming = _Waiting(kernel_id, "", lambda: None)
+                room = await self._park_others(coming, {}, unused_seconds=_UNUSED_SECONDS)
+                if _fits(room):
+                    await self._operations.finish(await self._operations.resume(kernel_id))
+            finally:
+                self._turn.notify_all()
 
     async def is_needed(self, kernel_id: str, snapshot_id: str) -> bool:
         """Return whether the kernel will need GPU memory when it is resumed."""
@@ -183,15 +209,9 @@ class GpuRoom:
         waiting.deadline = waiting.deadline or now + self._wait_seconds
         #: The reasons why kernels could not be parked, by kernel id.
         refused: dict[str, str] = {}
-        while True:
-            room = await self._room(waiting.kernel_id, waiting.snapshot_id)
-            if _fits(room):
-                return True
-            chosen = await self._least_recently_used(waiting.kernel_id, refused)
-            if not chosen:
-                break
-            refused[chosen] = await self._park(chosen)
-            waiting.check()
+        room = await self._park_others(waiting, refused)
+        if _fits(room):
+            return True
         text = (
             f"{room.needed_bytes / 1e9:.1f} GB of GPU memory are needed,"
             f" {room.free_bytes / 1e9:.1f} GB are free, and no other kernel of this server that holds some is idle."
@@ -206,6 +226,21 @@ class GpuRoom:
         self._operations.served(waiting.kernel_id).wait_for(f"It waits for the GPU: {text}")
         return False
 
+    async def _park_others(
+        self, waiting: _Waiting, refused: dict[str, str], *, unused_seconds: float = 0.0
+    ) -> Room:
+        """Park idle kernels until a kernel has room, or none of them is left; return its room then.
+
+        `unused_seconds`: only kernels in which no cell ran for so long.
+        """
+        while True:
+            room = await self._room(waiting.kernel_id, waiting.snapshot_id)
+            others = {waiting.kernel_id, *refused}
+            if _fits(room) or not (chosen := await self._next_to_park(others, unused_seconds)):
+                return room
+            refused[chosen] = await self._park(chosen)
+            waiting.check()
+
     async def _may_pass(self, waiting: _Waiting, before: list[_Waiting]) -> bool:
         """Return whether a kernel has room now, and those before it have not and were not passed too often."""
         if not before[0].is_short or any(each.passes >= _MOST_PASSES for each in before):
@@ -215,14 +250,20 @@ class GpuRoom:
                 return False
         return _fits(await self._room(waiting.kernel_id, waiting.snapshot_id))
 
-    async def _least_recently_used(self, kernel_id: str, refused: Collection[str]) -> str:
-        """Return the idle kernel to park next; those of which only contexts are on the GPU come last. Empty: there is none."""
+    async def _next_to_park(self, others: Collection[str], unused_seconds: float) -> str:
+        """Return the least recently used idle kernel that is not one of `others`; those of which only contexts are on the GPU come last.
+
+        It is empty if there is none.
+        """
         holding = {
             kernel.kernel_id for kernel in await self._operations.measured() if kernel.gpu_bytes
-        } - {kernel_id, *refused}
+        } - set(others)
         for parked_too in (False, True):
             idle = idle_kernels(
-                self._kernels, self._operations, after_seconds=0.0, parked_too=parked_too
+                self._kernels,
+                self._operations,
+                after_seconds=unused_seconds,
+                parked_too=parked_too,
             )
             if chosen := next((each for each in idle if each in holding), ""):
                 return chosen
@@ -234,7 +275,9 @@ class GpuRoom:
         keep_contexts = served.state is not KernelState.PARKED
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
-            operation = await self._operations.park(kernel_id, keep_contexts=keep_contexts)
+            operation = await self._operations.park(
+                kernel_id, keep_contexts=keep_contexts, is_automatic=True
+            )
             ended = await self._operations.finish(operation)
         except GpuCkptError as error:
             return error.message
