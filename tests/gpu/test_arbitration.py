@@ -14,7 +14,7 @@ from tests.server.conftest import make_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.gpu
 
-GB = 1 << 30
+MB, GB = 1 << 20, 1 << 30
 #: 6 GB; what is checked covers all of it.
 SETUP = """
 import torch, time
@@ -51,6 +51,11 @@ def two(
         yield start
 
 
+def used() -> int:
+    """Return the bytes of the first GPU that are in use."""
+    return gpu.gpus()[0].memory_bytes - next(iter(gpu.free_bytes().values()))
+
+
 def state(server, page) -> str:
     return str(server.kernel(page.kernel_id)["state"])
 
@@ -70,6 +75,38 @@ def test_two_kernels_that_do_not_fit_together_take_turns_and_lose_nothing(two) -
     assert pages[1].run(STEP) == f"{{{CYCLES + 1}}}\n"
     assert pages[0].run(STEP) == f"{{{CYCLES + 1}}}\n"
     assert state(server, pages[1]) == "parked"
+
+
+def test_a_kernel_that_gives_way_keeps_its_context_until_a_user_parks_it(two) -> None:
+    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own")
+    assert first.run(STEP) == "{1}\n"
+    assert state(server, second) == "parked"
+    before = used()
+    server.do("park", second.kernel_id)
+    assert state(server, second) == "parked"
+    assert 200 * MB < before - used() < 2 * GB
+    assert second.run(STEP) == "{1}\n"
+    assert state(server, first) == "parked"
+    # What is parked so can be saved, suspended and resumed.
+    server.do("save", first.kernel_id)
+    server.do("suspend", first.kernel_id)
+    assert first.run(STEP) == "{2}\n"
+    assert second.run(STEP) == "{2}\n"
+
+
+def test_a_page_in_front_brings_back_what_no_user_has_parked(two) -> None:
+    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own")
+
+    def come_to_the_front(page) -> str:
+        path = f"api/gpuckpt/kernels/{page.kernel_id}/expect_cell"
+        return str(server.request("POST", path).json()["state"])
+
+    assert come_to_the_front(first) == "parked", "a user has parked it"
+    assert first.run(STEP) == "{1}\n"
+    assert come_to_the_front(second) == "parked", "the other one was used a moment ago"
+    server.do("park", first.kernel_id)
+    assert come_to_the_front(second) == "running"
+    assert second.run(STEP) == "{1}\n"
 
 
 def test_a_kernel_waits_for_one_that_computes_and_says_so(two) -> None:
