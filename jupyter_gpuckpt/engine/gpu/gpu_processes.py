@@ -166,13 +166,15 @@ class GpuProcesses:
 
         The caller releases the threads. Raises what `take` raises; the processes are parked as before then.
         """
-        self._with_context = self._find_with_context()
+        if not (found := self._find_with_context()):
+            return
+        self._with_context = found
         try:
-            for pid in self._with_context:
-                with self._progress.stage(Stage.GPU_LOCK):
+            with self._progress.stage(Stage.GPU_LOCK):
+                for pid in found:
                     cuda.lock(pid, lock_seconds)
-                self._locked.append(pid)
-                self._needs[pid] = gpu.used_by(pid)
+                    self._locked.append(pid)
+                    self._needs[pid] = gpu.used_by(pid)
             with self._progress.stage(Stage.GPU_CHECKPOINT):
                 drivers = {pid: driver_thread(pid, FreezeFailed) for pid in self._locked}
                 for pid, thread in drivers.items():
@@ -338,6 +340,7 @@ class GpuProcesses:
         for pid in self._with_context:
             self._wait(pid, PATIENCE_SECONDS)
         self.give_back()
+        self._with_context = set()
 
     def _find_parked_with_context(self) -> None:
         self._with_context = self._find_with_context()
