@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
@@ -34,13 +34,14 @@ def two(
     make_server: Callable,  # noqa: F811
     hog: Callable[..., AbstractContextManager[None]],
 ):
-    """Yield a server with options, and two pages whose kernels together do not fit on the GPU."""
+    """Return a function that starts a server with options, and two pages whose kernels together do not fit into what it leaves."""
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")
-    with hog(leave=9 * GB):
+    with ExitStack() as hogs:
 
-        def start(*options: str):
+        def start(*options: str, leave: int = 9 * GB):
+            hogs.enter_context(hog(leave=leave))
             server = make_server(*options).start()
             first, second = server.open("first.ipynb"), server.open("second.ipynb")
             first.run(SETUP)
@@ -78,7 +79,7 @@ def test_two_kernels_that_do_not_fit_together_take_turns_and_lose_nothing(two) -
 
 
 def test_a_kernel_that_gives_way_keeps_its_context_until_a_user_parks_it(two) -> None:
-    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own")
+    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own", leave=12 * GB)
     assert first.run(STEP) == "{1}\n"
     assert state(server, second) == "parked"
     before = used()

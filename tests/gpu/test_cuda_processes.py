@@ -241,7 +241,7 @@ def test_a_process_without_a_context_is_not_traced_to_its_end(directory, monkeyp
         assert 41 < len(calls) < 1000
         cuda.restore(pid)
         cuda.unlock(pid)
-        process.communicate("")
+        process.communicate("\n")
     assert process.returncode == 0
 
 

@@ -54,7 +54,7 @@ class Gpu:
 
     async def measured(self):
         return [
-            Kernel(kernel_id, KernelState.RUNNING, "", gpu_bytes=held)
+            Kernel(kernel_id, self.served(kernel_id).state, "", gpu_bytes=held)
             for kernel_id, held in self.held.items()
         ]
 
@@ -66,7 +66,7 @@ class Gpu:
         assert is_automatic
         if kernel_id in self.refusing:
             raise FreezeFailed(f"{kernel_id} has no room in RAM.")
-        assert keep_contexts == (kernel_id not in self.since)
+        assert not (keep_contexts and kernel_id in self.since)
         self.parked.append(kernel_id)
         self.since[kernel_id] = next(self.times)
         self.automatically.add(kernel_id)
@@ -115,6 +115,7 @@ def maker(monkeypatch):
         )
         monkeypatch.setattr(gpu_room, "manager_of", lambda *_: gpu.manager)
         monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(gpu_room, "_SPARE_BYTES", 0)
         link = SimpleNamespace(daemon=gpu)
         log = logging.getLogger("test")
         return gpu_room.GpuRoom(link, None, gpu, None, wait_seconds=wait_seconds, log=log)
@@ -156,6 +157,26 @@ def test_contexts_are_taken_where_their_room_is_needed(maker):
     asyncio.run(come_back(maker(gpu), gpu))
     assert gpu.parked == ["old", "new", "old"]
     assert gpu.held == {"old": 0, "new": 2, "wanted": 8}
+
+
+@pytest.mark.parametrize("spare", [1, 2, 3])
+def test_contexts_stay_where_a_kernel_that_comes_back_can_take_more(maker, monkeypatch, spare):
+    gpu = Gpu({"old": 8}, ["old"])
+    gpu.contexts = {"old": 2}
+    room = maker(gpu)
+    monkeypatch.setattr(gpu_room, "_SPARE_BYTES", spare)
+    asyncio.run(come_back(room, gpu))
+    # 10 bytes, of which it has 6, and the context 2.
+    assert gpu.held["old"] == (2 if spare <= 2 else 0)
+    assert gpu.parked == (["old"] if spare <= 2 else ["old", "old"])
+
+
+def test_no_running_kernel_is_parked_only_to_have_some_to_spare(maker, monkeypatch):
+    gpu = Gpu({"old": 4}, ["old"])
+    room = maker(gpu)
+    monkeypatch.setattr(gpu_room, "_SPARE_BYTES", 3)
+    asyncio.run(come_back(room, gpu))
+    assert gpu.held == {"old": 4, "wanted": 6}
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

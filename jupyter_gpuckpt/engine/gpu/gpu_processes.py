@@ -359,15 +359,18 @@ class GpuProcesses:
         return with_driver
 
     def parked_room(self) -> Placement:
-        """Return the placement of the parked memory as it would be now; of several processes' the one with the largest shortage."""
+        """Return the placement of the parked memory as it would be now; of several processes' the one with the least memory to spare."""
         self._needs |= self._parked_needs(self._checkpointed())
         self._find_parked_with_context()
-        free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
+        free, found = gpu.free_bytes(), list[Placement]()
         for pid in self._needs:
-            found = self._place(pid, free)
-            free = reserved(free, self._needs_now(pid), found)
-            shortest = min(shortest, found, key=lambda each: each.free_bytes - each.needed_bytes)
-        return shortest
+            found.append(self._place(pid, free))
+            free = reserved(free, self._needs_now(pid), found[-1])
+        return min(
+            found,
+            key=lambda each: each.free_bytes - each.needed_bytes,
+            default=Placement({}, 0, 0),
+        )
 
     def hold_taken(self) -> None:
         """Hold the user's threads of processes that another daemon left checkpointed, before they run on; never raises.

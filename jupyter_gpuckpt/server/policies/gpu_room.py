@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
     from ...wire.protocol import GpuRoom as Room
-    from ...wire.protocol import Operation
+    from ...wire.protocol import Kernel, Operation
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_operations import ServerOperations
     from ..kernels.tracked_operations import Steps
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 #: How often a waiting kernel may be passed by others.
 _MOST_PASSES = 3
+#: Contexts of parked kernels stay on the GPU if so much is free beside the kernel that comes back: its cells may take more memory.
+_SPARE_BYTES = 4 << 30
 #: How many seconds after a park a context stays on the GPU.
 _CONTEXT_SECONDS = 60.0
 #: How long no cell ran in a kernel that is parked for another one whose page has got the focus.
@@ -235,10 +237,15 @@ class GpuRoom:
         """
         while True:
             room = await self._room(waiting.kernel_id, waiting.snapshot_id)
-            others = {waiting.kernel_id, *refused}
-            if _fits(room) or not (chosen := await self._next_to_park(others, unused_seconds)):
+            if _spare(room) >= _SPARE_BYTES:
                 return room
-            refused[chosen] = await self._park(chosen)
+            others = {waiting.kernel_id, *refused}
+            chosen = await self._next_to_park(others, unused_seconds, contexts_only=_fits(room))
+            if chosen is None:
+                return room
+            keep_contexts = _spare(room) + chosen.gpu_bytes >= _SPARE_BYTES
+            if reason := await self._park(chosen.kernel_id, keep_contexts=keep_contexts):
+                refused[chosen.kernel_id] = reason
             waiting.check()
 
     async def _may_pass(self, waiting: _Waiting, before: list[_Waiting]) -> bool:
@@ -250,29 +257,30 @@ class GpuRoom:
                 return False
         return _fits(await self._room(waiting.kernel_id, waiting.snapshot_id))
 
-    async def _next_to_park(self, others: Collection[str], unused_seconds: float) -> str:
-        """Return the least recently used idle kernel that is not one of `others`; those of which only contexts are on the GPU come last.
+    async def _next_to_park(
+        self, others: Collection[str], unused_seconds: float, *, contexts_only: bool
+    ) -> Kernel | None:
+        """Return the least recently used idle kernel that is not one of `others`; None: there is none.
 
-        It is empty if there is none.
+        Parked ones, of which only contexts are on the GPU, come last. `contexts_only`: none but these.
         """
         holding = {
-            kernel.kernel_id for kernel in await self._operations.measured() if kernel.gpu_bytes
-        } - set(others)
-        for parked_too in (False, True):
-            idle = idle_kernels(
-                self._kernels,
-                self._operations,
-                after_seconds=unused_seconds,
-                parked_too=parked_too,
-            )
-            if chosen := next((each for each in idle if each in holding), ""):
-                return chosen
-        return ""
+            kernel.kernel_id: kernel
+            for kernel in await self._operations.measured()
+            if kernel.gpu_bytes and kernel.kernel_id not in others
+        }
+        idle = idle_kernels(
+            self._kernels, self._operations, after_seconds=unused_seconds, parked_too=True
+        )
+        found = [holding[each] for each in idle if each in holding]
+        parked = [each for each in found if each.state is KernelState.PARKED]
+        running = [each for each in found if each.state is not KernelState.PARKED]
+        return next(iter(parked if contexts_only else running + parked), None)
 
-    async def _park(self, kernel_id: str) -> str:
-        """Park a kernel; return the reason why it could not be parked, empty if it was. A parked one gives up its contexts, too."""
+    async def _park(self, kernel_id: str, *, keep_contexts: bool) -> str:
+        """Park a kernel; return the reason why it could not be parked, empty if it was. A parked one gives up its contexts."""
         served = self._operations.served(kernel_id)
-        keep_contexts = served.state is not KernelState.PARKED
+        keep_contexts = keep_contexts and served.state is not KernelState.PARKED
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
             operation = await self._operations.park(
@@ -295,9 +303,13 @@ class GpuRoom:
         was_back = not now or not parked or now.since != parked.since
         if was_back or served.state is not KernelState.PARKED or served.is_wanted or served.waits:
             return
-        if reason := await self._park(served.kernel_id):
+        if reason := await self._park(served.kernel_id, keep_contexts=False):
             self._log.info("kernel %s keeps its context: %s", served.kernel_id, reason)
 
 
+def _spare(room: Room) -> int:
+    return room.free_bytes - room.needed_bytes
+
+
 def _fits(room: Room) -> bool:
-    return room.needed_bytes <= room.free_bytes
+    return _spare(room) >= 0
