@@ -25,6 +25,8 @@ class Gpu:
         self.parked, self.said, self.lately = [], [], set()
         #: Parked kernels that no user has parked.
         self.automatically = set()
+        #: Kernels of which something stays on the GPU although they were parked.
+        self.stuck = set()
         #: Those that are parked now, and the times at which they were.
         self.since, self.times = {}, itertools.count()
         self.tasks = []
@@ -63,14 +65,16 @@ class Gpu:
         del self.since[kernel_id]
 
     async def park(self, kernel_id, *, keep_contexts, is_automatic):
-        assert is_automatic
+        assert is_automatic == (kernel_id in self.automatically or kernel_id not in self.since)
         if kernel_id in self.refusing:
             raise FreezeFailed(f"{kernel_id} has no room in RAM.")
         assert not (keep_contexts and kernel_id in self.since)
         self.parked.append(kernel_id)
         self.since[kernel_id] = next(self.times)
-        self.automatically.add(kernel_id)
-        self.held[kernel_id] = self.contexts.get(kernel_id, 0) if keep_contexts else 0
+        if is_automatic:
+            self.automatically.add(kernel_id)
+        left = keep_contexts or kernel_id in self.stuck
+        self.held[kernel_id] = self.contexts.get(kernel_id, 0) if left else 0
         return kernel_id
 
     async def finish(self, operation):
@@ -157,6 +161,14 @@ def test_contexts_are_taken_where_their_room_is_needed(maker):
     asyncio.run(come_back(maker(gpu), gpu))
     assert gpu.parked == ["old", "new", "old"]
     assert gpu.held == {"old": 0, "new": 2, "wanted": 8}
+
+
+def test_a_kernel_of_which_something_stays_there_is_parked_twice_at_most(maker):
+    gpu = Gpu({"old": 8}, ["old"])
+    gpu.contexts, gpu.stuck = {"old": 5}, {"old"}
+    with pytest.raises(GpuFull):
+        asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == ["old", "old"]
 
 
 @pytest.mark.parametrize("spare", [1, 2, 3])

@@ -244,8 +244,9 @@ class GpuRoom:
             if chosen is None:
                 return room
             keep_contexts = _spare(room) + chosen.gpu_bytes >= _SPARE_BYTES
-            if reason := await self._park(chosen.kernel_id, keep_contexts=keep_contexts):
-                refused[chosen.kernel_id] = reason
+            reason = await self._park(chosen.kernel_id, keep_contexts=keep_contexts)
+            if reason or not keep_contexts or chosen.state is KernelState.PARKED:
+                refused[chosen.kernel_id] = reason  # there is nothing more to be had from it
             waiting.check()
 
     async def _may_pass(self, waiting: _Waiting, before: list[_Waiting]) -> bool:
@@ -280,11 +281,13 @@ class GpuRoom:
     async def _park(self, kernel_id: str, *, keep_contexts: bool) -> str:
         """Park a kernel; return the reason why it could not be parked, empty if it was. A parked one gives up its contexts."""
         served = self._operations.served(kernel_id)
-        keep_contexts = keep_contexts and served.state is not KernelState.PARKED
+        is_parked = served.state is KernelState.PARKED
+        keep_contexts = keep_contexts and not is_parked
+        is_automatic = served.is_parked_automatically or not is_parked
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
             operation = await self._operations.park(
-                kernel_id, keep_contexts=keep_contexts, is_automatic=True
+                kernel_id, keep_contexts=keep_contexts, is_automatic=is_automatic
             )
             ended = await self._operations.finish(operation)
         except GpuCkptError as error:
