@@ -209,7 +209,7 @@ class Service:
         self.parts = Parts(
             link,
             operations,
-            gpu_room.resume,
+            gpu_room,
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
             notebooks,

@@ -122,14 +122,13 @@ def freeze(
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
-    """Return the job that moves a kernel's GPU memory into RAM."""
+    """Return the job that moves a kernel's GPU memory into RAM; if it is parked already, what is left of it on the GPU."""
 
     def work(operation: RunningOperation) -> Outcome:
         if record.tree is None:
             raise KernelLost("The kernel has no process.")
-        moved = machine.park(
-            record.tree, operation.progress, peer_access_off=request.peer_access_off
-        )
+        is_parked = record.previous is KernelState.PARKED
+        moved = machine.park(record.tree, operation.progress, request, is_parked=is_parked)
         result = _moved(record, operation, Sizes(gpu_bytes=moved))
         return Outcome(KernelState.PARKED, {"error": None}, result)
 

@@ -143,16 +143,23 @@ class ServerOperations(KernelListener):
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
-    async def park(self, kernel_id: str) -> Operation:
-        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+    async def park(
+        self, kernel_id: str, *, keep_contexts: bool = False, is_automatic: bool = False
+    ) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`.
+
+        `is_automatic`: no user requested it.
+        """
         served = self.served(kernel_id)
         release = served.hold()
         try:
             is_off = await self._peer_access.switch_off(served)
-            operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
+            call = calls.park(kernel_id, peer_access_off=is_off, keep_contexts=keep_contexts)
+            operation = await self._link.daemon.send(call)
         except BaseException:
             self.spawn(self._peer_access.switch_on_and(served, release))
             raise
+        served.is_parked_automatically = is_automatic
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
