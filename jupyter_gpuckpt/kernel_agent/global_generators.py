@@ -25,8 +25,8 @@ def seed_anew(names: Iterable[str]) -> list[str]:
 
 def _seed_numpy(module: Any) -> None:
     # A user may have set another kind of generator, which `seed` refuses.
-    current = module.mtrand._rand._bit_generator
-    current.state = type(current)().state
+    fresh = module.RandomState(type(module.get_bit_generator())())
+    module.set_state(fresh.get_state(legacy=False))
 
 
 #: For each name, the module to look for and the function that seeds it.
