@@ -163,8 +163,8 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
     GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
-    `is_copy`: as in `fresh_randomness.renew`. Raises
-    HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
+    `is_copy`: as in `fresh_randomness.renew`. Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's
+    error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"

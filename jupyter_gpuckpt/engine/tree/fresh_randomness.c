@@ -218,7 +218,7 @@ int getpid(void) {
     return (int)(number && is_openssl(address) ? pid ^ number : pid);
 }
 
-/* Tell what this thread does from now on. The agent holds Python's lock, so it is one thread. While it draws, whatever calls but
+/* Tell what this thread does from now on; only one of the agent's threads does anything at a time. While it draws, whatever calls but
  * Python gets the changed number. */
 void gpuckpt_draw(int does) {
     activity = (enum activity)does;
