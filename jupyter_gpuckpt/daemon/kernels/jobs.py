@@ -161,6 +161,8 @@ def thaw(
     leases: Leases,
 ) -> Job:
     """Return the job of a resume from the snapshot that `request` names, or from the latest one."""
+    # A kernel that never had a process was branched from another's snapshot.
+    is_branch = not record.exit_path
 
     def work(operation: RunningOperation) -> Outcome:
         try:
@@ -174,10 +176,18 @@ def thaw(
         warnings = leases.require(
             record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
         )
-        found = machine.resume(manifest, record, exit_path, operation.progress, request=request)
-        leases.resumed(record.kernel_id)
         info = manifest.info
         chosen = info.snapshot_id
+        is_other = info.kernel_id != record.kernel_id or chosen != record.snapshot_id
+        found = machine.resume(
+            manifest,
+            record,
+            exit_path,
+            operation.progress,
+            request=request,
+            is_copy=is_branch or is_other,
+        )
+        leases.resumed(record.kernel_id)
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)
         moved = {before: after for before, after in own if before != after}
         return Outcome(
@@ -202,6 +212,5 @@ def thaw(
             ),
         )
 
-    # A kernel that never had a process was branched from another's snapshot.
-    kind = OperationKind.RESUME if record.exit_path else OperationKind.BRANCH
+    kind = OperationKind.BRANCH if is_branch else OperationKind.RESUME
     return Job(Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)})

@@ -266,6 +266,7 @@ class Machine:
         progress: Progress,
         *,
         request: ResumeRequest,
+        is_copy: bool,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -285,6 +286,7 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 request=request,
                 digests=self._digests,
+                is_copy=is_copy,
                 progress=progress,
             )
         if self._settings.near_bytes:
