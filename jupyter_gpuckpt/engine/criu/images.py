@@ -149,10 +149,11 @@ def encode(parts: list[Field]) -> bytes:
 
 def messages(path: Path) -> Iterator[bytes]:
     """Yield the messages of an image file."""
-    return _split(path.read_bytes())
+    return split_messages(path.read_bytes())
 
 
-def _split(data: bytes) -> Iterator[bytes]:
+def split_messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of an image's content."""
     at = _MAGIC_BYTES
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
@@ -319,7 +320,7 @@ def regular_files(images: Path) -> list[RegularFile]:
 
 def _files(content: bytes) -> tuple[RegularFile, ...]:
     return tuple(
-        _regular(file) for message in _split(content) for file in inner(message, _FILE_REG)
+        _regular(file) for message in split_messages(content) for file in inner(message, _FILE_REG)
     )
 
 
