@@ -247,6 +247,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             progress,
             ferries_written=gpu.finish,
             wait_for=gpu.wait_for,
+            file_of=gpu.file,
             read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):

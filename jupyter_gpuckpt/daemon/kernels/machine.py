@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ...snapshots.arrivals import Arrival
     from ...snapshots.resume import Resumed
     from ...snapshots.save import Saved
+    from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
@@ -89,6 +90,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
+        self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
@@ -274,12 +276,21 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 request=request,
                 digests=self._digests,
+                unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def _unpacked_snapshots(self) -> UnpackedSnapshots:
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._unpacked is None:
+                self._unpacked = late_modules.unpacked_snapshots.UnpackedSnapshots()
+            return self._unpacked
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
         """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""

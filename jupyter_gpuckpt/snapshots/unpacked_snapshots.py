@@ -1,0 +1,208 @@
+"""What several resumes of one snapshot share: its memory, read from the store and verified once.
+
+The rule for the memory of this process that it takes (tmpfs; it counts as the daemon's):
+
+* A snapshot's private pages, and the driver's files, are shared by the second and further resumes of it: at the same time, or within
+  `_REMEMBERED_SECONDS`. They are then in memory once more than without sharing. So they are shared only if they take at most a
+  `_SHARED_PART`-th of the memory that is free beside all that the resumes in progress need. A ferry's file is shared always: by itself,
+  each kernel would have one as large.
+* When the last resume has ended, they are kept for `_KEPT_SECONDS` for the next one, if they were shared and all that is kept takes at
+  most a `_KEPT_PART`-th of the free memory, and only as long as that is so.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ..engine.settings import EngineSettings
+from ..errors import GpuCkptError
+from ..host import processes
+from ..images.unpacked_file import UnpackedFile
+from ..store.local import LocalStore
+from ..wire.manifest_records import Manifest, Stream
+from . import room
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_SECONDS = 600.0
+_KEPT_SECONDS = 60.0
+_SHARED_PART, _KEPT_PART = 2, 8
+#: How many snapshots are remembered.
+_REMEMBERED = 32
+#: How often the memory is looked at as long as anything is kept.
+_LOOK_SECONDS = 1.0
+#: The key of the file with the private pages of all processes.
+_PAGES = "pages/"
+#: The beginning of the names of streams with GPU memory.
+GPU = "gpu"
+
+
+class UnpackedSnapshot:
+    """The unpacked files of one snapshot, and how many resumes use them. Thread-safe."""
+
+    def __init__(self, manifest: Manifest, store: LocalStore, settings: EngineSettings) -> None:
+        self._manifest, self._store, self._settings = manifest, store, settings
+        self._lock = threading.Lock()
+        self._files = dict[str, UnpackedFile | None]()
+        self._failed = list[UnpackedFile]()
+        self._small = dict[str, bytes]()
+        #: The resumes in progress, and whether there was another one before; `UnpackedSnapshots` changes them.
+        self.users = 0
+        self.is_shared = False
+        #: When it is not kept any longer.
+        self.end = 0.0
+
+    @property
+    def length(self) -> int:
+        """The bytes of memory that its files take."""
+        with self._lock:
+            return sum(file.length for file in self._files.values() if file is not None)
+
+    def file(self, stream: str) -> UnpackedFile | None:
+        """Return the file with a stream's bytes, which is being read; None if the stream is not to be shared."""
+        is_pages = stream.startswith(_PAGES)
+        key = _PAGES if is_pages else stream
+        with self._lock:
+            self._forget_failed(key)
+            if key not in self._files and self.is_shared:
+                streams = [
+                    one
+                    for one in self._manifest.streams
+                    if (is_pages and one.name.startswith(_PAGES)) or one.name == stream
+                ]
+                self._files[key] = self._shared(streams)
+            found = self._files.get(key)
+        if found is not None:
+            found.begin()
+        return found
+
+    def whole_file(self, stream: str) -> UnpackedFile:
+        """Return the file that is as a stream; its reading begins when somebody waits for it. Raises the errors of `UnpackedFile`."""
+        with self._lock:
+            self._forget_failed(stream)
+            found = self._files.get(stream)
+            if found is None:
+                found = self._made([self._manifest.stream(stream)], whole=True)
+                self._files[stream] = found
+            return found
+
+    def small(self, stream: str, read: Callable[[], bytes]) -> bytes:
+        """Return the bytes of a small stream, which are read once."""
+        with self._lock:
+            if stream not in self._small:
+                self._small[stream] = read()
+            return self._small[stream]
+
+    def close(self) -> None:
+        """Free the memory."""
+        with self._lock:
+            files = [*self._files.values(), *self._failed]
+            self._files.clear()
+            self._failed.clear()
+        for file in files:
+            if file is not None:
+                file.close()
+
+    def _forget_failed(self, key: str) -> None:
+        """Forget a file that could not be read, so that it is tried again. Others may still use what there is of it."""
+        found = self._files.get(key)
+        if found is not None and found.has_failed:
+            self._failed.append(found)
+            del self._files[key]
+
+    def _shared(self, streams: Sequence[Stream]) -> UnpackedFile | None:
+        needed = self.users * room.max_memory_bytes(self._manifest)
+        free = max(0, processes.mem_available() - needed)
+        if sum(one.length for one in streams) > free // _SHARED_PART:
+            return None
+        try:
+            return self._made(streams)
+        except (GpuCkptError, OSError) as error:
+            # Each resume reads the store by itself, and says what is wrong with it.
+            logger.info("the streams of a snapshot are not shared: %s", error)
+            return None
+
+    def _made(self, streams: Sequence[Stream], *, whole: bool = False) -> UnpackedFile:
+        return UnpackedFile(
+            streams,
+            self._store,
+            threads=self._settings.threads,
+            memory_bytes=self._settings.memory_bytes,
+            whole=whole,
+        )
+
+
+class UnpackedSnapshots:
+    """The unpacked snapshots of a daemon. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = dict[str, UnpackedSnapshot]()
+        #: When the resumes of snapshots last began, the latest one last.
+        self._begun = OrderedDict[str, float]()
+        self._keeper: threading.Thread | None = None
+
+    @contextmanager
+    def used(
+        self, manifest: Manifest, store: LocalStore, settings: EngineSettings
+    ) -> Iterator[UnpackedSnapshot]:
+        """Yield what a resume shares with others of its snapshot."""
+        snapshot_id = manifest.info.snapshot_id
+        with self._lock:
+            found = self._known.get(snapshot_id)
+            if found is None:
+                found = self._known[snapshot_id] = UnpackedSnapshot(manifest, store, settings)
+            found.users += 1
+            was_begun = self._was_begun(snapshot_id)
+            found.is_shared |= was_begun or found.users > 1
+        self._tidy(room.max_memory_bytes(manifest))
+        try:
+            yield found
+        finally:
+            with self._lock:
+                found.users -= 1
+                found.end = time.monotonic() + _KEPT_SECONDS
+            self._tidy()
+
+    def _was_begun(self, snapshot_id: str) -> bool:
+        """Return whether a resume of the snapshot began a short time ago; remember that one begins now."""
+        last = self._begun.pop(snapshot_id, -math.inf)
+        self._begun[snapshot_id] = now = time.monotonic()
+        if len(self._begun) > _REMEMBERED:
+            self._begun.popitem(last=False)
+        return now - last < _REMEMBERED_SECONDS
+
+    def _tidy(self, needed_bytes: int = 0) -> None:
+        """Close what is not used and not to be kept. `needed_bytes`: of memory that is free, but will be used."""
+        closed = []
+        with self._lock:
+            idle = [(key, one) for key, one in self._known.items() if not one.users]
+            free = max(0, processes.mem_available() - needed_bytes) if idle else 0
+            kept_bytes = 0
+            for key, one in sorted(idle, key=lambda item: -item[1].end):
+                kept_bytes += one.length
+                is_old = one.end < time.monotonic()
+                if is_old or not one.is_shared or kept_bytes > free // _KEPT_PART:
+                    closed.append(self._known.pop(key))
+            if len(closed) == len(idle):
+                self._keeper = None
+            elif self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="unpacked", daemon=True)
+                self._keeper.start()
+        for one in closed:
+            one.close()
+
+    def _keep(self) -> None:
+        """Look at what is kept until nothing is."""
+        is_needed = True
+        while is_needed:
+            time.sleep(_LOOK_SECONDS)
+            self._tidy()
+            with self._lock:
+                is_needed = self._keeper is threading.current_thread()
