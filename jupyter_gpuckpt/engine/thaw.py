@@ -218,8 +218,8 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
             connections.enter(images)
-        filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
-        filling.prepare(manifest, images)
+            filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
+            filling.prepare(manifest, images)
         by_windows = ferry_windows.is_short_for(manifest, filling.shared_bytes)
         gpu = cleanup.enter_context(
             GpuFiles(
@@ -233,11 +233,12 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
         )
         with _RestoreWatch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch, gpu)
-        tree = _restored(restore, images, exit_path)
-        connections.finish({**ports, **moved.ports})
-        changed = mend(
-            tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
-        )
+        with progress.stage(Stage.AUDIT):
+            tree = _restored(restore, images, exit_path)
+            connections.finish({**ports, **moved.ports})
+            changed = mend(
+                tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+            )
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
