@@ -21,7 +21,7 @@ from .worker_threads import share_out
 
 #: How often a waiting reader looks whether its operation was canceled.
 _LOOK_SECONDS = 0.1
-#: How much a thread copies at a time, and the least for which there is one more thread.
+#: How much a thread copies at a time, and the least bytes for each thread that is started.
 _PIECE_BYTES = 4 << 20
 _THREAD_BYTES = 64 << 20
 
@@ -152,8 +152,11 @@ class UnpackedFile:
             sink.write(offset, self._view[place : place + length])
             progress.advance(length)
 
-        most = max(1, self.length // _THREAD_BYTES)
-        share_out(pieces, lambda: copy, min(threads, most))
+        if self.length < _THREAD_BYTES:
+            for piece in pieces:
+                copy(piece)
+        else:
+            share_out(pieces, lambda: copy, min(threads, self.length // _THREAD_BYTES))
 
     def close(self) -> None:
         """Stop the thread soon, and free the memory. Nobody reads any more."""

@@ -18,7 +18,7 @@ from ..store.local import LocalStore
 from ..wire.manifest_records import Manifest, Stream
 from ..wire.progress import Progress
 from .stored_images import IMAGES_STREAM
-from .unpacked_snapshots import GPU, UnpackedSnapshot
+from .unpacked_snapshots import UnpackedSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +82,11 @@ class StoredContent:
         left = list[tuple[Stream, Sink]]()
         for name, path in jobs:
             job = self._manifest.stream(name), FileSink(path)
-            file = self._unpacked.file(name) if name.startswith(GPU) else None
+            file = self._unpacked.file(name)
             if file is None or not self._copy(file, [job]):
                 left.append(job)
-        self._unpacking(left).run(self._progress)
+        if left:
+            self._unpacking(left).run(self._progress)
 
     def writing(self, streams: Sequence[str]) -> _Writing:
         """Look up the chunks of streams; return what writes them into files."""

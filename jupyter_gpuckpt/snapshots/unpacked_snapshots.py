@@ -2,8 +2,8 @@
 
 The rule for the memory of this process that it takes (tmpfs; it counts as the daemon's):
 
-* A snapshot's private pages, and the driver's files, are shared by the second and further resumes of it: at the same time, or within
-  `_REMEMBERED_SECONDS`. They are then in memory once more than without sharing. So they are shared only if they take at most a
+* A snapshot's private pages, its files and the driver's are shared by the second and further resumes of it: at the same time, or within
+  `_REMEMBERED_SECONDS`. They are then in memory once more than without sharing. So each kind is shared only if it takes at most a
   `_SHARED_PART`-th of the memory that is free beside all that the resumes in progress need. A ferry's file is shared always: by itself,
   each kernel would have one as large.
 * When the last resume has ended, they are kept for `_KEPT_SECONDS` for the next one, if they were shared and all that is kept takes at
@@ -37,10 +37,10 @@ _SHARED_PART, _KEPT_PART = 2, 8
 _REMEMBERED = 32
 #: How often the memory is looked at as long as anything is kept.
 _LOOK_SECONDS = 1.0
-#: The key of the file with the private pages of all processes.
-_PAGES = "pages/"
-#: The beginning of the names of streams with GPU memory.
-GPU = "gpu"
+#: The beginnings of the names of streams with private pages and with GPU memory.
+_PAGES, _GPU = "pages/", "gpu"
+#: The key of the file with all other streams.
+_REST = "rest"
 
 
 class UnpackedSnapshot:
@@ -66,17 +66,13 @@ class UnpackedSnapshot:
 
     def file(self, stream: str) -> UnpackedFile | None:
         """Return the file with a stream's bytes, which is being read; None if the stream is not to be shared."""
-        is_pages = stream.startswith(_PAGES)
-        key = _PAGES if is_pages else stream
+        key = _key(stream)
         with self._lock:
             self._forget_failed(key)
             if key not in self._files and self.is_shared:
-                streams = [
-                    one
-                    for one in self._manifest.streams
-                    if (is_pages and one.name.startswith(_PAGES)) or one.name == stream
-                ]
-                self._files[key] = self._shared(streams)
+                self._files[key] = self._shared(
+                    [one for one in self._manifest.streams if _key(one.name) == key]
+                )
             found = self._files.get(key)
         if found is not None:
             found.begin()
@@ -136,6 +132,13 @@ class UnpackedSnapshot:
             memory_bytes=self._settings.memory_bytes,
             whole=whole,
         )
+
+
+def _key(stream: str) -> str:
+    """Return the key of the file that a stream is in: that of all private pages, its own for GPU memory, or that of the rest."""
+    if stream.startswith(_GPU):
+        return stream
+    return _PAGES if stream.startswith(_PAGES) else _REST
 
 
 class UnpackedSnapshots:

@@ -83,16 +83,28 @@ class _Entry(NamedTuple):
     advice: int
 
 
-def _entries(path: Path) -> Sequence[_Entry]:
+class _Memory(NamedTuple):
+    """An mm_entry: the id of the process's program file, and its areas."""
+
+    program: int | None
+    entries: tuple[_Entry, ...]
+
+
+def _entries(path: Path) -> tuple[_Entry, ...]:
+    return _memory(path).entries
+
+
+def _memory(path: Path) -> _Memory:
     content = path.read_bytes()
     return _remembered(content) if len(content) <= _REMEMBERED_BYTES else _decoded(content)
 
 
-def _decoded(content: bytes) -> tuple[_Entry, ...]:
+def _decoded(content: bytes) -> _Memory:
     first, *others = split_messages(content)
-    return tuple(
+    entries = tuple(
         _entry_of(numbers(area)) for message in (first, *others) for area in inner(message, _AREAS)
     )
+    return _Memory(numbers(first).get(_PROGRAM), entries)
 
 
 #: A resume asks several times, and each copy of a snapshot does; most of a save's images are those of the last one.
@@ -224,7 +236,10 @@ def _map_otherwise(
 @strict
 def program_id(images: Path, nspid: int) -> int:
     """Return the id of the program file of a process; processes of one program have the same id."""
-    return numbers(next(messages(images / f"mm-{nspid}.img")))[_PROGRAM]
+    program = _memory(images / f"mm-{nspid}.img").program
+    if program is None:
+        raise ValueError(f"process {nspid} has no program")
+    return program
 
 
 @strict
