@@ -6,8 +6,8 @@ The rule for the memory of this process that it takes (tmpfs; it counts as the d
   `_REMEMBERED_SECONDS`. They are then in memory once more than without sharing. So each kind is shared only if it takes at most a
   `_SHARED_PART`-th of the memory that is free beside all that the resumes in progress need. A ferry's file is shared always: by itself,
   each kernel would have one as large.
-* When the last resume has ended, they are kept for `_KEPT_SECONDS` for the next one, if they were shared and all that is kept takes at
-  most a `_KEPT_PART`-th of the free memory, and only as long as that is so.
+* When the last resume has ended, they are kept for `_KEPT_SECONDS` for the next one, if they were shared and could be read, and all
+  that is kept takes at most a `_KEPT_PART`-th of the free memory; only as long as that is so.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class UnpackedSnapshot:
         """The bytes of memory that its files take."""
         with self._lock:
             return sum(file.length for file in self._files.values() if file is not None)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any of its files could not be read."""
+        with self._lock:
+            return bool(self._failed) or any(
+                file is not None and file.has_failed for file in self._files.values()
+            )
 
     def file(self, stream: str) -> UnpackedFile | None:
         """Return the file with a stream's bytes, which is being read; None if the stream is not to be shared."""
@@ -190,8 +198,8 @@ class UnpackedSnapshots:
             kept_bytes = 0
             for key, one in sorted(idle, key=lambda item: -item[1].end):
                 kept_bytes += one.length
-                is_old = one.end < time.monotonic()
-                if is_old or not one.is_shared or kept_bytes > free // _KEPT_PART:
+                is_kept = one.is_shared and not one.has_failed and one.end > time.monotonic()
+                if not is_kept or kept_bytes > free // _KEPT_PART:
                     closed.append(self._known.pop(key))
             if len(closed) == len(idle):
                 self._keeper = None
