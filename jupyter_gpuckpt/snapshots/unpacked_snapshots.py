@@ -181,6 +181,15 @@ class UnpackedSnapshots:
                 found.end = time.monotonic() + _KEPT_SECONDS
             self._tidy()
 
+    def close(self) -> None:
+        """Free all memory. No resume is in progress."""
+        with self._lock:
+            closed = list(self._known.values())
+            self._known.clear()
+            self._keeper = None
+        for one in closed:
+            one.close()
+
     def _was_begun(self, snapshot_id: str) -> bool:
         """Return whether a resume of the snapshot began a short time ago; remember that one begins now."""
         last = self._begun.pop(snapshot_id, -math.inf)

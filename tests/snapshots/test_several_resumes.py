@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,11 @@ def saved(run):
 
 
 @pytest.fixture
-def unpacked():
-    return UnpackedSnapshots()
+def unpacked() -> Iterator[UnpackedSnapshots]:
+    """Yield what resumes share; nothing of it is kept after the test."""
+    shared = UnpackedSnapshots()
+    yield shared
+    shared.close()
 
 
 class Resumes:

@@ -381,6 +381,9 @@ class Machine:
         """Release the store and stop background work."""
         self._digests.close()
         with self._lock:
+            if self._unpacked is not None:
+                self._unpacked.close()
+                self._unpacked = None
             if self._store is not None:
                 self._store.close()
                 self._store = None
