@@ -31,6 +31,9 @@ class Writing(Protocol):
 class Content(Protocol):
     """The source of a snapshot's bytes. All methods verify digests."""
 
+    def use(self, folder: Path) -> None:
+        """Use a folder of the new tree, on a tmpfs with huge pages, for files in memory that have no name."""
+
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 

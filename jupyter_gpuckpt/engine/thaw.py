@@ -44,6 +44,7 @@ from .criu import images as criu_images
 from .criu import log_causes as criu_log
 from .gpu import restore as gpu_restore
 from .gpu.ferry import ferry_windows
+from .gpu.ferry.ferry import FILES as GPU_FILES
 from .gpu_files import GpuFiles
 from .injection import task_memory
 from .memory.filling import Filling
@@ -89,6 +90,7 @@ class _Restore:
     user_namespace: bool
 
     def __post_init__(self) -> None:
+        self.content.use(self.inside(GPU_FILES))
         self.placing = Placing(self.manifest, self.inside, owners=not self.user_namespace)
 
     def inside(self, path: str) -> Path:

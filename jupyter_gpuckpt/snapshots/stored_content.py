@@ -77,6 +77,10 @@ class StoredContent:
         self._settings, self._progress = settings, progress
         self._unpacked = unpacked
 
+    def use(self, folder: Path) -> None:
+        """Use a folder on a tmpfs with huge pages for files in memory."""
+        self._unpacked.folder = folder
+
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
         left = list[tuple[Stream, Sink]]()
