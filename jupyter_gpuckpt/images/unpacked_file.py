@@ -92,12 +92,15 @@ class UnpackedFile:
         return self._error is not None
 
     def begin(self) -> None:
-        """Let the thread begin to read, if it has not yet."""
+        """Let the thread begin to read, if it has not yet. Raises ReadingError if no thread can be started."""
         with self._lock:
             if self._begun or self._closed:
                 return
+            try:
+                threading.Thread(target=self._read, name="unpacking", daemon=True).start()
+            except RuntimeError as error:
+                raise ReadingError from error
             self._begun = True
-        threading.Thread(target=self._read, name="unpacking", daemon=True).start()
 
     def _read(self) -> None:
         try:
@@ -153,7 +156,10 @@ class UnpackedFile:
         def copy(piece: tuple[int, int, int, Sink]) -> None:
             place, length, offset, sink = piece
             self.wait_for(place, place + length, progress)
-            sink.write(offset, self._view[place : place + length])
+            data = self._view[place : place + length]
+            if len(data) != length:
+                raise ReadingError  # it was closed
+            sink.write(offset, data)
             progress.advance(length)
 
         if self.length < _THREAD_BYTES:

@@ -24,7 +24,7 @@ from pathlib import Path
 from ..engine.settings import EngineSettings
 from ..errors import GpuCkptError
 from ..host import processes
-from ..images.unpacked_file import UnpackedFile
+from ..images.unpacked_file import ReadingError, UnpackedFile
 from ..store.local import LocalStore
 from ..wire.manifest_records import Manifest, Stream
 from . import room
@@ -83,8 +83,11 @@ class UnpackedSnapshot:
                     [one for one in self._manifest.streams if _key(one.name) == key]
                 )
             found = self._files.get(key)
-        if found is not None:
-            found.begin()
+        try:
+            if found is not None:
+                found.begin()
+        except ReadingError:  # no thread can be started
+            return None
         return found
 
     def whole_file(self, stream: str) -> UnpackedFile:
@@ -218,10 +221,17 @@ class UnpackedSnapshots:
                     closed.append(self._known.pop(key))
             if len(closed) == len(idle):
                 self._keeper = None
-            elif self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep, name="unpacked", daemon=True)
-                self._keeper.start()
+            elif self._keeper is None and not self._starts_keeper():
+                closed += [self._known.pop(key) for key, _ in idle if key in self._known]
         return closed
+
+    def _starts_keeper(self) -> bool:
+        self._keeper = threading.Thread(target=self._keep, name="unpacked", daemon=True)
+        try:
+            self._keeper.start()
+        except RuntimeError:  # no thread can be started
+            self._keeper = None
+        return self._keeper is not None
 
     def _keep(self) -> None:
         """Look at what is kept until nothing is."""

@@ -145,6 +145,20 @@ def test_damage_is_told_to_all_who_wait(store, streams):
     file.close()
 
 
+def test_where_no_thread_can_be_started_nobody_waits(store, streams, monkeypatch):
+    file = UnpackedFile(streams, store, threads=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", unable)
+        with pytest.raises(ReadingError):
+            copied(file, streams)
+    assert copied(file, streams)[0] == mixed_bytes()
+    file.close()
+
+
+def unable(thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 class Held:
     """Holds the writes of the file back until the test lets them go on."""
 
