@@ -44,6 +44,7 @@ from .criu import images as criu_images
 from .criu import log_causes as criu_log
 from .gpu import restore as gpu_restore
 from .gpu.ferry import ferry_windows
+from .gpu.ferry.ferry import FILES as GPU_FILES
 from .gpu_files import GpuFiles
 from .injection import task_memory
 from .memory.filling import Filling
@@ -89,6 +90,7 @@ class _Restore:
     user_namespace: bool
 
     def __post_init__(self) -> None:
+        self.content.use(self.inside(GPU_FILES))
         self.placing = Placing(self.manifest, self.inside, owners=not self.user_namespace)
 
     def inside(self, path: str) -> Path:
@@ -221,8 +223,8 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
             connections.enter(images)
-        filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
-        filling.prepare(manifest, images)
+            filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
+            filling.prepare(manifest, images)
         by_windows = ferry_windows.is_short_for(manifest, filling.shared_bytes)
         gpu = cleanup.enter_context(
             GpuFiles(
@@ -236,11 +238,12 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
         )
         with _RestoreWatch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch, gpu)
-        tree = _restored(restore, images, exit_path)
-        connections.finish({**ports, **moved.ports})
-        changed = not_new + mend(
-            tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
-        )
+        with progress.stage(Stage.AUDIT):
+            tree = _restored(restore, images, exit_path)
+            connections.finish({**ports, **moved.ports})
+            changed = not_new + mend(
+                tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+            )
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
@@ -250,6 +253,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             progress,
             ferries_written=gpu.finish,
             wait_for=gpu.wait_for,
+            file_of=gpu.file,
             read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ...snapshots.arrivals import Arrival
     from ...snapshots.resume import Resumed
     from ...snapshots.save import Saved
+    from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
@@ -89,6 +90,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
+        self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
@@ -287,12 +289,21 @@ class Machine:
                 request=request,
                 digests=self._digests,
                 is_copy=is_copy,
+                unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def _unpacked_snapshots(self) -> UnpackedSnapshots:
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._unpacked is None:
+                self._unpacked = late_modules.unpacked_snapshots.UnpackedSnapshots()
+            return self._unpacked
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
         """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""
@@ -383,6 +394,9 @@ class Machine:
         """Release the store and stop background work."""
         self._digests.close()
         with self._lock:
+            if self._unpacked is not None:
+                self._unpacked.close()
+                self._unpacked = None
             if self._store is not None:
                 self._store.close()
                 self._store = None
