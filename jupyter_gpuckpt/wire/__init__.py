@@ -6,6 +6,7 @@
 - `daemon_settings`: the settings that a daemon gets at its start.
 - `deadlines`: deadlines that outlive a process and do not move when the time of day is set.
 - `decoding`: decoding of bytes from files, sockets and other programs to records.
+- `durations`: durations as users write them.
 - `file_records`: the records of a snapshot that describe files on the disk.
 - `hub_records`: the records that the hub's spawner keeps in its state.
 - `ids`: validation of ids of kernels, snapshots, operations and owners.
