@@ -6,7 +6,7 @@ Managed memory is not among the reasons here: only the driver sees it; it refuse
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ...errors import FreezeFailed, KernelNotCheckpointable
@@ -14,6 +14,7 @@ from ...host import gpu, processes
 from ..tree.tree import Tree
 from .driver import cuda
 from .driver.release import DEVICES
+from .ferry.ferry import Ferry
 
 #: The file of a CUDA process that shares memory (cuIpcGetMemHandle): the number is its pid in its own namespace.
 _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
@@ -22,11 +23,12 @@ _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 _JAX = re.compile(r"/(xla_cuda_plugin|xla_extension|libjax_common)\b[^/]*\.so")
 
 
-def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+def refuse(tree: Tree, cuda_pids: Sequence[int], peers_off: set[int]) -> None:
     """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing is changed.
 
-    `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. Peer access makes
-    Restore fail for good and cannot be seen from outside, so any other process that may have contexts on several GPUs is refused.
+    `peers_off`: the processes in which peer access between GPUs is off during the save; those whose ferry switches it off are added.
+    Peer access makes Restore fail for good and cannot be seen from outside, so any other process that may have contexts on several
+    GPUs is refused.
     """
     for pid in cuda_pids:
         used = gpu.used_by(pid)
@@ -43,23 +45,38 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
                 "Use a whole GPU to be able to save it; only an administrator can switch MIG off.",
             )
         if partner := _imports_from(pid):
-            raise _refusal(
-                pid,
-                f"has GPU memory of another process (CUDA IPC, from process {partner} as the kernel sees it);"
-                " the driver could not bring it back.",
-                "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
-            )
-    refuse_several(tree, cuda_pids, peer_access_off=peer_access_off)
+            raise _has_opened(pid, partner)
+        if refuse_opened(tree, pid):
+            peers_off.add(pid)
+    refuse_several(cuda_pids, peers_off)
 
 
-def refuse_several(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+def refuse_opened(tree: Tree, pid: int) -> bool:
+    """Raise KernelNotCheckpointable if a process has opened memory of another one's ferry; return whether its ferry switches peer access."""
+    ferry = Ferry(tree, pid)
+    sharing = ferry.sharing if ferry.is_there else None
+    if sharing is not None and sharing.opened:
+        raise _has_opened(pid, sharing.owner)
+    return sharing is not None
+
+
+def _has_opened(pid: int, owner: int) -> KernelNotCheckpointable:
+    return _refusal(
+        pid,
+        f"has GPU memory of another process (CUDA IPC, from process {owner} as the kernel sees it);"
+        " the driver could not bring it back.",
+        "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
+    )
+
+
+def refuse_several(cuda_pids: Sequence[int], peers_off: Collection[int]) -> None:
     """Raise KernelNotCheckpointable for the first of `cuda_pids` that has, or may have, contexts on several GPUs.
 
     A process that has only initialized CUDA has no context: PyTorch's compile workers do so, and see all GPUs.
     """
     several = len(gpu.gpus()) > 1
     for pid in cuda_pids:
-        if not several or (peer_access_off and pid == tree.kernel_pid):
+        if not several or pid in peers_off:
             continue
         used = gpu.used_by(pid)
         if len(used) > 1:

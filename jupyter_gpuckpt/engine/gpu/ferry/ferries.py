@@ -89,6 +89,7 @@ class Ferries:
         if (ferry := self.waiting.get(pid)) is None:
             return
         cuda.unlock(pid)
+        ferry.switch_peers_off()
         allocations = ferry.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
         where = located(ferry.devices(), allocations, used)

@@ -39,6 +39,7 @@ from .ferry_orders import (
     Order,
     Range,
     RefusedError,
+    Sharing,
     close,
     opened,
     receive,
@@ -126,9 +127,12 @@ class Ferry:
 
     @property
     def is_there(self) -> bool:
-        """Return whether the library runs in the process and accepts connections (ferry.c, `obey`)."""
+        """Return whether the library runs in the process and accepts connections (ferry.c, `obey`).
+
+        The socket's file alone may be that of an earlier process with the same pid.
+        """
         with suppress(OSError):
-            return bool(self._socket.stat().st_mode & 0o400)
+            return bool(self._socket.stat().st_mode & 0o400) and self.thread is not None
         return False
 
     @property
@@ -154,7 +158,27 @@ class Ferry:
     def open_gate(self) -> None:
         """Let threads enter the driver again. The library refuses this while memory is handed over."""
         with self._connected() as library:
-            library.order(Order.OPEN)
+            self._open(library)
+
+    def _open(self, library: Library) -> None:
+        if failed := library.open():
+            logger.warning(
+                "process %d: peer access between its GPUs could not be switched on again in %d cases; what uses it may be slower or fail",
+                self._pid,
+                failed,
+            )
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """What the process has of other processes' memory; None: its library is older and does not know, nor does it switch peer access."""
+        with self._connected() as library:
+            return library.sharing()
+
+    def switch_peers_off(self) -> None:
+        """Switch peer access between the process's GPUs off, until the gate is opened. No work may run on them, and the gate must be closed."""
+        with self._connected() as library:
+            if library.sharing() is not None:
+                library.order(Order.PEERS)
 
     def allocated_bytes(self) -> int:
         """Return how many bytes of memory the library has allocated for the process, which may run."""
@@ -310,7 +334,7 @@ class Ferry:
                     self._give_back(library, keep=keep)
                 else:
                     fill(library, self._tree.inside(self.file_path))
-            library.order(Order.OPEN)
+            self._open(library)
 
     def _give_back(self, library: Library, *, keep: bool) -> None:
         listed = library.listed()

@@ -8,7 +8,7 @@
  */
 #include "ferry.h"
 
-enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE = 9, DEVICE_MEMORY = 2, LAST_GIVEN_STREAM = 2 };
+enum { OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE = 9, DEVICE_MEMORY = 2, LAST_GIVEN_STREAM = 2 };
 
 #define SYNC_COPY (address_t to, address_t from, size_t bytes)
 #define ASYNC_COPY (address_t to, address_t from, size_t bytes, stream_t stream)
@@ -82,8 +82,7 @@ static int find_gpu(address_t address, int *device, context_t *context) {
     return !driver.cuPointerGetAttributes(sizeof attributes / sizeof *attributes, attributes, found, address) && type == DEVICE_MEMORY && !managed;
 }
 
-/* Return the primary context of a GPU; NULL: none is active. */
-static context_t primary_of(int device) {
+context_t primary_of(int device) {
     unsigned flags;
     int is_active = 0;
     context_t found;
