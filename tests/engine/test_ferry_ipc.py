@@ -202,6 +202,7 @@ def test_a_handle_of_an_earlier_process_is_not_another_ones(exporter, importer, 
 def test_an_importer_that_may_open_no_files_gets_an_error_and_keeps_nothing(exporter, importer):
     _, handle = exporter
     importer.ask("allocate(2 * MB)")
+    wait_for(lambda: importer.ferry.is_there)
     pid = importer.process.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     lowest = int(importer.ask("(lambda fd: (os.close(fd), fd)[1])(os.dup(0))"))

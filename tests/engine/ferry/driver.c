@@ -126,9 +126,18 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
     if (peers[stack[depth]][(u64)peer]) return 704;
     return peers[stack[depth]][(u64)peer] = 1, 0;
 }
+/* Switch peer access on without the program's calls; between how many pairs of contexts it is on. */
+void driver_enable(int from, int to) { peers[from][to] = 1; }
+long driver_peers(void) {
+    long found = 0;
+    for (int one = 1; one < CONTEXTS; one++)
+        for (int other = 1; other < CONTEXTS; other++) found += peers[one][other];
+    return found;
+}
 int cuCtxDisablePeerAccess(void *peer) {
     if (!is_context((u64)peer)) return 1;
     if (!peers[stack[depth]][(u64)peer]) return 705;
+    if (getenv("DRIVER_KEEPS_PEER") && atoi(getenv("DRIVER_KEEPS_PEER")) == (int)stack[depth]) return 999;
     return peers[stack[depth]][(u64)peer] = 0, 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 116 && !device, 0; }
