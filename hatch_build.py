@@ -35,7 +35,10 @@ BINARIES = {
             FERRY / f"ferry{part}"
             for part in (
                 ".c",
-                *(f"_{name}.c" for name in ("children", "copy", "digest", "elsewhere", "ipc", "peers")),
+                *(
+                    f"_{name}.c"
+                    for name in ("children", "copy", "digest", "elsewhere", "ipc", "peers")
+                ),
                 "_gate.S",
             )
         ],

@@ -45,7 +45,9 @@ def few_descriptors(pid, number):
 
 
 @pytest.mark.parametrize("who", ["kernel", "init", "daemon"])
-def test_a_save_with_few_descriptors_for_the_hand_over_needs_them_in_init_and_the_daemon(gpu, monkeypatch, who):
+def test_a_save_with_few_descriptors_for_the_hand_over_needs_them_in_init_and_the_daemon(
+    gpu, monkeypatch, who
+):
     """There is room for the connection and one of the three parts."""
     tree = gpu.program.tree
     pids = {"kernel": tree.kernel_pid, "init": tree.init_pid, "daemon": os.getpid()}

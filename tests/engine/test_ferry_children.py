@@ -49,13 +49,16 @@ WAYS = {
     "in its place": "os.execv(sys.executable, ['p', '-c', TEXT])",
     "in its place with an environment": "os.execve(sys.executable, ['p', '-c', TEXT], {'A': 'b'})",
     "in a forked child": "os.fork() and (os.wait(), os._exit(0)); os.execv(sys.executable, ['p', '-c', TEXT])",
-    "by a child of its own": """subprocess.run([sys.executable, '-c', f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TEXT!r}])"])""",
+    "by a child of its own": """
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TEXT!r}])"
+        subprocess.run([sys.executable, '-c', code])
+    """,
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_with_the_same_interpreter_loads_it(tmp_path, way):
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # noqa: PTH120
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     assert answer(WAYS[way], tmp_path, PATH=path) == LOADED
 
 
@@ -92,7 +95,10 @@ def test_errors_and_other_preloaded_libraries_stay(tmp_path):
     other = tmp_path / "other.so"
     source = "int answer_of_another_library(void) { return 42; }"
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", other], input=source, text=True, check=True
+        ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", other],
+        input=source,
+        text=True,
+        check=True,
     )
     code = f"""
     for call in (lambda: os.execv("/nothing", ["x"]), lambda: os.execve({str(tmp_path)!r}, ["x"], {{}}),

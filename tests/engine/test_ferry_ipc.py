@@ -139,7 +139,9 @@ def test_threads_that_open_it_at_the_same_time_share_one_mapping(exporter, begin
 def test_an_allocation_of_several_parts_is_shared_as_one(begin, importer):
     process, _ = begin("memory = allocate(2100 * MB)\nserve()")
     process.ask("add(memory + 2090 * MB, 10 * MB, 4)")
-    handle = process.ask("get(memory + 2099 * MB)")  # the handle of an address inside is that of all
+    handle = process.ask(
+        "get(memory + 2099 * MB)"
+    )  # the handle of an address inside is that of all
     address = importer.ask(f"open_({handle!r})")
     assert importer.ask(f"add({address} + 2090 * MB, 10 * MB, 0) == 4 | 4 << 8") == "True"
     assert importer.ask("count('mapped'), count('reserved')") == "(3, 1)"
@@ -161,9 +163,9 @@ def test_attributes_tell_what_can_be_shared(begin):
 
 def test_what_is_allocated_after_the_first_export_is_the_drivers(exporter):
     program, handle = exporter
-    assert program.ask("add(allocate(5 * MB), 5 * MB, 1) >= 0, count('plain'), count('handles')") == (
-        "(True, 1, 1)"
-    )
+    assert program.ask(
+        "add(allocate(5 * MB), 5 * MB, 1) >= 0, count('plain'), count('handles')"
+    ) == ("(True, 1, 1)")
     assert program.ask("get(memory)") == handle
 
 

@@ -52,7 +52,10 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], peers_off: set[int]) -> None:
 
 
 def refuse_opened(tree: Tree, pid: int) -> bool:
-    """Raise KernelNotCheckpointable if a process has opened memory of another one's ferry; return whether its ferry switches peer access."""
+    """Raise KernelNotCheckpointable if a process has opened memory of another one's ferry.
+
+    Return whether its own ferry switches peer access off for a save.
+    """
     ferry = Ferry(tree, pid)
     sharing = ferry.sharing if ferry.is_there else None
     if sharing is not None and sharing.opened:

@@ -140,7 +140,11 @@ int cuCtxDisablePeerAccess(void *peer) {
     if (getenv("DRIVER_KEEPS_PEER") && atoi(getenv("DRIVER_KEEPS_PEER")) == (int)stack[depth]) return 999;
     return peers[stack[depth]][(u64)peer] = 0, 0;
 }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 116 && !device, 0; }
+/* DRIVER_OLD_GPU in the environment: its compute capability is 6. */
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    if (attribute == 75) return *value = getenv("DRIVER_OLD_GPU") ? 6 : 9, 0;
+    return *value = attribute == 102 || attribute == 103 || (attribute == 116 && !device), 0;
+}
 
 int cuMemAlloc_v2(u64 *result, size_t bytes) {
     void *found = malloc(bytes);
@@ -285,6 +289,7 @@ int cuMemImportFromShareableHandle(u64 *handle, void *descriptor, int kind) {
 static int used_by(void *stream) { return (u64)stream == 0x100 + stack[depth] ? 0 : 400; }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void *stream) {
     if (!reached(current(), to, bytes) || !reached(current(), from, bytes)) return 700;
+    if (getenv("DRIVER_LOSES_BYTES")) return used_by(stream);
     return memcpy((void *)to, (void *)from, bytes), used_by(stream);
 }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t bytes, void *stream) {

@@ -175,7 +175,7 @@ class Ferry:
             return library.sharing()
 
     def switch_peers_off(self) -> None:
-        """Switch peer access between the process's GPUs off, until the gate is opened. No work may run on them, and the gate must be closed."""
+        """Switch peer access between the process's GPUs off, until the gate, which must be closed, is opened. No work may run on them."""
         with self._connected() as library:
             if library.sharing() is not None:
                 library.order(Order.PEERS)
