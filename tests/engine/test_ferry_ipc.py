@@ -17,7 +17,7 @@ __all__ = ["libraries", "run"]
 pytestmark = pytest.mark.timeout(180)
 
 #: The driver's errors.
-INVALID_VALUE, INVALID_CONTEXT, SYSTEM_FAILED = "1", "201", "304"
+INVALID_VALUE, INVALID_CONTEXT, SYSTEM_FAILED, INVALID_HANDLE = "1", "201", "304", "400"
 #: What every program begins with, beside `BEGIN`. A handle is text between programs.
 SHARING = """
 class Handle(ctypes.Structure):
@@ -29,9 +29,9 @@ def get(address):
     handle = Handle()
     assert _get(ctypes.byref(handle), address) == 0
     return ctypes.string_at(ctypes.byref(handle), 64).hex()
-def open_(text):
+def open_(text, flags=1):
     address = number()
-    error = _open(ctypes.byref(address), Handle.from_buffer_copy(bytes.fromhex(text)), 1)
+    error = _open(ctypes.byref(address), Handle.from_buffer_copy(bytes.fromhex(text)), flags)
     return -error if error else address.value
 def attribute(which, address, kind=number):
     value = kind(77)
@@ -169,24 +169,31 @@ def test_what_is_allocated_after_the_first_export_is_the_drivers(exporter):
     assert program.ask("get(memory)") == handle
 
 
-def test_handles_of_the_driver_are_the_drivers(begin):
+def test_handles_of_the_driver_are_the_drivers_and_counted(begin, short_dir):
     process, _ = begin("small = allocate(1000)\nserve()")
-    assert process.ask("open_(get(small)) == small, close(small), close(small + 1)") == (
-        "(True, 0, 1)"
-    )
+    for _ in range(2):
+        assert process.ask("open_(get(small)) == small") == "True"
+    tree = SimpleNamespace(inside=process.ferry._tree.inside)
+    with pytest.raises(KernelNotCheckpointable, match=r"\(CUDA IPC\)"):
+        gpu_refusals.refuse_opened(tree, process.process.pid)
+    assert process.ask("close(small), close(small + 1)") == "(0, 1)"
+    assert process.ferry.sharing == (1, 0)
+    assert process.ask("close(small)") == "0"
+    assert gpu_refusals.refuse_opened(tree, process.process.pid)
     assert process.ask("open_('00' * 64)") == f"-{INVALID_VALUE}"
 
 
 def test_a_handle_whose_memory_is_gone_is_refused_as_by_the_driver(exporter, importer):
     program, handle = exporter
     assert program.ask(f"open_({handle!r})") == f"-{INVALID_CONTEXT}"
+    assert importer.ask(f"open_({handle!r}, 0)") == f"-{INVALID_VALUE}"
     address = importer.ask(f"open_({handle!r})")
     assert program.ask("free(memory)") == "0"
     # The memory exists as long as somebody has it open.
     assert importer.ask(f"add({address}, 5 * MB, 0) == 7 | 7 << 8, close({address})") == "(True, 0)"
     assert importer.ask(f"open_({handle!r})") == f"-{INVALID_VALUE}"
     program.end()
-    assert importer.ask(f"open_({handle!r})") == f"-{INVALID_VALUE}"
+    assert importer.ask(f"open_({handle!r})") == f"-{INVALID_HANDLE}"
     assert importer.ask("count('mapped'), count('reserved'), count('handles')") == "(0, 0, 0)"
 
 

@@ -44,32 +44,30 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], peers_off: set[int]) -> None:
                 "uses a part of a GPU in MIG mode, which the driver cannot checkpoint.",
                 "Use a whole GPU to be able to save it; only an administrator can switch MIG off.",
             )
-        if partner := _imports_from(pid):
-            raise _has_opened(pid, partner)
         if refuse_opened(tree, pid):
             peers_off.add(pid)
     refuse_several(cuda_pids, peers_off)
 
 
 def refuse_opened(tree: Tree, pid: int) -> bool:
-    """Raise KernelNotCheckpointable if a process has opened memory of another one's ferry.
+    """Raise KernelNotCheckpointable if a process has opened memory of another one by CUDA IPC.
 
-    Return whether its own ferry switches peer access off for a save.
+    Its ferry counts what is open. Without one, the files of the driver tell that something was opened once, be it an event only. Return
+    whether its ferry switches peer access off for a save.
     """
     ferry = Ferry(tree, pid)
     sharing = ferry.sharing if ferry.is_there else None
-    if sharing is not None and sharing.opened:
-        raise _has_opened(pid, sharing.owner)
+    owner = sharing.owner if sharing else 0
+    if sharing is None or (sharing.opened and not owner):
+        owner = _imports_from(pid) or 0
+    if owner or (sharing is not None and sharing.opened):
+        origin = f", from process {owner} as the kernel sees it" if owner else ""
+        raise _refusal(
+            pid,
+            f"has GPU memory of another process (CUDA IPC{origin}); the driver could not bring it back.",
+            "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
+        )
     return sharing is not None
-
-
-def _has_opened(pid: int, owner: int) -> KernelNotCheckpointable:
-    return _refusal(
-        pid,
-        f"has GPU memory of another process (CUDA IPC, from process {owner} as the kernel sees it);"
-        " the driver could not bring it back.",
-        "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
-    )
 
 
 def refuse_several(cuda_pids: Sequence[int], peers_off: Collection[int]) -> None:

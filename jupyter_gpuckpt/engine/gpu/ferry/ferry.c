@@ -1089,7 +1089,7 @@ HIDDEN int ask_for_descriptors(int owner, uint64_t serial, const unsigned char *
     if (!connect(to, (struct sockaddr *)&address, sizeof address) && !send_all(to, &request, sizeof request) && !send_all(to, nonce, NONCE_BYTES))
         count = receive_message(to, &reply, sizeof reply, received, &is_complete);
     close(to);
-    if (count < 0) return -ENOENT;
+    if (count < 0) return -ESRCH;
     if (!reply.result && is_complete && count <= BATCH && (uint32_t)count == reply.count && parts_of(reply.bytes) == reply.count) {
         memcpy(descriptors, received, count * sizeof *received);
         *bytes = reply.bytes;

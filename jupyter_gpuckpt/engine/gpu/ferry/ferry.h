@@ -22,7 +22,7 @@ typedef struct {
 } properties_t;
 typedef struct { location_t location; int flags; } access_t;
 typedef struct { char bytes[64]; } ipc_handle_t;
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, SYSTEM_FAILED = 304, TOO_MANY_PEERS = 711 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, SYSTEM_FAILED = 304, INVALID_HANDLE = 400, TOO_MANY_PEERS = 711 };
 enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, NO_ACCESS = 0, READ_WRITE = 3, NON_BLOCKING = 1, FOR_ALL_CONTEXTS = 1, RDMA_SUPPORTED = 116, RELAXED = 2 };
 
 #define DRIVER(X)                                                                                                              \
@@ -138,7 +138,7 @@ result_t close_handle(address_t address);
 result_t get_attribute(void *data, int attribute, address_t address);
 result_t get_attributes(unsigned count, int *attributes, void **data, address_t address);
 /* The memory of other processes that this one has opened; callers hold the lock of the parts. `first_import_of`: the process whose memory
- * was opened first. `close_all_of`: as `remove_peers_of`. */
+ * was opened first; 0: that is not known. `close_all_of`: as `remove_peers_of`. */
 uint32_t count_imports(void);
 int first_import_of(void);
 int find_import(address_t address, address_t *begin, size_t *bytes, context_t *context);
@@ -160,7 +160,7 @@ void load_into_children(const char *path, const char *value);
 
 /* For ferry_ipc.c: the lock of the table of parts; the number of an allocation in handles, which it gets at the first call (0: the memory is not
  * the ferry's, or has more parts than a message takes); the range of one. `ask_for_descriptors` asks the ferry of another process for those of
- * shared memory; it returns how many there are, or a negative error, -EAGAIN while the gate there is closed. */
+ * shared memory; it returns how many there are, or a negative error: -EAGAIN while the gate there is closed, -ESRCH if the process has ended. */
 extern pthread_mutex_t parts_lock;
 uint64_t serial_of(address_t address);
 int find_range(address_t address, address_t *begin, size_t *bytes, int *is_own);

@@ -14,11 +14,12 @@
 
 #define MAGIC "gpuckpt"
 #define MAX_IMPORTS 4096
-enum { LEGACY_IPC_CAPABLE = 10, RANGE_START = 11, RANGE_BYTES = 12 };
+enum { PEERS_LAZILY = 1, LEGACY_IPC_CAPABLE = 10, RANGE_START = 11, RANGE_BYTES = 12 };
 
 typedef struct { char magic[8]; uint64_t serial, owner; unsigned char nonce[NONCE_BYTES]; char unused[24]; } named_t;
 _Static_assert(sizeof(named_t) == sizeof(ipc_handle_t), "a handle has 64 bytes");
-/* Opened memory. `opened`: how often. `reached`: the GPUs with access that the program has opened it on, as bits. */
+/* Opened memory. `opened`: how often. `reached`: the GPUs with access that the program has opened it on, as bits. Of memory that the driver has
+ * opened only the address and the context are known. */
 typedef struct {
     named_t name;
     address_t address;
@@ -35,7 +36,11 @@ static unsigned char own_nonce[NONCE_BYTES];
 static int has_nonce;
 
 uint32_t count_imports(void) { return import_count; }
-int first_import_of(void) { return import_count ? (int)imports[0].name.owner : 0; }
+int first_import_of(void) {
+    for (uint32_t at = 0; at < import_count; at++)
+        if (imports[at].name.owner) return imports[at].name.owner;
+    return 0;
+}
 int is_own_nonce(const unsigned char *nonce) { return has_nonce && !memcmp(nonce, own_nonce, NONCE_BYTES); }
 
 void forget_imports(void) {
@@ -64,6 +69,7 @@ static size_t part_bytes(const import_t *import, size_t at) {
 }
 
 static void unmap_import(const import_t *import, size_t mapped) {
+    if (!import->bytes) return; /* the driver's */
     for (size_t at = 0; at < mapped; at += MAX_PART_BYTES) driver.cuMemUnmap(import->address + at, part_bytes(import, at));
     driver.cuMemAddressFree(import->address, import->bytes);
 }
@@ -141,28 +147,45 @@ static int receive_parts(const named_t *name, int descriptors[BATCH], uint64_t *
     return count;
 }
 
+static import_t *at_address(address_t address) {
+    for (uint32_t at = 0; at < import_count; at++)
+        if (imports[at].address == address) return &imports[at];
+    return NULL;
+}
+
+/* Let the driver open a handle of its own, and note it. */
+static result_t open_drivers(address_t *result, ipc_handle_t handle, unsigned flags) {
+    context_t context = NULL;
+    if (!is_listening()) return driver.cuIpcOpenMemHandle_v2(result, handle, flags); /* the daemon looks at what is mapped */
+    pthread_mutex_lock(&parts_lock);
+    result_t error = import_count == MAX_IMPORTS ? OUT_OF_MEMORY : driver.cuIpcOpenMemHandle_v2(result, handle, flags);
+    if (!error) {
+        import_t *found = at_address(*result);
+        driver.cuCtxGetCurrent(&context);
+        if (!found) imports[import_count] = (import_t){.address = *result, .context = context, .device = -1}, found = &imports[import_count++];
+        found->opened++;
+    }
+    pthread_mutex_unlock(&parts_lock);
+    return error;
+}
+
 result_t open_handle(address_t *result, ipc_handle_t handle, unsigned flags) {
     named_t name;
     int device, descriptors[BATCH];
     context_t context;
     uint64_t bytes;
     memcpy(&name, &handle, sizeof name);
-    if (!result || memcmp(name.magic, MAGIC, sizeof name.magic)) return driver.cuIpcOpenMemHandle_v2(result, handle, flags);
+    if (!result || memcmp(name.magic, MAGIC, sizeof name.magic)) return open_drivers(result, handle, flags);
     if (name.owner == (uint64_t)getpid() || driver.cuCtxGetCurrent(&context) || !context || driver.cuCtxGetDevice(&device)) return INVALID_CONTEXT;
+    if (!(flags & PEERS_LAZILY)) return INVALID_VALUE; /* the driver knows no other way */
     if (!is_listening()) return SYSTEM_FAILED; /* the daemon could not refuse a save, which would lose the process */
     result_t error = open_import(result, &name, NULL, 0, context, device);
     if (error != -ENOENT) return error;
     int count = receive_parts(&name, descriptors, &bytes);
-    if (count < 0) return count == -EMFILE ? SYSTEM_FAILED : INVALID_VALUE;
+    if (count < 0) return count == -EMFILE ? SYSTEM_FAILED : count == -ESRCH ? INVALID_HANDLE : INVALID_VALUE; /* as the driver's (580) */
     error = open_import(result, &name, descriptors, bytes, context, device);
     while (count) close(descriptors[--count]);
     return error;
-}
-
-static import_t *at_address(address_t address) {
-    for (uint32_t at = 0; at < import_count; at++)
-        if (imports[at].address == address) return &imports[at];
-    return NULL;
 }
 
 static void remove_import(import_t *import) {
@@ -173,18 +196,18 @@ static void remove_import(import_t *import) {
 
 result_t close_handle(address_t address) {
     context_t context = NULL;
+    result_t error = SUCCESS;
     pthread_mutex_lock(&parts_lock);
     import_t *found = at_address(address);
-    if (found && found->opened > 1) found->opened--;
-    else if (found) context = found->context;
+    int is_ours = found && found->bytes, is_last = found && found->opened == 1;
+    if (is_ours) context = found->context;
     pthread_mutex_unlock(&parts_lock);
-    if (!found) return driver.cuIpcCloseMemHandle(address);
-    if (!context) return SUCCESS;
-    synchronize(context); /* work may use the memory */
+    if (!is_ours) error = driver.cuIpcCloseMemHandle(address);
+    else if (is_last) synchronize(context); /* work may use the memory */
     pthread_mutex_lock(&parts_lock);
-    if ((found = at_address(address)) && !--found->opened) remove_import(found);
+    if (!error && (found = at_address(address)) && !--found->opened) remove_import(found);
     pthread_mutex_unlock(&parts_lock);
-    return SUCCESS;
+    return error;
 }
 
 void close_all_of(context_t context, int device) {

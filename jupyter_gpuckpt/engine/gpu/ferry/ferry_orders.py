@@ -71,7 +71,10 @@ class Allocation(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """The memory of other processes that a process has opened by CUDA IPC: how many allocations, and the pid of the first one's process."""
+    """The memory of other processes that a process has opened by CUDA IPC: how many allocations, and the pid of the first one's process.
+
+    The pid is 0 where it is not known, as for the driver's handles.
+    """
 
     opened: int
     owner: int
