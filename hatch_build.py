@@ -37,7 +37,15 @@ BINARIES = {
                 ".c",
                 *(
                     f"_{name}.c"
-                    for name in ("children", "copy", "digest", "elsewhere", "ipc", "peers")
+                    for name in (
+                        "children",
+                        "copy",
+                        "digest",
+                        "elsewhere",
+                        "imports",
+                        "ipc",
+                        "peers",
+                    )
                 ),
                 "_gate.S",
             )

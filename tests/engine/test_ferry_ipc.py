@@ -288,3 +288,53 @@ def test_a_forked_child_has_neither_exports_nor_imports(exporter, importer):
     assert program.ask(code) == "0"
     importer.ask(f"open_({handle!r})")
     assert importer.ferry.sharing.opened == 1
+
+
+#: Memory that the program creates, exports to itself and imports again, as another process would.
+OWN = """
+reserve = function("cuMemAddressReserve", pointer, number, number, number, ctypes.c_ulonglong)
+create = function("cuMemCreate", pointer, number, ctypes.c_void_p, ctypes.c_ulonglong)
+import_ = function("cuMemImportFromShareableHandle", pointer, ctypes.c_void_p, ctypes.c_int)
+retain = function("cuMemRetainAllocationHandle", pointer, ctypes.c_void_p)
+release = function("cuMemRelease", number)
+map_ = function("cuMemMap", number, number, number, number, ctypes.c_ulonglong)
+unmap = function("cuMemUnmap", number, number)
+def got(call, *arguments):
+    value = number()
+    assert call(ctypes.byref(value), *arguments) == 0
+    return value.value
+properties = (ctypes.c_int * 8)(1, 1, 1, 0)
+allocate(2 * MB)
+own = got(create, 2 * MB, properties, 0)
+at = got(reserve, 8 * MB, 0, 0, 0)
+serve()
+"""
+
+
+def test_memory_that_the_program_imports_by_itself_is_counted_while_it_is_mapped(begin):
+    process, _ = begin(OWN)
+    wait_for(lambda: process.ferry.is_there)
+
+    def opened(expected):
+        assert process.ferry.sharing == (expected, 0)
+
+    assert process.ask("map_(at, 2 * MB, 0, own, 0)") == "0"
+    opened(0)  # its own
+    # A handle of this driver is a descriptor.
+    handle = process.ask("got(import_, own, 1)")
+    opened(0)
+    assert (
+        process.ask(f"[map_(at + n * 2 * MB, 2 * MB, 0, {handle}, 0) for n in (1, 2)]") == "[0, 0]"
+    )
+    opened(2)
+    assert process.ask(f"release({handle}), unmap(at + 2 * MB, 2 * MB)") == "(0, 0)"
+    opened(1)
+    # The value of the handle means other memory now, unless it is asked for again.
+    assert process.ask("got(create, 2 * MB, properties, 0)") == handle
+    assert process.ask(f"map_(at + 6 * MB, 2 * MB, 0, {handle}, 0)") == "0"
+    opened(1)
+    again = process.ask("got(retain, at + 4 * MB)")
+    assert process.ask(f"map_(at + 2 * MB, 2 * MB, 0, {again}, 0)") == "0"
+    opened(2)
+    assert process.ask("unmap(at + 2 * MB, 2 * MB), unmap(at + 4 * MB, 2 * MB)") == "(0, 0)"
+    opened(0)

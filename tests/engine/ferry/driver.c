@@ -256,6 +256,23 @@ int cuMemUnmap(u64 address, size_t bytes) {
     return 0;
 }
 typedef struct { int location_type, device, flags; } access_t;
+/* A handle of what is mapped there: of the file, found by its number. */
+int cuMemRetainAllocationHandle(u64 *handle, void *address) {
+    char line[256];
+    unsigned long begin, end, inode = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3 && (u64)address >= begin && (u64)address < end) break;
+        else inode = 0;
+    fclose(maps);
+    for (int fd = 0; inode && fd < 1024; fd++) {
+        struct stat status;
+        if (fstat(fd, &status) || status.st_ino != inode) continue;
+        __atomic_add_fetch(&handles, 1, __ATOMIC_SEQ_CST);
+        return *handle = fcntl(fd, F_DUPFD_CLOEXEC, 0), 0;
+    }
+    return 1;
+}
 int cuMemGetAllocationPropertiesFromHandle(properties_t *properties, u64 handle) {
     struct stat status;
     return fstat((int)handle, &status) ? 1 : (*properties = (properties_t){1, 1, 1, status.st_mode & 3}, 0);
@@ -461,7 +478,8 @@ void *driver_find(const char *name) {
     KNOWN(cuCtxDestroy_v2); KNOWN(cuGetProcAddress_v2); KNOWN(cuGetProcAddress); KNOWN(cuCtxGetCurrent); KNOWN(cuMemGetAddressRange_v2);
     KNOWN(cuCtxSetCurrent); KNOWN(cuCtxEnablePeerAccess); KNOWN(cuCtxDisablePeerAccess); KNOWN(cuDevicePrimaryCtxReset_v2);
     KNOWN(cuIpcGetMemHandle); KNOWN(cuIpcOpenMemHandle_v2); KNOWN(cuIpcCloseMemHandle); KNOWN(cuPointerGetAttribute);
-    KNOWN(cuPointerGetAttributes); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
+    KNOWN(cuPointerGetAttributes); KNOWN(cuMemImportFromShareableHandle); KNOWN(cuMemRetainAllocationHandle); KNOWN(cuMemRelease); KNOWN(cuMemMap);
+    KNOWN(cuMemUnmap); KNOWN(cuMemCreate); KNOWN(cuMemAddressReserve); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
     KNOWN(cuMemAllocAsync); KNOWN(cuMemsetD8_v2); KNOWN(cuMemcpy2D_v2);
     return 0;
 }

@@ -11,6 +11,7 @@
 - `ferry_errors`: the errors of the ferry.
 - `ferry_fills`: the filling of a resumed ferry's memory from the store.
 - `ferry_gate.S`: the gate of gpu-ferry.so.
+- `ferry_imports.c`: memory of other processes that the program imports by itself, counted.
 - `ferry_ipc.c`: CUDA IPC for memory of the ferry.
 - `ferry_orders`: the orders to the ferry library of one process.
 - `ferry_peers.c`: peer access for memory from cuMemCreate.

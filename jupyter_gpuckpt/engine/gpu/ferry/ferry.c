@@ -529,6 +529,11 @@ static void *replaced(void *function) {
     if (function == (void *)driver.cuIpcGetMemHandle) return (void *)get_handle;
     if (function == (void *)driver.cuIpcOpenMemHandle_v2) return (void *)open_handle;
     if (function == (void *)driver.cuIpcCloseMemHandle) return (void *)close_handle;
+    if (function == (void *)driver.cuMemImportFromShareableHandle) return (void *)import_handle;
+    if (function == (void *)driver.cuMemRetainAllocationHandle) return (void *)retain_handle;
+    if (function == (void *)driver.cuMemRelease) return (void *)release_handle;
+    if (function == (void *)driver.cuMemMap) return (void *)map_handle;
+    if (function == (void *)driver.cuMemUnmap) return (void *)unmap_range;
     if (function == (void *)driver.cuPointerGetAttribute) return (void *)get_attribute;
     if (function == (void *)driver.cuPointerGetAttributes) return (void *)get_attributes;
     if (function == (void *)driver.cuCtxDestroy_v2) return (void *)destroy_context;
@@ -1018,7 +1023,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         for (uint32_t at = 0; at < part_count; at++) reply.bytes += parts[at].bytes;
         break;
     case IMPORTS:
-        reply.count = count_imports();
+        reply.count = count_imports() + count_mapped_imports();
         reply.bytes = first_import_of();
         break;
     case PEERS:
@@ -1141,6 +1146,7 @@ static void forked(void) {
     gpus_seen = 0;
     last_serial = 0;
     forget_imports();
+    forget_mapped_imports();
     forget_peers();
     /* Threads that owned them do not exist here. */
     parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -52,6 +52,7 @@ enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, NO_ACCESS = 0, READ_WRITE =
     X(cuMemSetAccess, (address_t, size_t, const access_t *, size_t))                                                           \
     X(cuMemExportToShareableHandle, (void *, handle_t, int, unsigned long long))                                               \
     X(cuMemImportFromShareableHandle, (handle_t *, void *, int))                                                               \
+    X(cuMemRetainAllocationHandle, (handle_t *, void *))                                                                       \
     X(cuMemGetAllocationPropertiesFromHandle, (properties_t *, handle_t))                                                      \
     X(cuIpcGetMemHandle, (ipc_handle_t *, address_t))                                                                          \
     X(cuIpcOpenMemHandle_v2, (address_t *, ipc_handle_t, unsigned))                                                            \
@@ -145,6 +146,15 @@ int find_import(address_t address, address_t *begin, size_t *bytes, context_t *c
 result_t set_import_access(int from, int to, int flags);
 void close_all_of(context_t context, int device);
 void forget_imports(void);
+/* Memory that the program imports by itself (ferry_imports.c): what it gets in place of the driver's functions, and how often such memory is
+ * mapped; callers of the last two hold the lock of the parts. */
+result_t import_handle(handle_t *handle, void *from, int type);
+result_t retain_handle(handle_t *handle, void *address);
+result_t release_handle(handle_t handle);
+result_t map_handle(address_t address, size_t bytes, size_t offset, handle_t handle, unsigned long long flags);
+result_t unmap_range(address_t address, size_t bytes);
+uint32_t count_mapped_imports(void);
+void forget_mapped_imports(void);
 /* Return whether a handle with this nonce is of this process. */
 #define NONCE_BYTES 16
 int is_own_nonce(const unsigned char *nonce);
