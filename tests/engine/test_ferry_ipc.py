@@ -270,6 +270,29 @@ def test_a_process_that_has_opened_memory_is_refused_by_name_before_anything_is_
     assert gpu_refusals.refuse_opened(tree, pid)
 
 
+def test_memory_of_another_gpu_is_reached_and_copied_by_contexts(begin, monkeypatch):
+    monkeypatch.setenv("DRIVER_GPUS", "2")
+    contexts = 'make_current = function("cuCtxSetCurrent", ctypes.c_void_p)\n'
+    exporter, _ = begin(
+        contexts + "make_current(2)\nmemory = allocate(5 * MB)\nadd(memory, 5 * MB, 7)\nserve()"
+    )
+    importer, _ = begin(
+        contexts
+        + "words = ctypes.c_size_t\ncopy = function('cuMemcpy', number, number, words)\n"
+        + "own = allocate(5 * MB)\nadd(own, 5 * MB, 1)\nserve()"
+    )
+    handle = exporter.ask("get(memory)")
+    address = importer.ask(f"open_({handle!r})")
+    # Its own GPU and that of the context in which it is opened have access.
+    assert importer.ask(f"add({address}, 5 * MB, 0) == 7 | 7 << 8") == "True"
+    assert (
+        importer.ask(f"copy(own, {address}, 5 * MB), driver.driver_copied_by_contexts()")
+        == "(0, 1)"
+    )
+    assert importer.ask("add(own, 5 * MB, 0) == 7 | 7 << 8") == "True"
+    assert importer.ask(f"make_current(2), add({address}, 5 * MB, 0) == 7 | 7 << 8") == "(0, True)"
+
+
 def test_a_context_that_ends_closes_what_was_opened_in_it(exporter, importer):
     _, handle = exporter
     importer.ask(f"open_({handle!r})")

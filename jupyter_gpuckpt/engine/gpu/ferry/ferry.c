@@ -352,7 +352,7 @@ HIDDEN int find_range(address_t address, address_t *begin, size_t *bytes, int *i
     *is_own = at >= 0;
     if (at >= 0 && begin) *begin = parts[at].address;
     if (at >= 0 && bytes) *bytes = parts[at].whole_bytes;
-    int is_known = at >= 0 || find_import(address, begin, bytes, NULL);
+    int is_known = at >= 0 || find_import(address, begin, bytes) >= 0;
     pthread_mutex_unlock(&parts_lock);
     return is_known;
 }
@@ -464,13 +464,13 @@ static result_t disable_peer(context_t peer) {
 
 /* ---- copies of memory that is on another GPU ---- */
 
-HIDDEN context_t context_of(address_t address) {
+HIDDEN int find_place(address_t address, int *device, context_t *context) {
     pthread_mutex_lock(&parts_lock);
     int64_t at = find(address);
-    context_t context = at < 0 ? NULL : parts[at].context;
-    if (at < 0) find_import(address, NULL, NULL, &context);
+    *context = at < 0 ? NULL : parts[at].context;
+    *device = at < 0 ? find_import(address, NULL, NULL) : parts[at].device;
     pthread_mutex_unlock(&parts_lock);
-    return context;
+    return *device >= 0;
 }
 
 HIDDEN int reach_all_memory(void) {

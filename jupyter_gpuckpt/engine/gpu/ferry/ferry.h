@@ -139,10 +139,10 @@ result_t close_handle(address_t address);
 result_t get_attribute(void *data, int attribute, address_t address);
 result_t get_attributes(unsigned count, int *attributes, void **data, address_t address);
 /* The memory of other processes that this one has opened; callers hold the lock of the parts. `first_import_of`: the process whose memory
- * was opened first; 0: that is not known. `close_all_of`: as `remove_peers_of`. */
+ * was opened first; 0: that is not known. `find_import` returns the GPU of opened memory and its range, or -1. `close_all_of`: as `remove_peers_of`. */
 uint32_t count_imports(void);
 int first_import_of(void);
-int find_import(address_t address, address_t *begin, size_t *bytes, context_t *context);
+int find_import(address_t address, address_t *begin, size_t *bytes);
 result_t set_import_access(int from, int to, int flags);
 void close_all_of(context_t context, int device);
 void forget_imports(void);
@@ -181,13 +181,13 @@ int is_listening(void);
 /* Leave the gate for a moment and wait until it is open: what another process must do first may need this gate to be closed. */
 void wait_outside(void);
 
-/* What ferry.c knows of the memory: whether the process sees several GPUs, and has used several (`note_gpu`: it has memory there), a
- * context of memory of the ferry (NULL: it is not the ferry's), and whether a call has given the current GPU access to memory that it could
- * not reach before. */
+/* What ferry.c knows of the memory: whether the process sees several GPUs, and has used several (`note_gpu`: it has memory there);
+ * the GPU of memory of the ferry and its context, which opened memory has not (return 0: it is not the ferry's); and whether a call has given
+ * the current GPU access to memory that it could not reach before. */
 int sees_several_gpus(void);
 int uses_several_gpus(void);
 void note_gpu(int device);
-context_t context_of(address_t address);
+int find_place(address_t address, int *device, context_t *context);
 int reach_all_memory(void);
 result_t synchronize(context_t context);
 #endif

@@ -215,15 +215,14 @@ void close_all_of(context_t context, int device) {
         if (context ? imports[at].context == context : imports[at].device == device) remove_import(&imports[at]);
 }
 
-int find_import(address_t address, address_t *begin, size_t *bytes, context_t *context) {
+int find_import(address_t address, address_t *begin, size_t *bytes) {
     for (uint32_t at = 0; at < import_count; at++) {
         if (address - imports[at].address >= imports[at].bytes) continue;
         if (begin) *begin = imports[at].address;
         if (bytes) *bytes = imports[at].bytes;
-        if (context) *context = imports[at].context;
-        return 1;
+        return imports[at].device;
     }
-    return 0;
+    return -1;
 }
 
 result_t set_import_access(int from, int to, int flags) {
