@@ -111,6 +111,13 @@ def test_memory_that_is_shared_is_one_memory(exporter, importer):
     assert program.ask("add(memory, 5 * MB, 0) == 10 | 10 << 8") == "True"
 
 
+def test_the_older_name_of_the_function_opens_it_too(exporter, importer):
+    _, handle = exporter
+    arguments = f"ctypes.byref(number()), Handle.from_buffer_copy(bytes.fromhex({handle!r})), 1"
+    assert importer.ask(f"driver.cuIpcOpenMemHandle({arguments})") == "0"
+    assert importer.ferry.sharing.opened == 1
+
+
 def test_it_has_one_address_in_a_process_and_a_count(exporter, importer):
     _, handle = exporter
     first, second = (importer.ask(f"open_({handle!r})") for _ in range(2))
@@ -179,6 +186,7 @@ def test_handles_of_the_driver_are_the_drivers_and_counted(begin, short_dir):
     assert process.ask("close(small), close(small + 1)") == "(0, 1)"
     assert process.ferry.sharing == (1, 0)
     assert process.ask("close(small)") == "0"
+    assert process.ask("driver.cuIpcOpenMemHandle(ctypes.byref(number()), Handle(), 1)") == "1"
     assert gpu_refusals.refuse_opened(tree, process.process.pid)
     assert process.ask("open_('00' * 64)") == f"-{INVALID_VALUE}"
 

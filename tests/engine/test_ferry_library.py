@@ -446,3 +446,19 @@ def test_descriptors_are_given_in_several_messages_where_few_files_may_be_open(r
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
     assert len(set(got)) == 10
     close(got)
+
+
+def test_the_socket_of_a_process_that_has_ended_is_not_anothers(run, short_dir):
+    first = run("""
+        memory = allocate(2 * MB)
+        sys.stdin.readline()
+    """)
+    wait_for(lambda: ferry_of(first, short_dir).is_there)
+    other = run("print('ready', flush=True)\nsys.stdin.readline()", with_ferry=False)
+    said(other)
+    first.kill()
+    first.wait()
+    # As if it had the pid of the first.
+    (short_dir / "ferry" / str(first.pid)).rename(short_dir / "ferry" / str(other.pid))
+    assert not ferry_of(other, short_dir).is_there
+    assert not ferry_of(first, short_dir).is_there

@@ -97,6 +97,16 @@ def test_a_trial_that_crashes_is_a_failed_one(machine, monkeypatch):
     assert "did not end well" in found.reason
 
 
+def test_a_trial_for_which_there_is_no_room_on_the_disk_says_nothing(machine, monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ferry_trial.tempfile, "TemporaryDirectory", full)
+    found = ferry_trial.made()
+    assert found.works is None
+    assert "No space left on device" in found.reason
+
+
 SPEC = LaunchSpec("k", ["python"], {}, "/", "/log", gpu_copy="own")
 
 

@@ -190,6 +190,7 @@ int cuIpcGetMemHandle(ipc_handle_t *handle, u64 address) {
 int cuIpcOpenMemHandle_v2(u64 *address, ipc_handle_t handle, unsigned flags) {
     return flags != 1 || strcmp(handle.rest, "the driver's") || !plain_at(handle.address) ? 1 : (*address = handle.address, 0);
 }
+int cuIpcOpenMemHandle(u64 *address, ipc_handle_t handle, unsigned flags) { return cuIpcOpenMemHandle_v2(address, handle, flags) ? 1 : 0; }
 int cuIpcCloseMemHandle(u64 address) { return !plain_at(address); }
 int cuMemGetAddressRange_v2(u64 *begin, size_t *bytes, u64 address) { return *begin = address, *bytes = 0, 1; }
 int cuMemAddressReserve(u64 *result, size_t bytes, size_t alignment, u64 wanted, unsigned long long flags) {

@@ -83,6 +83,7 @@ static uintptr_t driver_begin, driver_end;
 static char directory[sizeof((struct sockaddr_un *)0)->sun_path - 16];
 static volatile int is_on; /* the driver was found, and a directory for the socket is named */
 static volatile int thread_began, thread_listens;
+static void *open_by_old_name;
 
 static long futex(volatile int *word, int operation, int value) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
@@ -527,7 +528,7 @@ static void *replaced(void *function) {
     if (function == (void *)driver.cuMemFree_v2) return (void *)release;
     if (function == (void *)driver.cuMemGetAddressRange_v2) return (void *)get_range;
     if (function == (void *)driver.cuIpcGetMemHandle) return (void *)get_handle;
-    if (function == (void *)driver.cuIpcOpenMemHandle_v2) return (void *)open_handle;
+    if (function == (void *)driver.cuIpcOpenMemHandle_v2 || (function && function == open_by_old_name)) return (void *)open_handle;
     if (function == (void *)driver.cuIpcCloseMemHandle) return (void *)close_handle;
     if (function == (void *)driver.cuMemImportFromShareableHandle) return (void *)import_handle;
     if (function == (void *)driver.cuMemRetainAllocationHandle) return (void *)retain_handle;
@@ -578,6 +579,7 @@ static void find_driver(void) {
 #define FIND(name, arguments) driver.name = (result_t(*) arguments)ferry_real_dlsym(library, #name);
 #define IS_THERE(name, arguments) &&driver.name
     DRIVER(FIND)
+    open_by_old_name = ferry_real_dlsym(library, "cuIpcOpenMemHandle"); /* with the same arguments */
     find_copies(library, ferry_real_dlsym);
     if (1 DRIVER(IS_THERE) && dl_iterate_phdr(note_driver, NULL) && driver_begin) is_on = 1;
 }

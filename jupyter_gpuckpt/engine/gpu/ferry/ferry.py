@@ -67,6 +67,9 @@ _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
 
+#: The libraries' threads that were found last, by process: a process may have thousands of others.
+_threads: dict[int, int] = {}
+
 #: Fills all memory by orders to the library; the path is that of the first of its files.
 Fill = Callable[[Library, Path], None]
 
@@ -138,11 +141,20 @@ class Ferry:
     @property
     def thread(self) -> int | None:
         """Return the id of the library's thread on the host; None if there is none."""
+        known = _threads.get(self._pid)
+        if known is not None and self._is_thread(known):
+            return known
         for tid in processes.threads(self._pid):
-            with suppress(OSError):
-                if Path(f"/proc/{self._pid}/task/{tid}/comm").read_text().strip() == THREAD_NAME:
-                    return tid
+            if self._is_thread(tid):
+                _threads[self._pid] = tid
+                return tid
+        _threads.pop(self._pid, None)
         return None
+
+    def _is_thread(self, tid: int) -> bool:
+        with suppress(OSError):
+            return Path(f"/proc/{self._pid}/task/{tid}/comm").read_text().strip() == THREAD_NAME
+        return False
 
     def status(self) -> Status:
         """Return the state of the process."""

@@ -10,7 +10,8 @@
 #define MAX_PAIRS 4096
 enum { ALREADY_ENABLED = 704, NOT_ENABLED = 705, CONTEXT_ENDED = 709 };
 
-typedef struct { context_t from, to; int from_device, to_device; } pair_t;
+/* `are_primary`: both contexts were the primary ones of their devices. */
+typedef struct { context_t from, to; int from_device, to_device, are_primary; } pair_t;
 
 static pair_t pairs[MAX_PAIRS];
 static uint32_t pair_count;
@@ -33,7 +34,8 @@ result_t add_peer(context_t from, context_t to, int from_device, int to_device, 
             return error;
         }
     }
-    pairs[pair_count++] = (pair_t){from, to, from_device, to_device};
+    int are_primary = from && to && from == primary_of(from_device) && to == primary_of(to_device);
+    pairs[pair_count++] = (pair_t){from, to, from_device, to_device, are_primary};
     return SUCCESS;
 }
 
@@ -99,12 +101,12 @@ result_t switch_peers_off(void) {
     result_t error = driver.cuDeviceGetCount(&gpus);
     if (gpus > MAX_GPUS) gpus = MAX_GPUS;
     for (uint32_t i = 0; i < pair_count && !error; i++)
-        if (pairs[i].from && pairs[i].to) error = switch_off(&pairs[i]);
-    /* Those that the program has switched on without our notice, too: a Restore with one of them fails for good. */
+        if (pairs[i].from && pairs[i].to && !pairs[i].are_primary) error = switch_off(&pairs[i]);
+    /* Also what was switched on without our notice: a Restore with it fails for good. */
     for (int device = 0; device < gpus && gpus > 1; device++) primary[device] = primary_of(device);
     for (int from = 0; from < gpus && !error; from++)
         for (int to = 0; to < gpus && !error; to++)
-            if (from != to && primary[from] && primary[to]) error = switch_off(&(pair_t){primary[from], primary[to], from, to});
+            if (from != to && primary[from] && primary[to]) error = switch_off(&(pair_t){primary[from], primary[to], from, to, 1});
     if (error) switch_peers_on();
     return error;
 }
@@ -114,7 +116,8 @@ uint32_t switch_peers_on(void) {
     while (switched_count) {
         const pair_t *pair = &switched[--switched_count];
         /* Handles from before a Restore may be invalid; those of primary contexts can be asked for again. */
-        if (switch_on(pair->from, pair->to) && switch_on(primary_of(pair->from_device), primary_of(pair->to_device))) failed++;
+        int is_primary = pair->are_primary;
+        if (switch_on(is_primary ? primary_of(pair->from_device) : pair->from, is_primary ? primary_of(pair->to_device) : pair->to)) failed++;
     }
     return failed;
 }

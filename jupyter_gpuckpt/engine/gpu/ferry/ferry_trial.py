@@ -48,9 +48,12 @@ def made() -> Outcome | None:
         return None
     if int(version.split(".")[0]) < gpu.MINIMUM_DRIVER:
         return Outcome(False, f"NVIDIA driver {version} cannot save GPU memory")
-    found = _tried()
-    if found.works is not None:  # else the next trial may say more
-        trial_memory.remember(_memory(version), msgspec.json.encode(found))
+    try:
+        found = _tried()
+        if found.works is not None:  # else the next trial may say more
+            trial_memory.remember(_memory(version), msgspec.json.encode(found))
+    except OSError as error:  # the disk is full, or the library is not there
+        return Outcome(None, f"it could not be tried: {error}")
     return found
 
 
