@@ -10,7 +10,6 @@ import errno
 from ....errors import FreezeFailed, is_disk_full
 from .ferry_orders import NoRoomError
 
-
 _NO_DESCRIPTORS = "There are not enough file descriptors to hand over the kernel's GPU memory."
 
 
