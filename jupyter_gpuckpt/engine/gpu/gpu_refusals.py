@@ -154,8 +154,9 @@ def refuse_leftovers(pid: int) -> None:
 def _imports_from(pid: int) -> int | None:
     """Return the pid, in the kernel's namespace, of the process whose GPU memory `pid` has imported; None: it imports none.
 
-    Measured with driver 580: both Checkpoints succeed, and the importer's Restore fails for good. The importer maps a file of the
-    exporter's in /dev/shm, whose name contains the exporter's pid.
+    Measured with driver 580: both Checkpoints succeed, and the importer's Restore fails for good. A process that has opened an event of
+    another one, as PyTorch does with each tensor, maps a file of that one's in /dev/shm, whose name contains the pid. Memory that is
+    opened without an event cannot be seen from outside.
     """
     try:
         text = Path(f"/proc/{pid}/maps").read_text()
