@@ -96,7 +96,8 @@ test: export GPUCKPT_REQUIRE ?= azurite,criu,dbus,hub,podman$(if $(filter ubuntu
 # of them fail the run (MOST_RERUNS in tests/conftest.py).
 RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
-test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
+test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite $(STAMPS)/node
+	$(if $(PYTEST_ARGS),,cd labextension && $(run_node) jlpm jest)
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
 # The slow tests of all folders but systems in one run, so none runs twice: test-engines, matrix and containers run some of them

@@ -30,19 +30,19 @@ import { LostSessionBanner } from './kernel/lost-session';
 import { checkMachine } from './machine/machine-check';
 import { MachineNotices } from './machine/machine-notices';
 import { hasSession, queueSaves, saveDocument } from './shared/notebooks';
-import { MovedKernels } from './remote/moved-kernels';
 import { NoticeBanner } from './machine/notice-banner';
 import { Operations } from './shared/operations';
 import { running, status, welcome } from './overviews';
 import { press } from './shared/press';
-import { settings, snapshots, states } from './providers';
+import { remotes, settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './kernel/reconnection';
 import {
   addRemoteCommands,
   addRemoteCommandId
 } from './remote/new-remote-dialog';
-import { Remotes } from './remote/remotes';
+import { IRemotes } from './remote/remotes';
 import { restarts } from './kernel/restart-dialog';
+import { unparkInFront } from './kernel/unpark-in-front';
 import { SessionButton } from './kernel/session-button';
 import { SessionsPanel, showSessionsId } from './sessions-panel';
 import {
@@ -56,11 +56,10 @@ import {
   importCommandId
 } from './snapshot/snapshot-commands';
 import { FetchedCells } from './snapshot/fetched-cells';
-import { cellsOf } from './snapshot/stored-cells';
+import { cellsOf, cellsOfFile } from './snapshot/stored-cells';
 import { Targets } from './kernel/targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 import { Undo } from './snapshot/undo';
-import { isAtRemote } from './shared/texts';
 import { trans } from './shared/translation';
 
 export { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
@@ -69,13 +68,14 @@ const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:commands',
   description: 'Adds the commands on kernels and snapshots.',
   autoStart: true,
-  requires: [IKernelStates, ISnapshots, IUserSettings],
+  requires: [IKernelStates, ISnapshots, IUserSettings, IRemotes],
   optional: [INotebookTracker, IFileBrowserFactory, ICommandPalette],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     snapshots: ISnapshots,
     settings: IUserSettings,
+    remotes: IRemotes,
     tracker: INotebookTracker | null,
     files: IFileBrowserFactory | null,
     palette: ICommandPalette | null
@@ -111,7 +111,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     const kernelActions = new KernelActions(
       snapshots.api,
       states,
-      new MovedKernels(snapshots.api, states),
+      remotes,
       operations,
       settings,
       kernelId => void commands.execute(showSessionsId, { kernelId }),
@@ -133,8 +133,15 @@ const commands: JupyterFrontEndPlugin<void> = {
     const isBusy = (path: string) =>
       [...sessions.running()].some(session => session.path === path);
     const notify = addCommands(commands, targets, states, kernelActions);
+    const look = unparkInFront(
+      states,
+      snapshots.api,
+      () => targets.of({}).kernelId
+    );
     tracker?.currentChanged.connect(notify);
+    tracker?.currentChanged.connect(look);
     shell.currentChanged?.connect((_, { newValue }) => {
+      look();
       if (hasSession(newValue)) {
         newValue.sessionContext.kernelChanged.connect(notify);
       }
@@ -155,6 +162,11 @@ const commands: JupyterFrontEndPlugin<void> = {
     );
     addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);
     const fetchedCells = new FetchedCells(snapshots.api, async path => {
+      const { contents } = serviceManager;
+      if (!panelAt(path) && !isBusy(path)) {
+        // Opened, it would get another kernel.
+        return cellsOfFile(contents, path, () => cellsOf(panelAt(path)));
+      }
       const panel: NotebookPanel = await commands.execute(openNotebookId, {
         path
       });
@@ -165,7 +177,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       snapshots.api,
       operations,
       states,
-      (kernel, snapshotId) => fetchedCells.put(kernel, snapshotId),
+      (former, snapshotId) => fetchedCells.put(former, snapshotId),
       isBusy,
       openNotebook
     );
@@ -218,18 +230,18 @@ const banner: JupyterFrontEndPlugin<void> = {
   description:
     'Says above notebooks that a kernel is suspended, was taken over, or that the machine will be shut down.',
   autoStart: true,
-  requires: [INotebookTracker, IKernelStates, IUserSettings],
+  requires: [INotebookTracker, IKernelStates, IUserSettings, IRemotes],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     states: IKernelStates,
-    settings: IUserSettings
+    settings: IUserSettings,
+    remotes: IRemotes
   ) => {
     const { commands, serviceManager } = app;
     const { events, serverSettings } = serviceManager;
     const api = new GpuCkptApi(serverSettings);
     const notices = new MachineNotices(api, events.stream);
-    const moved = new MovedKernels(api, states);
     askAgainAfterOutages(serviceManager, () => notices.refresh());
     void notices.refresh();
     tracker.widgetAdded.connect((_, panel) => {
@@ -245,7 +257,7 @@ const banner: JupyterFrontEndPlugin<void> = {
           panel,
           states,
           settings,
-          moved,
+          remotes,
           () => press(commands, commandIds.resume, { panelId: panel.id }),
           showHistory
         )
@@ -258,12 +270,13 @@ const panel: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:panel',
   description: 'Adds the side panel with all sessions and their snapshots.',
   autoStart: true,
-  requires: [IKernelStates, ISnapshots],
+  requires: [IKernelStates, ISnapshots, IRemotes],
   optional: [ICommandPalette, ILayoutRestorer, INotebookTracker],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     snapshots: ISnapshots,
+    remotes: IRemotes,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     tracker: INotebookTracker | null
@@ -271,9 +284,6 @@ const panel: JupyterFrontEndPlugin<void> = {
     const { commands, shell } = app;
     const openNotebook = (path: string) =>
       void commands.execute(openNotebookId, { path });
-    const remotes = new Remotes(snapshots.api, () =>
-      states.all().some(isAtRemote)
-    );
     commands.commandExecuted.connect((_, { id, result }) => {
       if (id === addRemoteCommandId) {
         result.then(
@@ -281,16 +291,6 @@ const panel: JupyterFrontEndPlugin<void> = {
           () => undefined // reported by the command
         );
       }
-    });
-    // A list from before a move says where the session was then.
-    let moved = '';
-    states.changed.connect(() => {
-      const kernels = states.all().filter(isAtRemote);
-      const now = kernels.map(({ kernel_id }) => kernel_id).join();
-      if (now !== moved && remotes.known.length > 0) {
-        void remotes.refresh();
-      }
-      moved = now;
     });
     const panel = new SessionsPanel({
       states,
@@ -343,6 +343,7 @@ const output: JupyterFrontEndPlugin<void> = {
 const plugins: JupyterFrontEndPlugin<unknown>[] = [
   states,
   snapshots,
+  remotes,
   settings,
   commands,
   restarts,

@@ -8,7 +8,6 @@ import { GpuCkptError } from './shared/api';
 import { CommandButton, MenuButton } from './shared/elements';
 import { actions, buttonKey, commandIds, icons } from './kernel/commands';
 import type { KernelView, IOperation, SnapshotView } from './shared/records';
-import { whereIs } from './remote/moved-kernels';
 import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
 import { snapshotTitle } from './snapshot/snapshot-texts';
@@ -83,12 +82,7 @@ export function KernelCard(props: IProps): JSX.Element {
     suspend: trans.__('Suspend'),
     resume: trans.__('Resume')
   };
-  const { moved_to, kernel_id } = kernel;
-  const listing = context.remotes.known.find(
-    ({ name }) => name === moved_to
-  )?.listing;
-  const where =
-    moved_to && listing ? whereIs(kernel_id, moved_to, listing) : null;
+  const where = context.remotes.whereIs(kernel);
   const reason = kernel.managed ? currentReason(kernel, where) : '';
   // What is known of a kernel whose server does not answer is old.
   const isReached =

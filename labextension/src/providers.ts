@@ -11,6 +11,7 @@ import { ITranslator } from '@jupyterlab/translation';
 import { GpuCkptApi, GpuCkptError } from './shared/api';
 import { KernelStates } from './shared/kernel-states';
 import { askAgainAfterOutages } from './kernel/reconnection';
+import { IRemotes, Remotes } from './remote/remotes';
 import { Snapshots } from './shared/snapshots';
 import { IKernelStates, ISnapshots, IUserSettings } from './shared/tokens';
 import { translate } from './shared/translation';
@@ -74,6 +75,16 @@ export const snapshots: JupyterFrontEndPlugin<ISnapshots> = {
     });
     return snapshots;
   }
+};
+
+export const remotes: JupyterFrontEndPlugin<IRemotes> = {
+  id: 'jupyter-gpuckpt:remotes',
+  description: 'Knows the snapshots in the remotes.',
+  autoStart: true,
+  requires: [IKernelStates],
+  provides: IRemotes,
+  activate: (app: JupyterFrontEnd, states: IKernelStates) =>
+    new Remotes(new GpuCkptApi(app.serviceManager.serverSettings), states)
 };
 
 export const settings: JupyterFrontEndPlugin<IUserSettings> = {

@@ -7,7 +7,7 @@ import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
 import { sessionsIcon } from './shared/icons';
-import type { Remotes } from './remote/remotes';
+import type { IRemotes } from './remote/remotes';
 import type { IPanelContext } from './shared/tokens';
 import { trans } from './shared/translation';
 
@@ -108,7 +108,7 @@ export class SessionsPanel extends ReactWidget {
 
 export namespace SessionsPanel {
   export interface IContext extends IPanelContext {
-    remotes: Remotes;
+    remotes: IRemotes;
     /** Give the focus back to the notebook. */
     leave: () => void;
   }

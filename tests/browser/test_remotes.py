@@ -164,9 +164,7 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     item.get_by_role("button", name="Fetch and Resume…").click()
     dialog = here.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text(re.compile(r"[MG]B to download\."))
-    dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
-    expect(here.toasts.filter(has_text=f"Fetched {NOTEBOOK}")).to_be_visible()
-    expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    is_fetched(here, expect, "Fetch and Resume", "Keep These Cells")
     expect(item).to_have_count(0)
     # The page, which has never seen the cell run, shows all that it says.
     output = here.cell(1).locator(".jp-OutputArea-output").last
@@ -177,6 +175,15 @@ def test_a_session_is_uploaded_and_goes_on_elsewhere_in_the_middle_of_a_cell(
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
     expect(here.chip).to_have_text("Running")
+
+
+def is_fetched(page, expect, button, answer):
+    """Press a button of the dialog about a fetch, and answer whether the notebook that was here before gets the session's cells."""
+    page.page.locator(".jp-Dialog").get_by_role("button", name=button, exact=True).click()
+    expect(page.toasts.filter(has_text=f"Fetched {NOTEBOOK}")).to_be_visible()
+    dialog = page.page.locator(".jp-Dialog", has_text="The notebook on this machine differs")
+    dialog.get_by_role("button", name=answer, exact=True).click()
+    expect(page.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
 
 
 def shot(page, name):
@@ -225,9 +232,10 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     shot(here.page, "moved-here")
     offered.first.get_by_role("button", name="Fetch and Resume…").click()
     dialog = here.page.locator(".jp-Dialog")
-    dialog.get_by_role("button", name="Fetch and Resume", exact=True).click()
-    expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    is_fetched(here, expect, "Fetch and Resume", "Replace")
     here.wait_for(HAS_IDLE_KERNEL)
+    expect(here.cell(0)).to_contain_text("x = 41; print(x)")
+    write_cell(here, "print(x + 1)")
     here.run_cell(0, "42")
 
     # The first machine's user is warned before it takes the session over, and does not want that.
@@ -244,11 +252,16 @@ def test_a_session_is_moved_and_the_other_machine_offers_it_first(machines, cont
     assert sorted(path.name for path in one.root_dir.glob("*.ipynb")) == ["later.ipynb", NOTEBOOK]
 
 
+def write_cell(page, source):
+    """Replace the text of the first cell."""
+    page.cell(0).locator(".cm-content").click()
+    page.page.keyboard.press("Control+a")
+    page.page.keyboard.type(source)
+
+
 def comes_back(here, there, expect):
     """Move a session back into its kernel and its notebook, which gets the cells of the other machine."""
-    here.cell(0).locator(".cm-content").click()
-    here.page.keyboard.press("Control+a")
-    here.page.keyboard.type("x = x + 1; print(x)")
+    write_cell(here, "x = x + 1; print(x)")
     here.run_cell(0, "42")
     here.press("move")
     here.page.locator(".jp-Dialog").get_by_role("button", name="Move", exact=True).click()
@@ -293,8 +306,7 @@ def test_a_session_that_runs_elsewhere_is_taken_over_and_the_other_page_saves_no
     expect(dialog).to_contain_text("now, since")
     expect(dialog).to_contain_text("The kernel on")
     shot(here.page, "take-over-to-fetch")
-    dialog.get_by_role("button", name="Take Over and Resume", exact=True).click()
-    expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+    is_fetched(here, expect, "Take Over and Resume", "Keep These Cells")
     here.wait_for(HAS_IDLE_KERNEL)
     here.run_cell(0, "42")
 
@@ -393,8 +405,7 @@ def test_a_remote_is_added_where_a_move_needs_one_and_joined_on_the_other_machin
         item.get_by_role("button", name="Fetch and Resume…").click()
         expect(dialog.node).to_contain_text("It runs nowhere now. It was last saved on")
         shot(here.page, "fetch-dialog")
-        dialog.press("Fetch and Resume")
-        expect(here.toasts.filter(has_text=f"Resumed {NOTEBOOK}")).to_be_visible()
+        is_fetched(here, expect, "Fetch and Resume", "Keep These Cells")
         here.wait_for(HAS_IDLE_KERNEL)
         here.run_cell(0, "42")
         assert complaints == []

@@ -11,7 +11,7 @@ import { actions, addCommands, commandIds } from '../kernel/commands';
 import { followIdleKernels } from '../kernel/idle-notice';
 import { KernelActions } from '../kernel/kernel-actions';
 import { KernelStates } from '../shared/kernel-states';
-import { MovedKernels } from '../remote/moved-kernels';
+import { Remotes } from '../remote/remotes';
 import { Operations } from '../shared/operations';
 import { press as pressed } from '../shared/press';
 import { OPERATION_EVENT_SCHEMA } from '../shared/server-events';
@@ -79,7 +79,7 @@ function register(
   const kernelActions = new KernelActions(
     new GpuCkptApi(server.settings),
     states,
-    new MovedKernels(new GpuCkptApi(server.settings), states),
+    new Remotes(new GpuCkptApi(server.settings), states),
     new Operations(states, settings),
     settings,
     showHistory,
@@ -616,8 +616,10 @@ describe('a resume of a kernel that was moved', () => {
     const shown = await dialog('Resume an older snapshot of a.ipynb?');
     expect(shown.textContent).toContain(error.message);
     expect(shown.querySelector('.jp-mod-reject')).toBe(document.activeElement);
+    expect(messages()).toEqual(['a.ipynb waits for your answer.']);
     press(shown, 'accept');
     await done;
+    expect(messages()).toEqual(['Resumed a.ipynb in 0.01 s']);
     expect(server.bodies).toEqual(['{}', JSON.stringify({ take_over: true })]);
   });
 });

@@ -1,8 +1,9 @@
 import { Notification } from '@jupyterlab/apputils';
 
-import { GpuCkptApi } from '../shared/api';
+import { GpuCkptApi, GpuCkptError } from '../shared/api';
+import type { IFormerNotebook } from '../snapshot/fetched-cells';
 import { FetchedCells } from '../snapshot/fetched-cells';
-import type { ICell, IOpenCells } from '../snapshot/stored-cells';
+import type { ICell, INotebookCells } from '../snapshot/stored-cells';
 import { aKernel, dialog, FakeServer, press, refused } from './fakes';
 
 const cell = (id: string, source: string): ICell => ({
@@ -21,16 +22,16 @@ const [mine, theirs, edited] = ['mine', 'theirs', 'edited'].map(source => [
 describe('the cells of a session that comes back', () => {
   let server: FakeServer;
   let cells: ICell[];
-  let open: IOpenCells | null;
+  let open: INotebookCells | null;
 
   const kernel = aKernel({ path: 'work/a.ipynb', snapshot_id: 'before' });
   const stored = (content: ICell[] | null) => ({
     notebook: content && { cells: content },
     modified: 1
   });
-  const put = () =>
+  const put = (former: IFormerNotebook = kernel) =>
     new FetchedCells(new GpuCkptApi(server.settings), async () => open).put(
-      kernel,
+      former,
       'fetched'
     );
 
@@ -60,7 +61,7 @@ describe('the cells of a session that comes back', () => {
       'a.ipynb has the cells of the other machine now: 1 cell changes.'
     );
     expect(told.options.actions?.[0].label).toBe('Undo');
-    takeBack();
+    await takeBack();
     expect(cells).toEqual(mine);
     expect(Notification.manager.notifications).toEqual([]);
   });
@@ -79,8 +80,30 @@ describe('the cells of a session that comes back', () => {
     }
   );
 
+  it('replace those of a notebook without a session here only if its user wants it', async () => {
+    const done = put({ path: 'work/a.ipynb', snapshot_id: null });
+    const shown = await dialog('Replace the cells of a.ipynb?');
+    expect(shown.textContent).toContain('differs from that of the session');
+    press(shown, 'accept');
+    await (
+      await done
+    )();
+    expect(cells).toEqual(mine);
+  });
+
+  it('stay as they were if they cannot be written', async () => {
+    const failure = new GpuCkptError({ message: 'Full.', code: 'not_written' });
+    open = { ...(open as INotebookCells), put: () => Promise.reject(failure) };
+    await (
+      await put()
+    )();
+    expect(Notification.manager.notifications.map(one => one.message)).toEqual([
+      expect.stringContaining('Changing the cells of a.ipynb failed')
+    ]);
+  });
+
   it('stay where others have the notebook open, or the snapshot has none', async () => {
-    open = { ...(open as IOpenCells), isShared: true };
+    open = { ...(open as INotebookCells), isShared: true };
     await put();
     open = { ...open, isShared: false };
     server.on('GET snapshots/fetched/notebook', stored(null));
@@ -89,7 +112,9 @@ describe('the cells of a session that comes back', () => {
     server.on('GET snapshots/fetched/notebook', refused(404, record));
     await put();
     open = null;
-    (await put())();
+    await (
+      await put()
+    )();
     expect(cells).toEqual(mine);
   });
 });

@@ -43,11 +43,18 @@ const home = { name: 'home', url: 'file:///home', refusals: [] };
 
 let server: FakeServer;
 let api: GpuCkptApi;
+let events: FakeEvents;
+let states: KernelStates;
+
+const itIs = (now: number) =>
+  jest.spyOn(performance, 'now').mockReturnValue(now);
 
 beforeEach(() => {
-  jest.spyOn(performance, 'now').mockReturnValue(0);
+  itIs(0);
   server = new FakeServer();
   api = new GpuCkptApi(server.settings);
+  events = new FakeEvents();
+  states = new KernelStates(api, events.stream);
 });
 
 function listing(remote: string, ...sessions: RemoteListing['sessions']) {
@@ -61,7 +68,7 @@ describe('Remotes', () => {
     ['the server does not answer', new TypeError('gone')]
   ])('asks no further when %s', async (_, answer) => {
     server.on('GET remotes', answer);
-    const remotes = new Remotes(api);
+    const remotes = new Remotes(api, states);
     await remotes.look();
     expect(remotes.known).toEqual([]);
     expect(server.requests).toEqual(['GET remotes']);
@@ -72,7 +79,7 @@ describe('Remotes', () => {
       .on('GET remotes', { remotes: [team, home] })
       .on('GET remotes/team/sessions', listing('team', aRemoteSession()))
       .on('GET remotes/home/sessions', listing('home'));
-    const remotes = new Remotes(api);
+    const remotes = new Remotes(api, states);
     await remotes.look();
     await remotes.look();
     expect(
@@ -94,7 +101,7 @@ describe('Remotes', () => {
     server
       .on('GET remotes', { remotes: [{ ...home, refusals }, team] })
       .on('GET remotes/team/sessions', refused(502, record));
-    const remotes = new Remotes(api);
+    const remotes = new Remotes(api, states);
     await remotes.look();
     expect(remotes.known.map(({ problem }) => problem?.message)).toEqual([
       'It overwrites objects.',
@@ -107,10 +114,71 @@ describe('Remotes', () => {
     server
       .on('GET remotes', { remotes: [team] }, { remotes: [] })
       .on('GET remotes/team/sessions', listing('team'));
-    const remotes = new Remotes(api);
+    const remotes = new Remotes(api, states);
     await remotes.look();
     await remotes.refresh();
     expect(remotes.known).toEqual([]);
+  });
+});
+
+describe('the session of a moved kernel', () => {
+  const aMoved = () => aKernel({ state: 'suspended', moved_to: 'team' });
+  const answers = (leased_to: string) =>
+    server.on(
+      'GET remotes/team/sessions',
+      listing('team', aRemoteSession({ session_id: 'k', leased_to }))
+    );
+
+  it('is where the last answer says, whoever has asked', async () => {
+    server.on('GET remotes', { remotes: [team] });
+    const remotes = new Remotes(api, states);
+    events.tell(aMoved());
+    answers('desk');
+    await remotes.lookFor(aMoved());
+    expect(remotes.whereIs(aMoved())?.runsOn).toBe('desk');
+    answers('lap');
+    await remotes.refresh();
+    expect(remotes.whereIs(aMoved())?.runsOn).toBe('lap');
+    // The list's answer is recent.
+    await remotes.lookFor(aMoved());
+    expect(server.requests).toEqual([
+      'GET remotes/team/sessions',
+      'GET remotes',
+      'GET remotes/team/sessions'
+    ]);
+    expect(remotes.known[0].listing).not.toBeNull();
+  });
+
+  it('is asked for once by all who look at the same time', async () => {
+    const remotes = new Remotes(api, states);
+    events.tell(aMoved());
+    answers('desk');
+    await Promise.all([remotes.lookFor(aMoved()), remotes.find(aMoved())]);
+    expect(server.requests).toEqual(['GET remotes/team/sessions']);
+  });
+
+  it('is not taken from an answer that is older than the move', async () => {
+    server.on('GET remotes', { remotes: [team] });
+    answers('desk');
+    const remotes = new Remotes(api, states);
+    await remotes.look();
+    itIs(1000);
+    answers('');
+    events.tell(aMoved());
+    expect(remotes.whereIs(aMoved())).toBeNull();
+    // A user has looked at the list, so it is requested again.
+    await remotes.refresh();
+    expect(remotes.whereIs(aMoved())?.runsOn).toBe('');
+    itIs(2000);
+    events.tell(aKernel());
+    expect(remotes.whereIs(aKernel())).toBeNull();
+  });
+
+  it('is not known while its remote does not answer', async () => {
+    const remotes = new Remotes(api, states);
+    events.tell(aMoved());
+    server.on('GET remotes/team/sessions', new TypeError('gone'));
+    expect(await remotes.find(aMoved())).toBeNull();
   });
 });
 
@@ -403,7 +471,10 @@ describe('fetching', () => {
       expect(shown.textContent).toContain('own kernel is in mine.ipynb here');
       press(shown, 'accept');
       await running;
-      expect(putCells).not.toHaveBeenCalled();
+      expect(putCells).toHaveBeenCalledWith(
+        { path: 'work/a.ipynb', snapshot_id: null },
+        'offsite'
+      );
       expect(server.bodies[1]).toBe(JSON.stringify({ path: 'work/a.ipynb' }));
     });
 

@@ -1,11 +1,13 @@
 import { YNotebook } from '@jupyter/ydoc';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Contents } from '@jupyterlab/services';
 
 import type { ICell, IOpenCells } from '../snapshot/stored-cells';
 import {
   cellChanges,
   cellChangesText,
-  cellsOf
+  cellsOf,
+  cellsOfFile
 } from '../snapshot/stored-cells';
 
 const cell = (id: string, source: string, text?: string): ICell => ({
@@ -110,5 +112,64 @@ describe('cellsOf', () => {
     expect(sources()).toEqual([]);
     cells?.put(before);
     expect(sources()).toEqual(['x', 'y', 'z']);
+  });
+});
+
+describe('cellsOfFile', () => {
+  let file: { cells: ICell[]; metadata: object } | null;
+  let writable: boolean;
+  let open: IOpenCells | null;
+
+  const contents = {
+    get: async () => {
+      if (!file) {
+        throw new Error('There is no such file.');
+      }
+      return { content: file, writable };
+    },
+    save: async (_: string, { content }: { content: typeof file }) => {
+      file = content;
+    }
+  } as unknown as Contents.IManager;
+  const found = () => cellsOfFile(contents, 'a.ipynb', () => open);
+
+  beforeEach(() => {
+    file = { cells: [first], metadata: { kernelspec: 'mine' } };
+    [writable, open] = [true, null];
+  });
+
+  it('are replaced in the file, of which the rest stays', async () => {
+    const cells = await found();
+    expect(cells?.read()).toEqual([first]);
+    await cells?.put([second]);
+    expect(file).toEqual({
+      cells: [second],
+      metadata: { kernelspec: 'mine' }
+    });
+  });
+
+  it('are those of the page once it is open', async () => {
+    const cells = await found();
+    const put = jest.fn();
+    open = { isShared: true, read: () => [third], put };
+    expect(cells?.isShared).toBe(true);
+    expect(cells?.read()).toEqual([third]);
+    await cells?.put([second]);
+    expect(put).toHaveBeenCalledWith([second]);
+    expect(file?.cells).toEqual([first]);
+  });
+
+  it('are none where there is no file, or one that cannot be written', async () => {
+    writable = false;
+    expect(await found()).toBeNull();
+    file = null;
+    expect(await found()).toBeNull();
+  });
+
+  it('stay if the file is gone meanwhile', async () => {
+    const cells = await found();
+    file = null;
+    await expect(cells?.put([second])).rejects.toThrow('no such file');
+    expect(file).toBeNull();
   });
 });

@@ -13,7 +13,6 @@ import { fetchCommandId } from '../remote/fetch-commands';
 import { followState } from '../kernel/kernel-indicator';
 import { KernelStates } from '../shared/kernel-states';
 import type { KernelView, IOperation } from '../shared/records';
-import { MovedKernels } from '../remote/moved-kernels';
 import { Remotes } from '../remote/remotes';
 import { SessionsPanel } from '../sessions-panel';
 import { addSnapshotCommands } from '../snapshot/snapshot-commands';
@@ -179,7 +178,7 @@ describe('the notice', () => {
         aPanel(),
         states,
         chosen(changes),
-        new MovedKernels(new GpuCkptApi(server.settings), states),
+        new Remotes(new GpuCkptApi(server.settings), states),
         nothing,
         nothing
       )
@@ -237,9 +236,9 @@ describe('the notice', () => {
 
   it('hands every press over, also while an operation is in flight', async () => {
     const resume = jest.fn();
-    const moved = new MovedKernels(new GpuCkptApi(server.settings), states);
+    const remotes = new Remotes(new GpuCkptApi(server.settings), states);
     attach(
-      new SuspendedBanner(aPanel(), states, chosen(), moved, resume, nothing)
+      new SuspendedBanner(aPanel(), states, chosen(), remotes, resume, nothing)
     );
     becomes({ state: 'suspended', operation: aSave({ kind: 'move' }) });
     await shown('Resume');
@@ -299,7 +298,7 @@ describe('the panel', () => {
     const panel = new SessionsPanel({
       states,
       snapshots,
-      remotes: new Remotes(api),
+      remotes: new Remotes(api, states),
       commands,
       openNotebook: nothing,
       currentPath: () => 'work/a.ipynb',

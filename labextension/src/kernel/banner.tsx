@@ -3,7 +3,7 @@
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
-import type { MovedKernels } from '../remote/moved-kernels';
+import type { IRemotes } from '../remote/remotes';
 import { FittedBanner } from '../shared/fitted-banner';
 import { suspendIcon } from '../shared/icons';
 import type { ISessionPanel } from '../shared/notebooks';
@@ -20,7 +20,7 @@ export class SuspendedBanner extends FittedBanner {
     private readonly _panel: ISessionPanel,
     private readonly _states: IKernelStates,
     private readonly _settings: IUserSettings,
-    private readonly _moved: MovedKernels,
+    private readonly _remotes: IRemotes,
     /** Resumes the kernel, or gives the reason why that is not possible now. */
     private readonly _resume: () => void,
     private readonly _showHistory: () => void
@@ -28,7 +28,7 @@ export class SuspendedBanner extends FittedBanner {
     super();
     this.addClass('jp-GpuCkptSuspended');
     watchKernel(_panel, _states, () => this._follow(), _settings);
-    _moved.changed.connect(this.update, this);
+    _remotes.changed.connect(this.update, this);
     this._looks = new Poll({
       name: 'jupyter-gpuckpt:moved',
       factory: () => this._look(),
@@ -38,7 +38,7 @@ export class SuspendedBanner extends FittedBanner {
   }
 
   dispose(): void {
-    this._moved.changed.disconnect(this.update, this);
+    this._remotes.changed.disconnect(this.update, this);
     this._looks.dispose();
     super.dispose();
   }
@@ -48,7 +48,7 @@ export class SuspendedBanner extends FittedBanner {
     if (kernel?.state !== 'suspended') {
       return null;
     }
-    const where = this._moved.get(kernel.kernel_id);
+    const where = this._remotes.whereIs(kernel);
     const reason = currentReason(kernel, where);
     const inFlight = this._states.inFlight(kernel.kernel_id) !== null;
     return (
@@ -104,7 +104,7 @@ export class SuspendedBanner extends FittedBanner {
   private async _look(): Promise<void> {
     const kernel = this._kernel;
     if (kernel && isAtRemote(kernel)) {
-      await this._moved.look(kernel.kernel_id);
+      await this._remotes.lookFor(kernel);
     }
   }
 

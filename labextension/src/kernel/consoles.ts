@@ -6,8 +6,7 @@ import type {
 } from '@jupyterlab/application';
 import type { ConsolePanel } from '@jupyterlab/console';
 
-import { MovedKernels } from '../remote/moved-kernels';
-import { GpuCkptApi } from '../shared/api';
+import { IRemotes } from '../remote/remotes';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
 import { commandIds } from './commands';
@@ -21,11 +20,12 @@ export const consoles: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:consoles',
   description: 'Shows the state of their kernels in code consoles.',
   autoStart: true,
-  requires: [IKernelStates, IUserSettings],
+  requires: [IKernelStates, IUserSettings, IRemotes],
   activate: async (
     app: JupyterFrontEnd,
     states: IKernelStates,
-    settings: IUserSettings
+    settings: IUserSettings,
+    remotes: IRemotes
   ) => {
     // Loaded here, because an import at the top would prevent all other plugins where an application has no consoles.
     const module = await import('@jupyterlab/console').catch(() => null);
@@ -33,8 +33,6 @@ export const consoles: JupyterFrontEndPlugin<void> = {
       module && (await app.resolveOptionalService(module.IConsoleTracker));
     const { commands, serviceManager } = app;
     const equip = (panel: ConsolePanel) => {
-      const api = new GpuCkptApi(serviceManager.serverSettings);
-      const moved = new MovedKernels(api, states);
       followState(panel, states);
       const args = () => ({ kernelId: kernelIdOf(panel) ?? '' });
       const resume = () => press(commands, commandIds.resume, args());
@@ -48,7 +46,7 @@ export const consoles: JupyterFrontEndPlugin<void> = {
         new StateChip(panel, states, settings, history, serviceManager.kernels)
       );
       panel.contentHeader.addWidget(
-        new SuspendedBanner(panel, states, settings, moved, resume, history)
+        new SuspendedBanner(panel, states, settings, remotes, resume, history)
       );
     };
     tracker?.forEach(equip);

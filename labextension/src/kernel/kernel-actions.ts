@@ -5,7 +5,7 @@ import type { JSONObject } from '@lumino/coreutils';
 
 import type { GpuCkptApi } from '../shared/api';
 import type { Action } from './commands';
-import type { MovedKernels } from '../remote/moved-kernels';
+import type { IRemotes } from '../remote/remotes';
 import { whereToMove } from '../remote/remote-dialogs';
 import { agrees, askText } from '../shared/dialogs';
 import { orTell } from '../shared/notices';
@@ -19,7 +19,7 @@ export class KernelActions {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _states: IKernelStates,
-    private readonly _moved: MovedKernels,
+    private readonly _remotes: IRemotes,
     private readonly _operations: Operations,
     private readonly _settings: IUserSettings,
     private readonly _showHistory: (kernelId: string | null) => void,
@@ -133,7 +133,8 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const newer = (await this._moved.ask(kernelId))?.newer;
+    const kernel = this._states.get(kernelId);
+    const newer = kernel && (await this._remotes.find(kernel))?.newer;
     if (newer) {
       await this._fetch(newer);
       return null;
@@ -146,7 +147,7 @@ export class KernelActions {
     kernelId: string,
     name: string
   ): Promise<IOperation | null> {
-    const remotes = await this._remotes(name);
+    const remotes = await this._choices(name);
     const remote =
       remotes && remotes.length > 0 ? await whereToMove(name, remotes) : null;
     const path = this._states.get(kernelId)?.path ?? '';
@@ -156,7 +157,7 @@ export class KernelActions {
   }
 
   /** Return the names of the remotes, of which the user adds one if there is none; null if they are not known. */
-  private async _remotes(name: string): Promise<string[] | null> {
+  private async _choices(name: string): Promise<string[] | null> {
     const known = await orTell(trans.__('Moving %1 failed', name), () =>
       this._api.remotes()
     );

@@ -3,7 +3,7 @@
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from '../shared/api';
-import type { KernelView, IRemotePlace } from '../shared/records';
+import type { IOperation, IRemotePlace, KernelView } from '../shared/records';
 import { remoteTitle } from './remote-texts';
 import { mayFetch } from './remote-dialogs';
 import { nameOfPath } from '../shared/format';
@@ -35,11 +35,11 @@ export class FetchActions {
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
     private readonly _states: IKernelStates,
-    /** Puts the cells of a snapshot into a kernel's notebook; returns a function that takes them back. */
+    /** Puts the cells of a snapshot into a notebook, if there is one; returns a function that takes them back. */
     private readonly _putCells: (
-      kernel: KernelView,
+      former: Pick<KernelView, 'path' | 'snapshot_id'>,
       snapshotId: string
-    ) => Promise<() => void>,
+    ) => Promise<() => Promise<void>>,
     /** Returns whether a notebook has a kernel here. */
     private readonly _isBusy: (path: string) => boolean,
     private readonly _openNotebook: (path: string) => void
@@ -93,32 +93,35 @@ export class FetchActions {
     }
     const own = this._suspended(kernelId, path);
     if (own) {
-      await this._goOnIn(own, place.snapshotId);
+      await this._goOnIn(own, place.snapshotId, nameOfPath(own.path));
       return;
     }
-    const resumed = await this._operations.resumeInto(
-      // If the notebook has got a kernel meanwhile, the snapshot is resumed into a copy.
-      this._isBusy(path) ? '' : path,
-      place.snapshotId,
-      name
-    );
+    // If the notebook has got a kernel meanwhile, the snapshot is resumed into a copy.
+    const resumed = this._isBusy(path)
+      ? await this._operations.resumeInto('', place.snapshotId, name)
+      : await this._goOnIn({ path, snapshot_id: null }, place.snapshotId, name);
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }
   }
 
-  /** Resume a fetched snapshot in the session's own kernel here and its notebook, which gets the snapshot's cells. */
-  private async _goOnIn(own: KernelView, snapshotId: string): Promise<void> {
+  /** Resume a fetched snapshot in a notebook here, which gets the snapshot's cells. */
+  private async _goOnIn(
+    former: Pick<KernelView, 'path' | 'snapshot_id'>,
+    snapshotId: string,
+    name: string
+  ): Promise<IOperation | null> {
     // The cells come first: what the kernel says from then on belongs to them.
-    const takeBack = await this._putCells(own, snapshotId);
+    const takeBack = await this._putCells(former, snapshotId);
     const resumed = await this._operations.resumeInto(
-      own.path,
+      former.path,
       snapshotId,
-      nameOfPath(own.path)
+      name
     );
     if (!resumed) {
-      takeBack();
+      await takeBack();
     }
+    return resumed;
   }
 
   /**

@@ -19,7 +19,7 @@ function targetText(target: Target, path: string): string {
       );
     case 'notebook':
       return trans.__(
-        'It is resumed into the notebook %1. If that is here already, its cells and outputs stay as they are.',
+        'It is resumed into the notebook %1. If that is here already, you are asked before its cells and outputs become those of the snapshot.',
         path
       );
     case 'copy':

@@ -8,7 +8,7 @@ import { fetchCommandId } from './fetch-commands';
 import { addRemoteCommandId, joinLineCommandId } from './new-remote-dialog';
 import { formatAge, formatBytes, nameOfPath } from '../shared/format';
 import { resumeIcon } from '../shared/icons';
-import type { IKnownRemote, IRemoteChoice, Remotes } from './remotes';
+import type { IKnownRemote, IRemoteChoice, IRemotes } from './remotes';
 import { elsewhere, runElsewhere } from './remotes';
 import type { IPanelContext } from '../shared/tokens';
 import { explain } from '../shared/texts';
@@ -19,7 +19,7 @@ const FIRST = 5;
 
 export function RemoteSessions(props: {
   context: IPanelContext;
-  remotes: Remotes;
+  remotes: IRemotes;
 }): JSX.Element | null {
   const { remotes } = props;
   const { snapshots, states, currentPath } = props.context;

@@ -1,4 +1,4 @@
-// The cells of a notebook whose session comes back from another machine: those of the fetched snapshot replace them.
+// The cells of a notebook whose session comes from another machine: those of the fetched snapshot replace them.
 
 import { Notification } from '@jupyterlab/apputils';
 
@@ -6,42 +6,64 @@ import { asOurs } from '../shared/api';
 import type { GpuCkptApi } from '../shared/api';
 import { agrees } from '../shared/dialogs';
 import { nameOfPath } from '../shared/format';
-import { SHOW_UNDO } from '../shared/notices';
-import type { KernelView } from '../shared/records';
+import { orTell, SHOW_UNDO } from '../shared/notices';
 import { trans } from '../shared/translation';
-import type { ICell, IOpenCells } from './stored-cells';
+import type { ICell, INotebookCells } from './stored-cells';
 import { cellChanges, cellChangesText } from './stored-cells';
+
+/** A notebook on this machine, and the snapshot with the cells that its user last saved with the session here. */
+export interface IFormerNotebook {
+  path: string;
+  /** null: there is no such snapshot here. */
+  snapshot_id: string | null;
+}
 
 export class FetchedCells {
   constructor(
     private readonly _api: GpuCkptApi,
-    /** Opens a notebook; returns its cells, or null if they cannot be replaced. */
-    private readonly _open: (path: string) => Promise<IOpenCells | null>
+    /** Returns the cells of a notebook, or null if they cannot be replaced. */
+    private readonly _cells: (path: string) => Promise<INotebookCells | null>
   ) {}
 
   /**
-   * Put the cells of a fetched snapshot into the notebook of a suspended kernel, and offer to undo that. Ask first if the notebook
-   * was edited after the kernel's own snapshot here. Return a function that takes the cells back.
+   * Put the cells of a fetched snapshot into a notebook, and offer to undo that. Ask first if its former snapshot does not have its
+   * present cells. Return a function that takes the cells back.
    */
-  async put(kernel: KernelView, snapshotId: string): Promise<() => void> {
-    const name = nameOfPath(kernel.path);
-    const cells = kernel.path.endsWith('.ipynb')
-      ? await this._open(kernel.path)
+  async put(
+    former: IFormerNotebook,
+    snapshotId: string
+  ): Promise<() => Promise<void>> {
+    const nothing = () => Promise.resolve();
+    const name = nameOfPath(former.path);
+    const cells = former.path.endsWith('.ipynb')
+      ? await this._cells(former.path)
       : null;
     const wanted = cells && (await this._stored(snapshotId));
     // Others who have the notebook open keep its cells.
     if (!cells || !wanted || cells.isShared) {
-      return () => undefined;
+      return nothing;
     }
     const now = cells.read();
     const differences = cellChangesText(cellChanges(wanted, now));
-    if (!differences || !(await this._mayReplace(kernel, now, differences))) {
-      return () => undefined;
+    if (!differences || !(await this._mayReplace(former, now, differences))) {
+      return nothing;
     }
-    cells.put(wanted);
-    const takeBack = () => {
+    const put = async (content: ICell[]) => {
+      const isPut = await orTell(
+        trans.__('Changing the cells of %1 failed', name),
+        async () => {
+          await cells.put(content);
+          return true;
+        }
+      );
+      return isPut !== null;
+    };
+    if (!(await put(wanted))) {
+      return nothing;
+    }
+    const takeBack = async () => {
       if (!cells.isShared) {
-        cells.put(now);
+        await put(now);
       }
     };
     const id = Notification.info(
@@ -52,31 +74,36 @@ export class FetchedCells {
       ),
       {
         autoClose: SHOW_UNDO,
-        actions: [{ label: trans.__('Undo'), callback: takeBack }]
+        actions: [{ label: trans.__('Undo'), callback: () => void takeBack() }]
       }
     );
-    return () => {
+    return async () => {
       Notification.dismiss(id);
-      takeBack();
+      await takeBack();
     };
   }
 
   private async _mayReplace(
-    kernel: KernelView,
+    former: IFormerNotebook,
     now: ICell[],
     differences: string
   ): Promise<boolean> {
-    const { path, snapshot_id: before } = kernel;
+    const { path, snapshot_id: before } = former;
     const saved = before ? await this._stored(before) : null;
     // What a snapshot on this machine has can always be restored.
     return (
       (saved !== null && !cellChangesText(cellChanges(saved, now))) ||
       agrees(
         trans.__('Replace the cells of %1?', nameOfPath(path)),
-        trans.__(
-          'The notebook was edited here after its session was moved. With the cells of the other machine: %1',
-          differences
-        ),
+        before
+          ? trans.__(
+              'The notebook was edited here after its session was moved. With the cells of the other machine: %1',
+              differences
+            )
+          : trans.__(
+              'The notebook on this machine differs from that of the session. With the cells of the other machine: %1',
+              differences
+            ),
         trans.__('Replace'),
         { cancel: trans.__('Keep These Cells') }
       )

@@ -1,21 +1,28 @@
-// The cells of an open notebook and those in a snapshot: their differences, and the way back as one undo step.
+// The cells of a notebook here and those in a snapshot: their differences, and the way back as one undo step.
 
 import type { INotebookModel, NotebookPanel } from '@jupyterlab/notebook';
+import type { Contents } from '@jupyterlab/services';
 import type { JSONValue } from '@lumino/coreutils';
 import { JSONExt } from '@lumino/coreutils';
 
+import { GpuCkptError } from '../shared/api';
 import type { NotebookContent } from '../shared/records';
 import { trans } from '../shared/translation';
 
 /** The JSON of a cell. */
 export type ICell = NotebookContent['cells'][number];
 
-/** The cells of an open notebook. */
-export interface IOpenCells {
+/** The cells of a notebook that can be replaced. */
+export interface INotebookCells {
   /** Whether others edit the notebook, too; they keep it as it is. */
   readonly isShared: boolean;
   read(): ICell[];
-  /** Replace the cells that differ, in place, as one undo step. */
+  /** Replace the cells that differ. */
+  put(cells: ICell[]): void | Promise<void>;
+}
+
+/** The cells of an open notebook, which are replaced in place, as one undo step. */
+export interface IOpenCells extends INotebookCells {
   put(cells: ICell[]): void;
 }
 
@@ -51,6 +58,48 @@ export function cellsOf(panel: NotebookPanel | undefined): IOpenCells | null {
         .catch(() => undefined);
     }
   };
+}
+
+/** Return the cells of a notebook that is not open; null if it has no file. `openCells`: returns its cells if it is opened meanwhile. */
+export async function cellsOfFile(
+  contents: Contents.IManager,
+  path: string,
+  openCells: () => IOpenCells | null
+): Promise<INotebookCells | null> {
+  const get = async () => {
+    const { content, writable } = await contents.get(path, {
+      type: 'notebook',
+      content: true
+    });
+    return writable ? (content as NotebookContent) : null;
+  };
+  const found = await get().catch(() => null); // opening it reports why
+  return (
+    found && {
+      get isShared() {
+        return openCells()?.isShared ?? false;
+      },
+      read: () => openCells()?.read() ?? found.cells,
+      put: async cells => {
+        const open = openCells();
+        if (open) {
+          open.put(cells);
+          return;
+        }
+        try {
+          const content = { ...(await get()), cells };
+          const model = { type: 'notebook', format: 'json', content } as const;
+          await contents.save(path, model);
+        } catch (error) {
+          throw new GpuCkptError({
+            message: (error as Error).message,
+            code: 'not_written',
+            hint: trans.__('The notebook is as it was.')
+          });
+        }
+      }
+    }
+  );
 }
 
 /** Return the differences, as what happens if the cells `then` replace those that are there `now`. */

@@ -43,6 +43,12 @@ WORKS = [
         without_gpu=True,
     ),
     Row("cuda_graph", "CUDA graph, captured before and replayed after", "cuda_graph"),
+    Row(
+        "graphs_in_a_pool",
+        "PyTorch: a memory pool of the program's own, CUDA graphs that share a private pool",
+        "torch_pool",
+    ),
+    Row("expandable_segments", "PyTorch with expandable segments", "torch_segments"),
     Row("pinned_memory", "1 GB of pinned host memory", "pinned_memory", without_gpu=True),
     Row("nvml", "NVML in the process", "nvml", needs=("torch", "pynvml")),
     Row(
@@ -69,6 +75,21 @@ WORKS = [
     ),
     Row("cupy", "CuPy", "cupy_arrays", needs=("cupy",)),
     Row("jax", "JAX", "jax_arrays", needs=("jax",), without_gpu=True),
+    Row("numba", "Numba", "numba_kernels", needs=("torch", "numba")),
+    Row(
+        "lightning",
+        "Lightning: a trainer that goes on; losses as without a stop",
+        "lightning_training",
+        needs=("lightning",),
+        without_gpu=True,
+    ),
+    Row(
+        "by_hand",
+        "CUDA by the driver's own functions, with kernels compiled by NVRTC",
+        "cuda_by_hand",
+        needs=("cuda.bindings.nvrtc",),
+    ),
+    Row("mpi4py", "mpi4py, whose hwloc looks for GPUs", "mpi", needs=("torch", "mpi4py")),
     Row(
         "data_loader",
         "DataLoader, persistent workers in mid-epoch",
@@ -112,6 +133,12 @@ WORKS = [
         {"gpus": 2},
         gpus=2,
         peers=True,
+    ),
+    Row(
+        "spawned_workers",
+        "A pool of two spawned processes with CUDA contexts of their own",
+        "spawned_workers",
+        without_gpu=True,
     ),
     Row("two_gpus", "PyTorch on two GPUs, no peer access", "several_gpus", gpus=2),
     Row(
@@ -197,6 +224,7 @@ TRAINING_LOOP = Row(
 
 PARKED = [
     Row("parked", "Parked and unparked: PyTorch on one GPU", "torch_tensors"),
+    Row("parked_jax", "Parked and unparked: JAX", "jax_arrays", needs=("jax",)),
     Row(
         "parked_peers",
         "Parked and unparked: PyTorch on two GPUs with peer access",
@@ -247,22 +275,15 @@ REFUSED = [
         refused="A profiler was used",
         code="freeze_failed",
     ),
-    Row(
-        "mpi4py",
-        "mpi4py, whose hwloc opens the GPU",
-        "mpi",
-        needs=("torch", "mpi4py"),
-        refused="another library than CUDA",
-    ),
 ]
 
 #: All, in the order of the page.
 ROWS = [
     *[row for row in WORKS if row.gpus == 1],
     TRAINING_LOOP,
-    PARKED[0],
+    *[row for row in PARKED if row.gpus == 1],
     *[row for row in WORKS if row.gpus > 1],
-    PARKED[1],
+    *[row for row in PARKED if row.gpus > 1],
     MOVED,
     SWAPPED,
     *REFUSED,
