@@ -67,11 +67,12 @@ class GpuCkptProvisioner(LocalProvisioner):
     ).tag(config=True)
 
     gpu_copy = Enum(
-        ["driver", "own"],
-        help="""Who copies GPU memory: the NVIDIA driver (`driver`), or a library of this project (`own`), which kernels then load. It
-        allocates GPU memory of 2 MB and more in a form that can be handed to another process. A save then stops a kernel with one GPU for
-        less than a second, whatever its GPU memory. Programs in such kernels cannot share GPU memory with other processes by CUDA IPC
-        (`torch.multiprocessing` with tensors on the GPU). Default: the environment variable JUPYTER_GPUCKPT_GPU_COPY, else `driver`.""",
+        ["own", "driver"],
+        help="""Who copies GPU memory: a library of this project (`own`), which kernels then load, or the NVIDIA driver (`driver`). The
+        library allocates GPU memory of 2 MB and more in a form that can be handed to another process. A save then stops a kernel with
+        one GPU for less than a second, whatever its GPU memory. It is tried once after each boot of a machine with a GPU; where that
+        fails, the driver copies, and `jupyter gpuckpt doctor` says why. Default: the environment variable JUPYTER_GPUCKPT_GPU_COPY,
+        else `own`.""",
     ).tag(config=True)
 
     on_lost_lease = Enum(
@@ -94,7 +95,7 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     @default("gpu_copy")
     def _default_gpu_copy(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "driver"
+        return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "own"
 
     #: Whether the notice was logged, which is done once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False

@@ -42,6 +42,7 @@ from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
 from .. import host_report
+from .ferry_choice import FerryChoice
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -89,6 +90,7 @@ class Machine:
         self._in_other_stores: dict[Path, str] = {}
         self._report: HostReport | None = None
         self._criu: Path | None = None
+        self._ferry = FerryChoice()
         self._store: LocalStore | None = None
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
@@ -131,6 +133,7 @@ class Machine:
 
     def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
         """Start a kernel. Raises ToolMissing or PrivilegeMissing if the engine cannot work here."""
+        spec = self._ferry.resolve(spec)
         return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
 
     def protect_servers(self, tree: Tree, owner: Owner) -> None:
