@@ -19,6 +19,11 @@ so that no IPython event is triggered.
                      "connection_file": "...", "branched": ..., "gpu_is_back": ...}
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide
+    gpuckpt_request {"op": "recipe_ended", "folder": "..."}
+                                        name what a recipe has left that copies of the kernel could not share, and the files that
+                                        they need; go to this folder
+    gpuckpt_request {"op": "become_new", "key": "...", ...}
+                                        in a copy of such a kernel: be a new kernel; the reply is signed with the new key
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
@@ -56,7 +61,9 @@ from .environment import take_ports, take_variables
 from .fresh_secrets import renew_secrets
 from .history import History, last_cell
 from .message_journal import Journal
+from .new_kernels import become_new
 from .processor_clocks import ProcessorClocks
+from .recipe_ends import left_in, sources
 from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
@@ -244,6 +251,14 @@ class Agent:
             self.user_requests.resumed()
             if request.get("gpu_is_back"):
                 await self._peers_on()
+        elif op == "recipe_ended":
+            content.update(left=left_in(self._kernel), sources=sources())
+            os.chdir(parent["content"]["folder"])
+        elif op == "become_new":
+            try:
+                await self._become_new(parent["content"])
+            except Exception as error:
+                content.update(status="error", ename=type(error).__name__, evalue=str(error))
         elif op == "peers_off":
             content["peer_access"] = await self._peers_off()
             content["switched"] = self._peers.was_switched
@@ -270,6 +285,16 @@ class Agent:
             self._kept_replies.extend((now, r) for r in self._sent.replies_to(request["requests"]))
         self._answer_soon()
         return [part for parts in sent for part in parts]
+
+    async def _become_new(self, request: dict[str, Any]) -> None:
+        """Be a new kernel, which has sent nothing and has no clients."""
+        become_new(self._kernel, request)
+        take_ports(request["moved_ports"], request["connection_file"], self._iopub)
+        self._sent.forget()
+        self._subscribers.forget()
+        self._history.continue_after_resume(branched=True)
+        await self._peers_on()
+        await self._call("on_resume")
 
     async def _call(self, event: str) -> bool:
         """Trigger an event of IPython's in the main thread; return False if a running cell prevented it."""
