@@ -32,6 +32,7 @@ from . import (
     resuming,
     show_command,
     slurm_script,
+    template_command,
     stats_command,
     summary,
 )
@@ -394,4 +395,5 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "prune": _with_daemon(pruning.run),
     "remote": remote_command.run,
     "slurm-script": slurm_script.run,
+    "template": template_command.run,
 }

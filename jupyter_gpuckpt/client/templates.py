@@ -101,6 +101,11 @@ class TemplateFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
 
+    def remove_record(self) -> None:
+        """Remove the record of a template that was never complete. Raises OSError, KernelBusy."""
+        with self._alone():
+            self._record.unlink(missing_ok=True)
+
     def begin_build(self, kernel_id: str) -> None:
         """Write down which kernel a build starts."""
         self._make()

@@ -19,7 +19,7 @@ so that no IPython event is triggered.
                      "connection_file": "...", "branched": ..., "gpu_is_back": ...}
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide
-    gpuckpt_request {"op": "recipe_ended", "folder": "..."}
+    gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
                                         name what a recipe has left that copies of the kernel could not share, and the files that
                                         they need; go to this folder
     gpuckpt_request {"op": "become_new", "key": "...", ...}
@@ -252,7 +252,8 @@ class Agent:
             if request.get("gpu_is_back"):
                 await self._peers_on()
         elif op == "recipe_ended":
-            content.update(left=left_in(self._kernel), sources=sources())
+            log = parent["content"]["log"]
+            content.update(left=left_in(self._kernel, log), sources=sources())
             os.chdir(parent["content"]["folder"])
         elif op == "become_new":
             try:

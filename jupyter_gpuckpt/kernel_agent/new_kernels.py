@@ -18,7 +18,7 @@ def become_new(kernel: Any, request: dict[str, Any]) -> None:
     _take_environment(request["environment"])
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    _take_log(request["log_path"])
+    _take_log(request["former_log"], request["log_path"])
     _take_arguments(kernel.parent.connection_file, request["connection_file"])
     _take_identity(kernel)
     _empty(kernel.shell)
@@ -46,14 +46,8 @@ def _launched() -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def _take_log(path: str) -> None:
-    """Let every descriptor of the former kernel's log be one of this kernel's."""
-    former = os.readlink("/proc/self/fd/1")  # noqa: PTH115 - as it is
-    originals = getattr(sys.stdout, "_original_stdstream_copy", None)
-    if isinstance(originals, int) and originals >= 0:
-        former = os.readlink(f"/proc/self/fd/{originals}")  # noqa: PTH115 - as it is
-    if not former.startswith("/"):
-        return
+def _take_log(former: str, path: str) -> None:
+    """Let every descriptor of the template's log be one of this kernel's."""
     new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - objects take ten times as long

@@ -20,9 +20,10 @@ _PACKAGES = (".dist-info", ".egg-info")
 _OF_DATABASES = ("", "-wal", "-shm", "-journal")
 
 
-def left_in(kernel: Any) -> list[str]:
-    """Return what the end of one copy, or its work, would take from the others, a phrase each."""
-    found = [*_processes(), *_sockets(kernel), *_written_files(kernel), *_temporary_folders()]
+def left_in(kernel: Any, log: str) -> list[str]:
+    """Return what the end of one copy, or its work, would take from the others, a phrase each. `log`: the kernel's own."""
+    files = _written_files(kernel, log)
+    found = [*_processes(), *_sockets(kernel), *files, *_temporary_folders()]
     return sorted(set(found))
 
 
@@ -92,12 +93,9 @@ def _peer(one: socket.socket) -> Any:
         return None
 
 
-def _written_files(kernel: Any) -> Iterator[str]:
+def _written_files(kernel: Any, log: str) -> Iterator[str]:
     history = str(getattr(kernel.shell.history_manager, "hist_file", ""))
-    allowed = {f"{history}{ending}" for ending in _OF_DATABASES}
-    for number in (1, 2):  # the kernel's own log
-        with suppress(OSError):
-            allowed.add(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115 - as it is
+    allowed = {log, *(f"{history}{ending}" for ending in _OF_DATABASES)}
     for descriptor in _descriptors():
         with suppress(OSError):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _is_written(descriptor):

@@ -97,6 +97,7 @@ def _start(
         "environment": spec.env,
         "cwd": spec.cwd,
         "umask": spec.umask,
+        "former_log": former.log_path,
         "log_path": spec.log_path,
         "connection_file": connection_file,
         "moved_ports": {str(before): now for before, now in kernel.moved_ports.items()},
