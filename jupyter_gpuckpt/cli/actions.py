@@ -32,9 +32,9 @@ from . import (
     resuming,
     show_command,
     slurm_script,
-    template_command,
     stats_command,
     summary,
+    template_command,
 )
 from . import prune as pruning
 from . import snapshots as keeping

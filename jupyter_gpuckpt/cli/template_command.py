@@ -117,9 +117,7 @@ def _remove(args: Namespace) -> None:
     from ..headless import template_builds  # noqa: PLC0415 - slow to import
 
     template_builds.remove(daemon_settings.from_environment(), args.name)
-    printing.result(
-        {"removed": args.name}, f"Removed the template {args.name}.", as_json=args.json
-    )
+    printing.result({"removed": args.name}, f"Removed the template {args.name}.", as_json=args.json)
 
 
 def _list(args: Namespace) -> None:

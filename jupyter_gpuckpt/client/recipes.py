@@ -52,7 +52,7 @@ def _cells(text: str, path: Path) -> list[str]:
 
 def as_notebook(cells: list[str]) -> bytes:
     """Return the cells as a notebook without outputs."""
-    listed = [
+    listed: list[dict[str, object]] = [
         {
             "cell_type": "code",
             "execution_count": None,

@@ -117,7 +117,10 @@ def rebuild(
 
 
 def remove(settings: Settings, name: str) -> None:
-    """Remove a template: its kernelspec, its snapshot and its recipe. Raises KernelBusy while kernels are started from it, or it is built."""
+    """Remove a template: its kernelspec, its snapshot and its recipe.
+
+    Raises KernelBusy while it is being built, or kernels are being started from it.
+    """
     folder = TemplateFolder(settings.data, name)
     with folder.built_by_us():
         try:
@@ -271,9 +274,7 @@ class _Build:
         variables = self._template.variables
         manager = self._manager
         try:
-            await manager.start_kernel(
-                cwd=str(self._cwd), env=_environment(os.environ, variables)
-            )
+            await manager.start_kernel(cwd=str(self._cwd), env=_environment(os.environ, variables))
             provisioner = manager.provisioner
             if isinstance(provisioner, GpuCkptProvisioner) and provisioner.plain_reason:
                 raise HostError(provisioner.plain_reason, hint=provisioner.plain_hint)
@@ -322,9 +323,7 @@ class _Build:
 
     def _save(self, peer_access_off: bool) -> Result:
         name = f"template {self._template.name}"
-        request = SaveRequest(
-            name=name, title=name, pinned=True, peer_access_off=peer_access_off
-        )
+        request = SaveRequest(name=name, title=name, pinned=True, peer_access_off=peer_access_off)
         client = self._owner.client()
         return client.wait(client.send(calls.save(self._kernel_id, request)).operation_id)
 

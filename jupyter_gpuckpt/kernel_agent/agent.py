@@ -214,7 +214,7 @@ class Agent:
         return self._send(stream, *arguments, **options)
 
     # Called in the control thread.
-    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
+    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912, PLR0915 - a table
         self._resumes.last()
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}

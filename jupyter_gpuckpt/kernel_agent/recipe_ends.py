@@ -101,9 +101,8 @@ def _written_files(kernel: Any, log: str) -> Iterator[str]:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _is_written(descriptor):
                 continue
             path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is
-            if path not in allowed and not path.startswith(_OWN_FILES):
-                if not path.endswith(_DELETED):
-                    yield f"the file {path}, which is open for writing"
+            if path not in allowed and _is_shared(path):
+                yield f"the file {path}, which is open for writing"
 
 
 def _is_written(descriptor: int) -> bool:
@@ -134,10 +133,14 @@ def _loaded_files() -> set[str]:
     with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123 - Python 3.8
         for line in maps:
             name = line.rstrip("\n")[73:]
-            if name.startswith("/") and not name.startswith(_OWN_FILES):
-                if not name.endswith(_DELETED):
-                    found.add(name)
+            if _is_shared(name):
+                found.add(name)
     return found
+
+
+def _is_shared(path: str) -> bool:
+    """Return whether a file is not in the snapshot, so that all copies have the same."""
+    return path[:1] == "/" and not path.startswith(_OWN_FILES) and not path.endswith(_DELETED)
 
 
 def _has_packages(path: str) -> bool:

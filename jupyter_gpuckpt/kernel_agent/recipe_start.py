@@ -40,9 +40,9 @@ def run_recipe(shell: Any, folder: str) -> str:
     try:
         for number, cell in enumerate(cells, 1):
             result = shell.run_cell(cell, store_history=False, silent=True)
-            error = result.error_before_exec or result.error_in_exec
-            if error is not None:
-                return f"cell {number}: {type(error).__name__}: {error}"
+            failure = result.error_before_exec or result.error_in_exec
+            if failure is not None:
+                return f"cell {number}: {type(failure).__name__}: {failure}"
     finally:
         shell._showtraceback = shown
     return ""

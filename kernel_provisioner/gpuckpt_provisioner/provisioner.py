@@ -95,8 +95,8 @@ class GpuCkptProvisioner(LocalProvisioner):
     ).tag(config=True)
 
     template = Unicode(
-        help="""The template of which kernels are copies (`jupyter gpuckpt template`). The kernelspec of a template sets it. Where no copy can
-        be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
+        help="""The template of which kernels are copies (`jupyter gpuckpt template`); the kernelspec of a template sets it. Where no
+        copy can be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
     ).tag(config=True)
 
     @default("gpu_copy")

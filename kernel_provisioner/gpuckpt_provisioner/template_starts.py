@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
@@ -25,6 +25,8 @@ from jupyter_gpuckpt.wire import calls
 from .agent_installation import answer
 
 if TYPE_CHECKING:
+    from jupyter_client.connect import KernelConnectionInfo
+
     from jupyter_gpuckpt.client import Client
     from jupyter_gpuckpt.wire.daemon_settings import Settings
     from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
@@ -85,8 +87,8 @@ def _start(
     cache = template.cache
     if (why := templates.staleness(template, cells)) or cache is None:
         raise _Stale(why)
-    if connection["transport"] != "tcp":
-        raise ConfigurationError("its sockets are not TCP ports")
+    if connection["transport"] != "tcp" or "curve_publickey" in connection:
+        raise ConfigurationError("its sockets are not TCP ports without encryption")
     former = client.send(calls.launch_spec(cache.snapshot_id))
     if former.jupyter["connection_info"]["ip"] != connection["ip"]:
         raise ConfigurationError("it listens at another address than the template's kernel")
@@ -119,7 +121,7 @@ def _start(
 async def _ask(connection: dict[str, Any], key: str, request: dict[str, Any]) -> dict[str, Any]:
     """Send a request, signed with the key of the template's kernel, to its copy; the reply is signed with the new kernel's."""
     client = AsyncKernelClient()
-    client.load_connection_info({**connection, "key": key.encode()})
+    client.load_connection_info(cast("KernelConnectionInfo", {**connection, "key": key.encode()}))
     try:
         return await answer(
             client, AGENT_REQUEST, request, _ANSWER_SECONDS, reply_key=request["key"].encode()

@@ -78,7 +78,7 @@ class _Started(NamedTuple):
     """The process tree of a kernel that was just started, and the ports on which a copy listens, by those of its snapshot."""
 
     tree: Tree
-    moved_ports: dict[int, int] = {}
+    moved_ports: dict[int, int]
 
 
 class Verbs:
@@ -108,7 +108,8 @@ class Verbs:
         """
 
         async def start(exit_path: Path) -> _Started:
-            return _Started(await asyncio.to_thread(self._machine.launch, spec, exit_path, owner))
+            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path, owner)
+            return _Started(tree, {})
 
         return await self._start(owner, spec, start)
 
