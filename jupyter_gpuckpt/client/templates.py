@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -94,9 +94,10 @@ class TemplateFolder:
                 _replace(path, content)
             _replace(self._record, msgspec.json.encode(template))
 
-    def remove(self) -> None:
-        """Remove everything, the record first. Raises OSError, KernelBusy while kernels are being started from it."""
+    def remove(self, first: Callable[[], object]) -> None:
+        """Call `first`, then remove everything, the record first. Raises OSError, KernelBusy while kernels are being started from it."""
         with self._alone():
+            first()
             self._record.unlink(missing_ok=True)
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)

@@ -131,8 +131,7 @@ def remove(settings: Settings, name: str) -> None:
             template = None  # its file cannot be read
         with connected(settings) as client:
             _remove_left(folder, client, template)
-            template_kernelspecs.remove(name)
-            folder.remove()
+            folder.remove(lambda: template_kernelspecs.remove(name))
             if template is not None and template.cache is not None:
                 _delete(client, template.cache.snapshot_id)
 

@@ -12,6 +12,9 @@ import os
 import sys
 from typing import Any
 
+from IPython import get_ipython
+from IPython.utils.capture import capture_output
+
 #: These two are replaced in the copy: the file that the recipe was made from, and the template's name.
 SOURCE, NAME = "", ""
 
@@ -34,15 +37,16 @@ def run_recipe(shell: Any, folder: str) -> str:
         cells = read_cells(folder)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    # The error of a recipe is no error of the cell that waits for it.
+    # What a recipe prints, and its error, are none of the cell that waits for it.
     shown = shell._showtraceback
     shell._showtraceback = lambda *arguments, **options: None
     try:
-        for number, cell in enumerate(cells, 1):
-            result = shell.run_cell(cell, store_history=False, silent=True)
-            failure = result.error_before_exec or result.error_in_exec
-            if failure is not None:
-                return f"cell {number}: {type(failure).__name__}: {failure}"
+        with capture_output():
+            for number, cell in enumerate(cells, 1):
+                result = shell.run_cell(cell, store_history=False, silent=True)
+                failure = result.error_before_exec or result.error_in_exec
+                if failure is not None:
+                    return f"cell {number}: {type(failure).__name__}: {failure}"
     finally:
         shell._showtraceback = shown
     return ""
@@ -68,6 +72,4 @@ def read_cells(folder: str) -> list[str]:
 
 
 if __name__ == "gpuckpt_recipe":
-    from IPython import get_ipython
-
     begin(get_ipython(), os.path.dirname(__file__))  # noqa: PTH120 - Python 3.8
