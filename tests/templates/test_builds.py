@@ -55,7 +55,11 @@ def test_a_template_is_made_listed_rebuilt_and_removed(templates):
 
 
 def test_a_notebook_is_a_recipe(templates):
-    cells = [("code", "a = 1", []), ("code", "b = 1 / 0", ["skip-execution"]), ("markdown", "c", [])]
+    cells = [
+        ("code", "a = 1", []),
+        ("code", "b = 1 / 0", ["skip-execution"]),
+        ("markdown", "c", []),
+    ]
     notebook = {
         "nbformat": 4,
         "nbformat_minor": 5,

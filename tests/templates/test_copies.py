@@ -36,7 +36,9 @@ os.environ["SET_BY_THE_RECIPE"] = "1"
 def _made(module_daemon_env, tmp_path_factory):
     templates = Templates(module_daemon_env, tmp_path_factory.mktemp("recipes"))
     templates.create("ready", RECIPE)
-    templates.create("seeded", "import random\nimport numpy as np\nrandom.seed(1)\nnp.random.seed(1)")
+    templates.create(
+        "seeded", "import random\nimport numpy as np\nrandom.seed(1)\nnp.random.seed(1)"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,9 @@ def test_a_copy_is_a_new_kernel(tmp_path, monkeypatch):
     assert found["environment"]["OF_THIS_LAUNCH"] == "1"
     # ipykernel and libraries set some themselves.
     with started("python3", cwd=str(tmp_path)) as (_, stock):
-        variables = json.loads(printed(stock, "import os, json; print(json.dumps(dict(os.environ)))"))
+        variables = json.loads(
+            printed(stock, "import os, json; print(json.dumps(dict(os.environ)))")
+        )
     assert found["environment"].keys() - own == variables.keys() - own
 
 
@@ -131,7 +135,16 @@ def test_no_two_copies_are_alike():
         told = [printed(client, "%history -g 1-5") for _, client in kernels]
         for _, client in kernels:
             printed(client, "get_ipython().history_manager.writeout_cache()")
-    for name in ("authkey", "temporary", "random", "numpy", "secret", "history", "ident", "message"):
+    for name in (
+        "authkey",
+        "temporary",
+        "random",
+        "numpy",
+        "secret",
+        "history",
+        "ident",
+        "message",
+    ):
         assert len({one[name] for one in found}) == len(found), name
     assert not any("unique" in text for text in told)
 
@@ -213,7 +226,12 @@ def test_programs_use_a_template_by_its_kernelspec(words, notebook, ours):
     output = notebook.with_name("output.ipynb")
     command = [one.format(notebook=notebook, output=output) for one in words]
     done = subprocess.run(
-        [sys.executable, *command], env=ours, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command],
+        env=ours,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "is no copy" not in done.stderr

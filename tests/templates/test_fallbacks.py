@@ -19,7 +19,7 @@ from jupyter_gpuckpt.wire.manifest_records import Manifest
 from tests.blocking_clients import printed
 from tests.conftest import wait_for
 
-from .conftest import Templates, is_copy, snapshots, started
+from .conftest import is_copy, snapshots, started
 
 RECIPE = "import {module}\nvalue = {module}.value\nprint('the recipe prints')\n"
 
@@ -138,7 +138,9 @@ def test_without_the_engine_the_recipe_runs(templates, daemon_env, monkeypatch, 
     templates.create("plain", "value = 1")
     # The same files, in an environment whose daemon finds no CRIU.
     env = {**daemon_env, "JUPYTER_GPUCKPT_CRIU": str(tmp_path / "none")}
-    shutil.copytree(templates.data / "templates", Path(env["JUPYTER_GPUCKPT_DATA_DIR"]) / "templates")
+    shutil.copytree(
+        templates.data / "templates", Path(env["JUPYTER_GPUCKPT_DATA_DIR"]) / "templates"
+    )
     shutil.copytree(templates.kernelspecs, Path(env["JUPYTER_DATA_DIR"]) / "kernels")
     assert templates.run("rm", "plain").returncode == 0
     (templates.at("plain").path).mkdir(parents=True)
