@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..wire import daemon_settings
+from ..wire import calls, daemon_settings
 from . import printing
+from .daemon_calls import daemon
+from .naming import one_snapshot
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -41,13 +43,18 @@ def add_arguments(to: Parser) -> None:
         return added
 
     create = verb("create", "run a recipe in a new kernel, and make a template of it")
-    create.add_argument(
+    sources = create.add_mutually_exclusive_group(required=True)
+    sources.add_argument(
         "--from",
         dest="source",
         metavar="FILE",
         type=Path,
-        required=True,
         help="the recipe: a notebook, of which cells tagged skip-execution are left out, or a script",
+    )
+    sources.add_argument(
+        "--from-snapshot",
+        metavar="SNAPSHOT",
+        help="the cells that had run in the notebook of a snapshot are the recipe; they run again",
     )
     create.add_argument(
         "--kernel", metavar="NAME", default="python3", help="the kernel that runs it"
@@ -82,20 +89,34 @@ def run(args: Namespace) -> int:
 def _create(args: Namespace) -> None:
     from ..headless import template_builds  # noqa: PLC0415 - slow to import
 
-    began = time.monotonic()
-    with printing.ProgressBar(f"Running {args.source.name}") as bar:
-        made = template_builds.create(
-            daemon_settings.from_environment(),
-            args.name,
-            args.source,
-            kernel=args.kernel,
-            title=args.title,
-            variables=args.variables,
-            progress=bar.show_count,
-        )
+    began, settings = time.monotonic(), daemon_settings.from_environment()
+    named = {"title": args.title, "variables": args.variables}
+    with printing.ProgressBar(f"Building {args.name}") as bar:
+        if args.from_snapshot:
+            made = template_builds.create_from_snapshot(
+                settings,
+                args.name,
+                _snapshot_id(args.from_snapshot),
+                progress=bar.show_count,
+                **named,
+            )
+        else:
+            made = template_builds.create(
+                settings,
+                args.name,
+                args.source,
+                kernel=args.kernel,
+                progress=bar.show_count,
+                **named,
+            )
     took = printing.duration(time.monotonic() - began)
     text = f"Made the template {made.name} in {took}: {made.display_name}."
     printing.result(_described(made, ""), text, as_json=args.json)
+
+
+def _snapshot_id(named: str) -> str:
+    with daemon(waits=True) as client:
+        return one_snapshot(named, client.send(calls.snapshots()))
 
 
 def _rebuild(args: Namespace) -> None:

@@ -50,6 +50,26 @@ def _cells(text: str, path: Path) -> list[str]:
         raise ConfigurationError(f"The recipe {path} is not a notebook.") from error
 
 
+def cells_that_ran(content: bytes) -> list[str]:
+    """Return the cells of a notebook that have an execution count, in the order in which they ran last. Raises ConfigurationError."""
+    try:
+        cells = [cell for cell in json.loads(content)["cells"] if cell["cell_type"] == "code"]
+        ran = [
+            (int(cell["execution_count"]), "".join(cell["source"]))
+            for cell in cells
+            if cell.get("execution_count")
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError("The notebook in the snapshot cannot be read.") from error
+    found = [source for _, source in sorted(ran, key=lambda one: one[0]) if source.strip()]
+    if not found:
+        raise ConfigurationError(
+            "The snapshot has no notebook with cells that ran, of which a recipe could be made.",
+            hint="`jupyter gpuckpt template create NAME --from FILE` makes a template of a notebook or a script.",
+        )
+    return found
+
+
 def as_notebook(cells: list[str]) -> bytes:
     """Return the cells as a notebook without outputs."""
     listed: list[dict[str, object]] = [

@@ -68,14 +68,15 @@ Progress = Callable[[int, int], None]
 def create(
     settings: Settings,
     name: str,
-    source: Path,
+    source: Path | None,
     *,
+    cells: list[str] | None = None,
     kernel: str,
     title: str = "",
     variables: list[str] | None = None,
     progress: Progress,
 ) -> Template:
-    """Make a template from a notebook or a script, with its snapshot and its kernelspec. If that fails, nothing is left."""
+    """Make a template from a notebook or a script, or from cells, with its snapshot and its kernelspec. If that fails, nothing is left."""
     folder = TemplateFolder(settings.data, name)
     if folder.find() is not None:
         raise ConfigurationError(
@@ -89,11 +90,36 @@ def create(
         name,
         title or template_kernelspecs.default_title(base, name),
         kernel,
-        str(source.absolute()),
+        str(source.absolute()) if source is not None else "",
         variables or [],
     )
     with folder.built_by_us():
-        return _build(settings, folder, template, progress)
+        return _build(settings, folder, template, progress, cells)
+
+
+def create_from_snapshot(
+    settings: Settings,
+    name: str,
+    snapshot_id: str,
+    *,
+    title: str = "",
+    variables: list[str] | None = None,
+    progress: Progress,
+) -> Template:
+    """Make a template whose recipe is the cells that had run in a snapshot's notebook; they run again. As `create`."""
+    with connected(settings) as client:
+        found = client.send(calls.snapshot_notebook(snapshot_id))
+        described = client.send(calls.launch_spec(snapshot_id)).jupyter
+    return create(
+        settings,
+        name,
+        None,
+        cells=recipes.cells_that_ran(bytes(found.notebook)),
+        kernel=str(described.get("kernel_name") or "python3"),
+        title=title,
+        variables=variables,
+        progress=progress,
+    )
 
 
 def rebuild(
@@ -148,14 +174,18 @@ def _is_needed(settings: Settings, folder: TemplateFolder, template: Template) -
 
 
 def _build(
-    settings: Settings, folder: TemplateFolder, template: Template, progress: Progress
+    settings: Settings,
+    folder: TemplateFolder,
+    template: Template,
+    progress: Progress,
+    cells: list[str] | None = None,
 ) -> Template:
-    """Build a template while no other process does; `template`: without a cache it is new."""
+    """Build a template while no other process does; `template`: without a cache it is new. `cells`: by default those of its recipe."""
     try:
         with connected(settings) as client:
             _remove_left(folder, client, template)
             try:
-                return _built(settings, client, folder, template, progress)
+                return _built(settings, client, folder, template, progress, cells)
             finally:
                 with suppress(GpuCkptError):  # it would hide why the build failed
                     _remove_left(folder, client, folder.find())
@@ -171,9 +201,11 @@ def _built(
     folder: TemplateFolder,
     template: Template,
     progress: Progress,
+    cells: list[str] | None,
 ) -> Template:
     source = Path(template.source)
-    cells = folder.cells(template) if folder.recipe.exists() else recipes.read(source)
+    if cells is None:
+        cells = folder.cells(template) if folder.recipe.exists() else recipes.read(source)
     kernel_id = str(uuid.uuid4())
     folder.begin_build(kernel_id)
     cwd = source.parent if template.source and source.parent.is_dir() else folder.path

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..kernels.rollbacks import Rollbacks
     from ..kernels.session_moves import Moves
     from ..kernels.stored_notebooks import StoredNotebooks
+    from ..kernels.template_builders import TemplateBuilders
     from ..policies.idle import IdleSuspension
     from ..policies.restarts import Restarts
     from ..policies.shut_downs import ShutDowns
@@ -48,6 +49,7 @@ class Parts:
     shut_downs: ShutDowns
     restarts: Restarts
     idle: IdleSuspension
+    templates: TemplateBuilders
 
 
 class RestRoutes(Routes):
