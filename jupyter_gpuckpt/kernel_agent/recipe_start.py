@@ -39,7 +39,7 @@ def run_recipe(shell: Any, folder: str) -> str:
         return f"{type(error).__name__}: {error}"
     # What a recipe prints, and its error, are none of the cell that waits for it.
     shown = shell._showtraceback
-    shell._showtraceback = lambda *arguments, **options: None
+    shell._showtraceback = _show_nothing
     try:
         with capture_output():
             for number, cell in enumerate(cells, 1):
@@ -50,6 +50,10 @@ def run_recipe(shell: Any, folder: str) -> str:
     finally:
         shell._showtraceback = shown
     return ""
+
+
+def _show_nothing(*_: Any, **__: Any) -> None:
+    """Do nothing with a traceback."""
 
 
 def read_cells(folder: str) -> list[str]:
