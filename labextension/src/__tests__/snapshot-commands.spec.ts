@@ -397,12 +397,12 @@ describe('snapshot commands', () => {
     name.value = 'b-ready';
     press(asked, 'accept');
     await done;
-    expect(JSON.parse(server.bodies.at(-1)!)).toEqual({
+    expect(JSON.parse(server.bodies[server.bodies.length - 1])).toEqual({
       name: 'b-ready',
       snapshot_id: 's'
     });
     expect(refreshLauncher).toHaveBeenCalledTimes(1);
-    expect(notifications().at(-1)?.message).toContain('Python 3 (a ready)');
+    expect(notifications()[0]?.message).toContain('Python 3 (a ready)');
   });
 
   it('say why a template could not be made', async () => {
@@ -419,7 +419,7 @@ describe('snapshot commands', () => {
     const done = run('template');
     press(await dialog('Save as Template'), 'accept');
     await done;
-    expect(notifications().at(-1)?.message).toContain('Cell 1 of the recipe');
+    expect(notifications()[0]?.message).toContain('Cell 1 of the recipe');
   });
 
   it('pin and unpin', async () => {
