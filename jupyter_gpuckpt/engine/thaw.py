@@ -52,7 +52,7 @@ from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
-from .tree import affinity, server_files, socket_directories, user_namespaces
+from .tree import affinity, fresh_randomness, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree
 
@@ -156,13 +156,15 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     allowed_gpus: Collection[str] | None = None,
     kept: Sequence[KeptFile] = (),
     force: bool = False,
+    is_copy: bool = False,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
-    GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads. Raises
-    HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
+    GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
+    `is_copy`: as in `fresh_randomness.renew`. Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's
+    error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
@@ -214,6 +216,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
+            not_new = fresh_randomness.renew(restore.inside, is_copy=is_copy)
             ports = _ports(manifest, own_ports)
             moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
@@ -235,7 +238,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             _run_criu(restore, images, filling, watch, gpu)
         tree = _restored(restore, images, exit_path)
         connections.finish({**ports, **moved.ports})
-        changed = mend(
+        changed = not_new + mend(
             tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
         )
         gpu.finish_drivers()

@@ -16,9 +16,10 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
-                     "connection_file": "...", "branched": ..., "gpu_is_back": ...}
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...]}
                                         take the new server's variables, and new ports of the kernel's own;
-                                        continue the history where it cannot collide
+                                        continue the history where it cannot collide; seed these modules' global
+                                        generators anew. The reply names what could not be renewed or seeded
     gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
                                         name what a recipe has left that copies of the kernel could not share, and the files that
                                         they need; go to this folder
@@ -58,7 +59,8 @@ from .addresses import deliver, may_be_lost, offered, other_address
 from .control_calls import beside, between_cells, result_of
 from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
-from .fresh_secrets import renew_secrets
+from .fresh_secrets import FreshSecrets
+from .global_generators import seed_anew
 from .history import History, last_cell
 from .message_journal import Journal
 from .new_kernels import become_new
@@ -109,8 +111,9 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
+        self._secrets = FreshSecrets()
         self._resumes = Resumes(
-            renew_secrets, self._subscribers.expect_again, self._forget_processor_times
+            self._secrets.renew, self._subscribers.expect_again, self._forget_processor_times
         )
         #: Whether `_release` is scheduled.
         self._releasing = False
@@ -249,6 +252,9 @@ class Agent:
             take_ports(request["moved_ports"], request["connection_file"], self._iopub)
             self._history.continue_after_resume(branched=request["branched"])
             self.user_requests.resumed()
+            content["not_renewed"] = self._secrets.not_renewed + seed_anew(
+                request.get("seed_anew", ())
+            )
             if request.get("gpu_is_back"):
                 await self._peers_on()
         elif op == "recipe_ended":

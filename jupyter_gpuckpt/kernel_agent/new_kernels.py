@@ -8,6 +8,8 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+from .global_generators import seed_anew
+
 #: The names by which IPython keeps the last inputs and results.
 _RESULTS, _INPUTS = ("_", "__", "___"), ("_i", "_ii", "_iii")
 _NEVER = "JPY_PARENT_PID"
@@ -22,8 +24,7 @@ def become_new(kernel: Any, request: dict[str, Any]) -> None:
     _take_arguments(kernel.parent.connection_file, request["connection_file"])
     _take_identity(kernel)
     _empty(kernel.shell)
-    if not request["seeded"]:
-        _draw_anew()
+    seed_anew(request["seed_anew"])
     # Last: what the client receives is signed with the new key, so it sees by that whether all was done.
     kernel.session.key = request["key"].encode()
 
@@ -100,12 +101,3 @@ def _empty(shell: Any) -> None:
         names["__session__"] = notebook
     else:
         names.pop("__session__", None)
-
-
-def _draw_anew() -> None:
-    """Seed the global generators of libraries that are loaded, as a start would."""
-    for module, name in (("random", "seed"), ("numpy.random", "seed"), ("torch", "seed")):
-        # User code may have replaced what is used here.
-        with suppress(Exception):
-            if module in sys.modules:
-                getattr(sys.modules[module], name)()

@@ -46,7 +46,7 @@ class Resumed(NamedTuple):
     moved_ports: dict[int, int]
 
 
-def resume(
+def resume(  # noqa: PLR0913 - all but the first three by name
     manifest: Manifest,
     store: LocalStore,
     settings: EngineSettings,
@@ -56,12 +56,13 @@ def resume(
     own_ports: Sequence[int] | None = None,
     request: ResumeRequest | None = None,
     digests: FileDigests | None = None,
+    is_copy: bool = False,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
-    and whether it is forced. `digests`: a cache of the digests of files.
+    and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`.
     Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
@@ -84,6 +85,7 @@ def resume(
             allowed_gpus=allowed,
             kept=kept,
             force=request.force,
+            is_copy=is_copy,
             progress=progress,
         )
         try:

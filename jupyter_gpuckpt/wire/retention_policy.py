@@ -17,6 +17,8 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
     `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
     the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
+
+    `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
     """
 
     keep_last: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
@@ -25,6 +27,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)] = 0
     manual_too: bool = False
     keep_suspends: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
+    thins: bool = False
 
     @property
     def removes_nothing(self) -> bool:

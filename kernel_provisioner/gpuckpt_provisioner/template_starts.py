@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: How long a copy has to answer: Linux reads all of its memory for the first time then.
 _ANSWER_SECONDS = 60.0
+#: The modules whose global generators a copy seeds anew (`kernel_agent/global_generators.py`).
+_GENERATORS = ["random", "numpy", "torch"]
 
 
 class _Stale(Exception):  # noqa: N818 - no error: the template is built again
@@ -103,7 +105,7 @@ def _start(
         "log_path": spec.log_path,
         "connection_file": connection_file,
         "moved_ports": {str(before): now for before, now in kernel.moved_ports.items()},
-        "seeded": recipes.seeds(cells),
+        "seed_anew": [] if recipes.seeds(cells) else _GENERATORS,
         "key": _text(connection["key"]),
     }
     try:

@@ -111,7 +111,12 @@ class Program:
         )
 
     def resume(
-        self, snapshot_id: str, *, force: bool = False, progress: Progress | None = None
+        self,
+        snapshot_id: str,
+        *,
+        force: bool = False,
+        is_copy: bool = False,
+        progress: Progress | None = None,
     ) -> Resumed:
         """Bring it back from a snapshot."""
         resumed = resume(
@@ -120,6 +125,7 @@ class Program:
             self.engine,
             exit_path=self._exit_path(),
             request=ResumeRequest(force=force),
+            is_copy=is_copy,
             progress=progress or Progress(),
         )
         self.follow(resumed.tree)

@@ -37,7 +37,14 @@ from ...wire.daemon_settings import Settings
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
-from ...wire.protocol import CopyRequest, GpuRoom, HostReport, Owner, ResumeRequest
+from ...wire.protocol import (
+    CopyRequest,
+    GpuRoom,
+    HostReport,
+    Owner,
+    ParkRequest,
+    ResumeRequest,
+)
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
@@ -219,13 +226,24 @@ class Machine:
             paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
             self._digests.learn(paths, max_bytes=0)
 
-    def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
-        """Move a tree's GPU memory into RAM; return the bytes that were moved."""
+    def park(self, tree: Tree, progress: Progress, request: ParkRequest, *, is_parked: bool) -> int:
+        """Move a tree's GPU memory into RAM; return the bytes that were moved. `is_parked`: at most its contexts are left."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         held = sum(gpu.memory_of(trees.pids(tree)).values())
+        if is_parked:
+            if request.keep_contexts:
+                return 0
+            return late_modules.park.park_contexts(
+                tree, self._engine(), gpu_bytes=held, progress=progress
+            )
         return late_modules.park.park(
-            tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
+            tree,
+            self._engine(),
+            gpu_bytes=held,
+            peer_access_off=request.peer_access_off,
+            keep_contexts=request.keep_contexts,
+            progress=progress,
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
@@ -255,6 +273,7 @@ class Machine:
         progress: Progress,
         *,
         request: ResumeRequest,
+        is_copy: bool,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -274,6 +293,7 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 request=request,
                 digests=self._digests,
+                is_copy=is_copy,
                 progress=progress,
             )
         if self._settings.near_bytes:
@@ -301,6 +321,7 @@ class Machine:
                 own_ports=spec.own_ports,
                 request=ResumeRequest(visible_gpus=request.visible_gpus),
                 digests=self._digests,
+                is_copy=True,
                 progress=progress,
             )
         try:

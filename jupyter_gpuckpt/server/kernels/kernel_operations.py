@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from ...errors import (
     GpuCkptError,
     KernelNotFound,
@@ -141,16 +143,23 @@ class ServerOperations(KernelListener):
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
-    async def park(self, kernel_id: str) -> Operation:
-        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+    async def park(
+        self, kernel_id: str, *, keep_contexts: bool = False, is_automatic: bool = False
+    ) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`.
+
+        `is_automatic`: no user requested it.
+        """
         served = self.served(kernel_id)
         release = served.hold()
         try:
             is_off = await self._peer_access.switch_off(served)
-            operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
+            call = calls.park(kernel_id, peer_access_off=is_off, keep_contexts=keep_contexts)
+            operation = await self._link.daemon.send(call)
         except BaseException:
             self.spawn(self._peer_access.switch_on_and(served, release))
             raise
+        served.is_parked_automatically = is_automatic
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
@@ -189,10 +198,10 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.tracked.cancel(operation_id)
 
-    async def note_changed(self, kernel_id: str) -> None:
-        """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
+    async def note_changed(self, kernel_id: str, autosave_seconds: float) -> None:
+        """Tell the daemon that a kernel has changed after its last snapshot, and how soon it is saved. Never raises."""
         try:
-            await self._link.daemon.send(calls.changed(kernel_id, time.time()))
+            await self._link.daemon.send(calls.changed(kernel_id, time.time(), autosave_seconds))
         except GpuCkptError as error:
             self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
@@ -333,8 +342,7 @@ class ServerOperations(KernelListener):
                 jupyter,
                 cause,
                 pinned=bool(name),
-                # The snapshot of a rollback may be the oldest that is kept, so retention runs only after the next save.
-                retention=None if cause is Cause.ROLLBACK else self.retention,
+                retention=self._retention_after(cause),
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -346,6 +354,13 @@ class ServerOperations(KernelListener):
             release()
             raise
         return self._track(served, operation, release, changes)
+
+    def _retention_after(self, cause: Cause) -> RetentionPolicy | None:
+        if cause is Cause.ROLLBACK:
+            # Its snapshot may be the oldest that is kept, so retention runs only after the next save.
+            return None
+        is_periodic = cause is Cause.AUTOSAVE
+        return msgspec.structs.replace(self.retention, thins=is_periodic)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # GPU calls of a parked kernel would block, and a running cell must not be delayed.

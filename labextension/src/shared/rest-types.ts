@@ -525,6 +525,8 @@ export interface components {
          *         `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
          *         `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
          *         the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
+         *
+         *         `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
          */
         RetentionPolicy: {
             /** @default 0 */
@@ -537,6 +539,8 @@ export interface components {
             manual_too: boolean;
             /** @default 0 */
             keep_suspends: number;
+            /** @default false */
+            thins: boolean;
         };
         /**
          * AnnotateRequest
@@ -590,7 +594,8 @@ export interface components {
              *       "keep_within_seconds": 0,
              *       "max_bytes": 0,
              *       "manual_too": false,
-             *       "keep_suspends": 0
+             *       "keep_suspends": 0,
+             *       "thins": false
              *     }
              */
             retention: components["schemas"]["RetentionPolicy"];
