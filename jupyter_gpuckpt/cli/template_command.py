@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..errors import ConfigurationError
 from ..wire import calls, daemon_settings
 from . import printing
 from .daemon_calls import daemon
@@ -145,9 +146,15 @@ def _list(args: Namespace) -> None:
     from ..client import templates  # noqa: PLC0415 - with --help nothing of it is needed
 
     folders = templates.folders(daemon_settings.from_environment().data)
-    found = [(folder.get(), folder) for folder in folders]
+    found = []
+    for folder in folders:
+        try:
+            one = folder.get()
+            found.append((one, _state(one, folder)))
+        except ConfigurationError as error:  # the others are listed all the same
+            printing.warn(f"{error} {error.hint}")
     if args.json:
-        printing.say_json([_described(one, _state(one, folder)) for one, folder in found])
+        printing.say_json([_described(one, state) for one, state in found])
         return
     if not found:
         printing.note("There are no templates.")
@@ -156,10 +163,10 @@ def _list(args: Namespace) -> None:
         (
             one.name,
             one.display_name,
-            _state(one, folder),
+            state,
             printing.size(one.cache.sizes.raw_bytes) if one.cache else "",
         )
-        for one, folder in found
+        for one, state in found
     ]
     printing.say(printing.table(("NAME", "TITLE", "STATE", "MEMORY"), rows))
 

@@ -70,6 +70,8 @@ def start(
         reason, builds = error.message, _is_of_here(template, client)
     except (GpuCkptError, OSError) as error:
         reason, builds = str(error), False
+    except Exception as error:  # whatever is wrong with a template, the kernel is started
+        reason, builds = f"{type(error).__name__}: {error}", False
     if builds and template is not None and templates.may_build(template):
         with suppress(OSError):
             programs.begin_build(name, settings.data / "log" / "templates" / f"{name}.log")

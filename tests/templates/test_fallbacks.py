@@ -119,6 +119,8 @@ def test_a_damaged_template_runs_the_recipe(templates, logged):
         assert not is_copy(manager)
         assert printed(client, "print(value)") == "1\n"
     assert "cannot be read" in logged()[0]
+    listed = templates.run("list")
+    assert (listed.returncode, "cannot be read" in listed.stderr) == (0, True)
     assert templates.run("rm", "damaged").returncode == 0
     assert templates.names() == []
 
