@@ -29,5 +29,6 @@
 - `states`: the states of a kernel.
 - `statuses`: HTTP status and exit code of each error.
 - `stripes`: files that together hold one sequence of bytes.
+- `template_records`: the records of templates.
 - `variable_changes`: the differences between the variables of two moments.
 """

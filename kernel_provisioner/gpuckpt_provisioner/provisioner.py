@@ -30,6 +30,7 @@ from jupyter_gpuckpt.wire import calls, manager_secrets
 from jupyter_gpuckpt.wire.place import start_time
 from jupyter_gpuckpt.wire.states import ABSENT, KernelState
 
+from . import template_starts
 from .exit_status import KILLED, exit_code
 from .kernel_ports import KernelPorts
 from .launch_spec import connection_room, launch_spec, log_path, saved_manager
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.client import Client
+    from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
     from jupyter_gpuckpt.wire.protocol import Kernel, Position, SuspendedKernel
 
     from .launch_spec import GpuCopy, OnLostLease
@@ -91,6 +93,11 @@ class GpuCkptProvisioner(LocalProvisioner):
         stands for any characters, also `/`, so `/*` matches every file. A snapshot contains the matching files that the kernel
         has open or mapped and does not write to, programs and libraries included. A resumed kernel sees these files as they
         were; the machine's own files are not changed.""",
+    ).tag(config=True)
+
+    template = Unicode(
+        help="""The template of which kernels are copies (`jupyter gpuckpt template`); the kernelspec of a template sets it. Where no
+        copy can be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
     ).tag(config=True)
 
     @default("gpu_copy")
@@ -197,10 +204,33 @@ class GpuCkptProvisioner(LocalProvisioner):
         )
         owner.attach(self.kernel_id, self)
         try:
+            if self.template and (copied := self._copied(client, owner, spec)):
+                return copied
             return client.send(calls.launch(owner.owner_id, spec))
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
+
+    def _copied(self, client: Client, owner: KernelOwner, spec: LaunchSpec) -> Kernel | None:
+        """Start the kernel as a copy of the template's; return None if that is impossible."""
+        started = template_starts.start(
+            self.template,
+            owner.settings,
+            client,
+            owner.owner_id,
+            spec,
+            cast("dict[str, Any]", self._manager.get_connection_info()),
+            self._manager.connection_file,
+        )
+        if not isinstance(started, str):
+            return started
+        self.log.warning(
+            "Kernel %s is no copy of the template %s, and runs its recipe before its first cell: %s.",
+            self.kernel_id,
+            self.template,
+            started.rstrip("."),
+        )
+        return None
 
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""

@@ -36,6 +36,7 @@ COMMANDS = [
     "prune",
     "remote",
     "slurm-script",
+    "template",
 ]
 
 

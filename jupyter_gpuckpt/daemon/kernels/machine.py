@@ -37,7 +37,14 @@ from ...wire.daemon_settings import Settings
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
-from ...wire.protocol import GpuRoom, HostReport, Owner, ParkRequest, ResumeRequest
+from ...wire.protocol import (
+    CopyRequest,
+    GpuRoom,
+    HostReport,
+    Owner,
+    ParkRequest,
+    ResumeRequest,
+)
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
@@ -299,6 +306,38 @@ class Machine:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def copy(
+        self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
+    ) -> Resumed:
+        """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
+
+        `spec`: of the new kernel.
+        """
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        manifest, progress = self.store.manifest(request.snapshot_id), Progress()
+        with self._local_chunks(self._settings.data, self.store, manifest.info, progress):
+            found = late_modules.resume.resume(
+                manifest,
+                self.store,
+                self._engine(),
+                exit_path=exit_path,
+                jupyter_runtime_dir=owner.jupyter_runtime_dir,
+                own_ports=spec.own_ports,
+                request=ResumeRequest(visible_gpus=request.visible_gpus),
+                digests=self._digests,
+                is_copy=True,
+                unpacked=self._unpacked_snapshots(),
+                progress=progress,
+            )
+        try:
+            # Those of the snapshot's kernel came with its memory; the next server needs this one's.
+            kept_secrets.install(Path(f"/proc/{found.tree.init_pid}/root"), spec.secrets)
+        except BaseException:
+            trees.kill(found.tree)
+            raise
+        return found
 
     def _unpacked_snapshots(self) -> UnpackedSnapshots:
         from .. import late_modules  # noqa: PLC0415 - late: see there
