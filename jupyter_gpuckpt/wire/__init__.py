@@ -28,5 +28,6 @@
 - `states`: the states of a kernel.
 - `statuses`: HTTP status and exit code of each error.
 - `stripes`: files that together hold one sequence of bytes.
+- `tool_branches`: the names of branches that tools make.
 - `variable_changes`: the differences between the variables of two moments.
 """

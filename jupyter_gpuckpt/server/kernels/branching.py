@@ -30,6 +30,7 @@ from ...wire.manager_secrets import parted
 from ...wire.own_sockets import moved_address
 from ...wire.protocol import BranchRequest, SuspendedKernel
 from ...wire.states import KernelState
+from ...wire.tool_branches import branch_name, console_row, is_tool_branch
 from ..messages.begun_cells import begun_cells
 from .notebook_sessions import forget_sessions, path_below, sessions_of
 
@@ -87,6 +88,27 @@ class Branching:
         """
         launch = await self._launch(snapshot_id)
         return await self._start(snapshot_id, launch, str(uuid.uuid4()), path, force=force)
+
+    async def branch_for_tool(self, snapshot_id: str, *, force: bool = False) -> Branch:
+        """Start a second kernel from a snapshot as `branch` does, without a notebook of its own: pages list it as a console."""
+        launch = await self._launch(snapshot_id)
+        kernel_id = str(uuid.uuid4())
+        name = branch_name(self._source(launch), launch.kernel_id, kernel_id)
+        return await self._start(
+            snapshot_id, launch, kernel_id, name, has_notebook=False, force=force
+        )
+
+    async def end_for_tool(self, kernel_id: str) -> None:
+        """End a tool's branch at once; its snapshots stay. Raises KernelNotFound, and ConfigurationError for any other kernel."""
+        served = self._operations.served(kernel_id)
+        rows = sessions_of(self._sessions, kernel_id)
+        if not rows or not is_tool_branch(rows[0]["path"]):
+            raise ConfigurationError(
+                f"Kernel {served.kernel_id} is not a branch that a tool made.",
+                hint="Tools end only their own branches. Suspend it to free its memory.",
+            )
+        await self._kernels.shutdown_kernel(kernel_id, now=True)
+        forget_sessions(self._sessions, kernel_id)
 
     async def resume(
         self, snapshot_id: str, path: str = "", *, take_over: bool = False, force: bool = False
@@ -154,11 +176,13 @@ class Branching:
         path: str = "",
         *,
         take_over: bool = False,
+        has_notebook: bool = True,
         force: bool,
     ) -> Branch:
         """Make a kernel of this id, with the snapshot's notebook at `path` (by default beside the original), and start resuming it."""
         async with AsyncExitStack() as undo:
-            path = await self._notebook(snapshot_id, launch, path, undo)
+            if has_notebook:
+                path = await self._notebook(snapshot_id, launch, path, undo)
             await self._make(snapshot_id, launch, kernel_id, path, undo)
             self._link.served[kernel_id].is_new_branch = True
             operation = await self._resume(kernel_id, "", take_over=take_over, force=force)
@@ -179,12 +203,7 @@ class Branching:
         An existing notebook at `wanted` is used unchanged.
         """
         contents = self._contents
-        saved = launch.jupyter
-        source = path_below(
-            saved.get("path", ""),
-            saved_root=saved.get("root", ""),
-            root=str(self._kernels.root_dir),
-        )
+        source = self._source(launch)
         if wanted and await ensure_async(contents.file_exists(wanted)):
             return wanted
         below = PurePosixPath(wanted or source or "branch.ipynb")
@@ -217,6 +236,12 @@ class Branching:
         undo.push_async_callback(self._quietly, remove)
         return path
 
+    def _source(self, launch: LaunchSpec) -> str:
+        """Return the path of a snapshot's notebook below this server's folder; of a console its name."""
+        saved = launch.jupyter
+        root = str(self._kernels.root_dir)
+        return path_below(saved.get("path", ""), saved_root=saved.get("root", ""), root=root)
+
     async def _stored(self, snapshot_id: str) -> dict[str, Any] | None:
         try:
             return (await self._notebooks.notebook(snapshot_id)).notebook
@@ -232,13 +257,9 @@ class Branching:
         path: str,
         undo: AsyncExitStack,
     ) -> None:
-        row = {
-            "session_id": str(uuid.uuid4()),
-            "path": path,
-            "name": PurePosixPath(path).name,
-            "type": "notebook",
-            "kernel_id": kernel_id,
-        }
+        row = console_row(str(uuid.uuid4()), path, kernel_id)
+        if not is_tool_branch(path):
+            row["type"] = "notebook"
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
         folder = ""
