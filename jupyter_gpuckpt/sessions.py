@@ -177,7 +177,6 @@ class Sessions:
         Raises ConfigurationError if it is no branch of this kernel. `force`: as in `resume`.
         """
         branch = self._client.send(calls.kernel(branch_id))
-        kernel = self._client.send(calls.kernel(kernel_id))
         if not is_branch_of(branch.name, kernel_id):
             raise ConfigurationError(
                 f"Kernel {branch_id} is not a branch of kernel {kernel_id}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self, TypeVar
+from typing import Self
 
 from ..client.cell_output import CellOutput
 from ..errors import ConfigurationError, GpuCkptError
@@ -14,8 +14,6 @@ from ..wire.protocol import Kernel, Operation, Result
 from ..wire.variable_changes import Comparison
 from .backing import Done, SavedState, Session
 from .tool_progress import tell
-
-_Value = TypeVar("_Value")
 
 
 class _Canceled(Exception):  # noqa: N818 - it is no error of anything

@@ -82,7 +82,7 @@ def _with_context(
     tool: Callable[..., Any], error_class: type[Exception], context_class: type
 ) -> Callable[..., Any]:
     @functools.wraps(tool)
-    async def call(*, context: Any, **arguments: Any) -> Any:
+    async def call(*, context: Any, **arguments: object) -> object:  # noqa: ANN401 - mcp's own
         steps = 0
 
         async def tell(text: str) -> None:

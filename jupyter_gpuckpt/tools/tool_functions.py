@@ -234,7 +234,7 @@ class Tools:
     async def keep_branch(self, branch: str) -> dict[str, Any]:
         """Make a branch's state that of its notebook's session, and end the branch.
 
-        The session's present state is saved first, as `saved_before`, so this can be undone by `restore`. Cells of the notebook are not changed.
+        The session's present state is saved first, as `saved_before`, so `restore` can undo this. Cells of the notebook are not changed.
         """
         owner, found = await self._session(branch)
         if not found.is_branch:

@@ -40,7 +40,7 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned, unless a tool for programs requests it (`tool`)."""
+    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned. `tool`: a tool requests it; it is not pinned."""
 
     name: Annotated[str, Meta(max_length=300)] = ""
     tool: bool = False

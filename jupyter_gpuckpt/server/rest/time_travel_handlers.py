@@ -24,7 +24,7 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume. `tool`: without a notebook, for a tool."""
+    """Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume. `tool`: for a tool, without one."""
 
     path: str = ""
     force: bool = False
