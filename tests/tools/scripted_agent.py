@@ -1,10 +1,11 @@
 """A scripted MCP client of `jupyter gpuckpt mcp`, with the installed mcp: its first or its second major version."""
 
+import asyncio
 import json
 import sys
 from contextlib import asynccontextmanager
 
-from mcp import ClientSession, StdioServerParameters
+from mcp import ClientSession, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
 
 
@@ -31,6 +32,16 @@ class Agent:
             raise ToolFailed(text)
         self.last_size = len(text)
         return json.loads(text)
+
+    async def cancel(self, running):
+        """Cancel the last call, which a task makes."""
+        last = getattr(self._session, "_request_id", None)
+        if last is not None:  # mcp 1: the second version tells the server by itself
+            params = types.CancelledNotificationParams(requestId=last - 1)
+            told = types.CancelledNotification(method="notifications/cancelled", params=params)
+            await self._session.send_notification(types.ClientNotification(told))
+        running.cancel()
+        await asyncio.wait({running})
 
     async def tools(self):
         """Return the tools by name."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from .stored_notebooks import StoredNotebooks
 
 _INSERT = "-branch-"
+#: How long the end of a branch waits for its start, and how often it looks.
+_START_SECONDS, _LOOK_SECONDS = 60.0, 0.05
 #: The states in which a kernel of this server can be resumed from any of its snapshots.
 _RESUMABLE = frozenset({KernelState.SUSPENDED, KernelState.LOST})
 
@@ -100,13 +102,19 @@ class Branching:
 
     async def end_for_tool(self, kernel_id: str) -> None:
         """End a tool's branch at once; its snapshots stay. Raises KernelNotFound, and ConfigurationError for any other kernel."""
-        served = self._operations.served(kernel_id)
+        if kernel_id not in self._kernels:
+            raise KernelNotFound(f"This server has no kernel {kernel_id}.")
         rows = sessions_of(self._sessions, kernel_id)
         if not rows or not is_tool_branch(rows[0]["path"]):
             raise ConfigurationError(
-                f"Kernel {served.kernel_id} is not a branch that a tool made.",
+                f"Kernel {kernel_id} is not a branch that a tool made.",
                 hint="Tools end only their own branches. Suspend it to free its memory.",
             )
+        # Its process may have died just now: Jupyter cannot shut down a kernel that it is starting again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECONDS):
+                while not self._kernels.get_kernel(kernel_id).ready.done():  # noqa: ASYNC110 - there is no notification
+                    await asyncio.sleep(_LOOK_SECONDS)
         await self._kernels.shutdown_kernel(kernel_id, now=True)
         forget_sessions(self._sessions, kernel_id)
 
