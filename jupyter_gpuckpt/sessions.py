@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 
 from .client import Client, starting
 from .client.cell_output import CellOutput
+from .client.connection_files import connection_file_of
 from .client.reviving import create, write_connection_file
 from .errors import ConfigurationError, GpuCkptError, KernelNotFound, KernelStateConflict
 from .wire import calls
@@ -210,9 +211,7 @@ class Sessions:
         kernels = {kernel.kernel_id: kernel for kernel in self.list()}
         kernel = kernels.get(moment_id)
         if kernel is not None and kernel.state is KernelState.RUNNING:
-            from .client.kernel_variables import variables_now  # noqa: PLC0415 - slow
-
-            found = variables_now(moment_id, idle_only=True)
+            found = self._variables_now(kernel)
         else:
             snapshot_id = moment_id if kernel is None else kernel.snapshot_id
             found = self._client.send(calls.snapshot_variables(snapshot_id)).variables
@@ -223,16 +222,19 @@ class Sessions:
             )
         return found
 
+    def _variables_now(self, kernel: Kernel) -> Variables | None:
+        from .client.kernel_variables import variables_now  # noqa: PLC0415 - slow
+
+        path = connection_file_of(kernel)
+        return variables_now(kernel.kernel_id, idle_only=True, connection_file=path)
+
     def connection_file(self, kernel_id: str) -> Path:
         """Return the connection file of a kernel, for `jupyter console --existing`. Raises KernelStateConflict if it has none."""
-        from jupyter_core.paths import jupyter_runtime_dir  # noqa: PLC0415 - slow
-
-        self._client.send(calls.kernel(kernel_id))
-        path = Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
-        if not path.exists():
+        path = connection_file_of(self._client.send(calls.kernel(kernel_id)))
+        if path is None:
             raise KernelStateConflict(
-                f"Kernel {kernel_id} has no connection file in Jupyter's runtime directory.",
-                hint="It was started by a program that keeps the file elsewhere; `branch` makes a kernel with one.",
+                f"No connection file of kernel {kernel_id} is found.",
+                hint="Only kernels of Jupyter that have a process, or were started by a server, have one. Resume it first.",
             )
         return path
 
@@ -251,8 +253,8 @@ class Sessions:
         """Run code as `run` does; `output` grows meanwhile."""
         from .client.kernel_runs import run_code  # noqa: PLC0415 - slow
 
-        path = self.connection_file(kernel_id)
         self._resume(kernel_id)
+        path = self.connection_file(kernel_id)
         run_code(
             path,
             code,
@@ -288,10 +290,8 @@ class Sessions:
         """Return the request of a save or suspend, with the kernel's variables if it reports them and a tool will compare them."""
         if self.cause is Cause.MANUAL:
             return SaveRequest(title=title, pinned=pinned)
-        from .client.kernel_variables import variables_now  # noqa: PLC0415 - slow
-
         policy = RetentionPolicy(keep_tool_saves=_KEEP_TOOL_SAVES)
-        found = variables_now(kernel_id, idle_only=True)
+        found = self._variables_now(self._client.send(calls.kernel(kernel_id)))
         return SaveRequest(cause=self.cause, title=title, variables=found, retention=policy)
 
     def _finish(self, operation: Operation, progress: Progress | None = None) -> Result:

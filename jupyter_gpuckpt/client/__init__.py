@@ -7,6 +7,7 @@ setting or a record only.
 - `agent_messages`: messages to the agent of a kernel without a server.
 - `async_client`: the client for callers on an event loop.
 - `cell_output`: the output of code that a program runs in a kernel.
+- `connection_files`: the connection file of a kernel.
 - `daemon_traits`: the daemon's settings as traits.
 - `holding`: an owner, and its connection.
 - `kernel_runs`: code that a program without a server runs in a kernel.

@@ -163,7 +163,15 @@ def test_code_runs_within_bounds_and_a_suspended_kernel_comes_back_for_it(server
         await agent.cancel(running)
         found = await agent.call("run_in", session="work.ipynb", code="print(x)")
         assert found["output"] == "2\n"
-        # A branch whose kernel dies is told as such and ended; the original lives.
+
+    with_agent(work)
+    assert page.run("print(x)") == "2\n"
+
+
+def test_a_branch_whose_kernel_dies_is_told_as_such_and_ended(server, page, with_agent):
+    page.run("x = 2")
+
+    async def work(agent):
         tried = await agent.call(
             "try_each", state="work.ipynb", codes=["import os; os._exit(1)", "x"], then="end"
         )
