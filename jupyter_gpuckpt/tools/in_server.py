@@ -19,7 +19,7 @@ from jupyter_server.serverapp import ServerApp
 
 from ..errors import AccessDenied, ConfigurationError, GpuCkptError
 from ..linux.tcp_callers import uid_of_caller
-from .owners import Owners, free_bytes
+from .backings import Backings, free_bytes
 from .running_servers import FoundServer
 from .tool_functions import CHANGING, READING, Tools, told
 
@@ -68,7 +68,7 @@ def _tools() -> Tools:
             hint="Let it listen on a port of localhost.",
         )
     own = FoundServer(app.connection_url, token)
-    return Tools(Owners(lambda: [own], with_daemon=False).find, free_bytes)
+    return Tools(Backings(lambda: [own], with_daemon=False).find, free_bytes)
 
 
 def _server() -> ServerApp:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..client import starting
 from ..errors import GpuCkptError, ToolMissing, record_of
-from .owners import Owners, free_bytes
+from .backings import Backings, free_bytes
 from .running_servers import FoundServer, running_servers
 from .tool_functions import CHANGING, READING, Limits, Tools, told
 from .tool_progress import TELL
@@ -43,8 +43,8 @@ async def _serve(
     reads_only: bool,
 ) -> None:
     one = (server,) if server else None
-    owners = Owners(lambda: one or running_servers(), with_daemon=one is None)
-    tools = Tools(owners.find, free_bytes, limits)
+    backings = Backings(lambda: one or running_servers(), with_daemon=one is None)
+    tools = Tools(backings.find, free_bytes, limits)
     names = READING if reads_only else (*READING, *CHANGING)
     served = make(_NAME, instructions=_INSTRUCTIONS, log_level="WARNING")
     for function in _wrapped(tools, names, error_class, context_class):
@@ -52,7 +52,7 @@ async def _serve(
     try:
         await served.run_stdio_async()
     finally:
-        await owners.close()
+        await backings.close()
 
 
 def _sdk() -> tuple[Callable[..., Any], type[Exception], type]:

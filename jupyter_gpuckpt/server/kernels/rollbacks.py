@@ -64,6 +64,8 @@ class Rollbacks:
         resume = partial(self._resume, kernel_id, snapshot_id, force=force)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
             served.is_new_branch = is_branch
+            now = served.kernel.snapshot_id if served.kernel else ""
+            served.before_tool = now if cause is Cause.TOOL else ""
             return await resume()
         if served.output.runs_cell:
             raise KernelStateConflict(
@@ -127,6 +129,7 @@ class Rollbacks:
                 # The branch may still run: this kernel must not go on in the same history.
                 served.is_new_branch = is_branch
                 result = await steps.run(await resume())
+                served.before_tool = kept.snapshot_id if cause is Cause.TOOL else ""
             except Exception:
                 served.is_new_branch = False
                 self._log.warning(

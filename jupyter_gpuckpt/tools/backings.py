@@ -15,7 +15,7 @@ from .rest_backing import RestBacking
 from .running_servers import FoundServer
 
 
-class Owners:
+class Backings:
     """The owners, each connected at its first use. `servers`: finds the servers. `with_daemon`: also kernels that no server has."""
 
     def __init__(
