@@ -19,6 +19,7 @@ _MODULES = (
     "control_calls",
     "environment",
     "fresh_secrets",
+    "global_generators",
     "history",
     "cuda_peer_access",
     "processor_clocks",

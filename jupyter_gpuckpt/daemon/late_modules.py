@@ -19,7 +19,18 @@ if installed_version() != package_version():
 
 from ..engine import park, recovery
 from ..remote import check_client, fetch, upload
-from ..snapshots import arrivals, changes, export, imports, notebooks, resume, save, trial, verify
+from ..snapshots import (
+    arrivals,
+    changes,
+    export,
+    imports,
+    notebooks,
+    resume,
+    save,
+    trial,
+    unpacked_snapshots,
+    verify,
+)
 from ..store import local
 
 __all__ = [
@@ -36,6 +47,7 @@ __all__ = [
     "resume",
     "save",
     "trial",
+    "unpacked_snapshots",
     "upload",
     "verify",
 ]

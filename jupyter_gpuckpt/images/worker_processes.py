@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import socket
 import subprocess
 import threading
 import weakref
+
+import psutil
 
 from ..host import commands, own_programs
 
@@ -124,6 +127,21 @@ def fork() -> socket.socket:
 def is_ready() -> bool:
     """Return whether the fork server can fork at once."""
     return _fork_server.is_ready
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of all its workers until now, in seconds."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = own.ru_utime + own.ru_stime
+    pid = _fork_server.pid
+    if pid is not None:
+        try:
+            server = psutil.Process(pid)
+            # A server's times include those of workers that have ended.
+            seconds += sum(sum(one.cpu_times()[:4]) for one in (server, *server.children()))
+        except psutil.Error:
+            pass  # it was lost
+    return seconds
 
 
 def warm_up(raw_bytes: int, threads: int) -> None:

@@ -6,6 +6,7 @@
 - `cuda_peer_access`: peer access between the GPUs of this process, switched off while the driver moves their memory, and on again.
 - `environment`: updating a resumed kernel to its new server.
 - `fresh_secrets`: new secrets in a resumed kernel.
+- `global_generators`: new generators of random numbers for statistics, in a kernel that begins with the variables of another one.
 - `history`: IPython's history after a resume.
 - `message_journal`: the journal of a batch run.
 - `processor_clocks`: Python's clocks of CPU time.

@@ -16,9 +16,10 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
-                     "connection_file": "...", "branched": ..., "gpu_is_back": ...}
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...]}
                                         take the new server's variables, and new ports of the kernel's own;
-                                        continue the history where it cannot collide
+                                        continue the history where it cannot collide; seed these modules' global
+                                        generators anew. The reply names what could not be renewed or seeded
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
@@ -53,7 +54,8 @@ from .addresses import deliver, may_be_lost, offered, other_address
 from .control_calls import beside, between_cells, result_of
 from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
-from .fresh_secrets import renew_secrets
+from .fresh_secrets import FreshSecrets
+from .global_generators import seed_anew
 from .history import History, last_cell
 from .message_journal import Journal
 from .processor_clocks import ProcessorClocks
@@ -102,8 +104,9 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
+        self._secrets = FreshSecrets()
         self._resumes = Resumes(
-            renew_secrets, self._subscribers.expect_again, self._forget_processor_times
+            self._secrets.renew, self._subscribers.expect_again, self._forget_processor_times
         )
         #: Whether `_release` is scheduled.
         self._releasing = False
@@ -242,6 +245,9 @@ class Agent:
             take_ports(request["moved_ports"], request["connection_file"], self._iopub)
             self._history.continue_after_resume(branched=request["branched"])
             self.user_requests.resumed()
+            content["not_renewed"] = self._secrets.not_renewed + seed_anew(
+                request.get("seed_anew", ())
+            )
             if request.get("gpu_is_back"):
                 await self._peers_on()
         elif op == "peers_off":

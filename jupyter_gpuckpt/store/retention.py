@@ -6,6 +6,7 @@ kernel's latest snapshot instead of from now, so that a notebook that was not op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
@@ -22,6 +23,12 @@ NO_RULE = "no rule is set"
 WITHIN_BUDGET = "within the limit of bytes"
 OVER_BUDGET = "beyond the limit of bytes"
 NOT_KEPT = "no rule keeps it"
+THINNED = "a later periodic save of its time is kept"
+#: How periodic saves are thinned. Up to an age, in seconds before the kernel's latest snapshot, one is kept of each period of so many
+#: seconds (0: all).
+_THINNING = ((60.0, 0.0), (3600.0, 300.0), (86_400.0, 3600.0), (math.inf, 86_400.0))
+#: The most periodic saves of a kernel.
+_MOST_PERIODIC = 50
 
 
 class Scales(Protocol):
@@ -64,8 +71,9 @@ def judge(
         exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_tool_saves]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
-    # The older of these are left to no rule.
-    judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys()
+    thinned = _thinned(ordered) - held.keys() if policy.thins else set()
+    # The older of these suspends and saves by tools, and thinned saves, are left to no rule.
+    judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys() | thinned
     for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
         kept |= _kept_by_rules(infos, policy)
     kept |= held
@@ -73,7 +81,26 @@ def judge(
     if policy.max_bytes:
         wanted = [info for info in ordered if info.snapshot_id in kept]
         over = over_budget(wanted, held, policy.max_bytes, scales)
-    return [_verdict(info, policy, kept, over) for info in ordered]
+    return [_verdict(info, policy, kept, over, thinned) for info in ordered]
+
+
+def _thinned(ordered: Iterable[SnapshotInfo]) -> set[str]:
+    """Return the ids of the periodic saves that are not kept, because later ones of the same time are (`_THINNING`)."""
+    found: set[str] = set()
+    for infos in _by_kernel(ordered):
+        latest, kept = infos[0].created, set[tuple[float, float | str]]()
+        for info in infos:
+            if info.cause is not Cause.AUTOSAVE or info.title or info.note:
+                continue
+            # A clock that was set makes ages wrong. Snapshots that seem to be from the future count as new.
+            age = latest - info.created
+            period = next(period for until, period in _THINNING if age <= until)
+            slot = (period, info.created // period if period else info.snapshot_id)
+            if slot in kept or len(kept) == _MOST_PERIODIC:
+                found.add(info.snapshot_id)
+            else:
+                kept.add(slot)
+    return found
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
@@ -178,13 +205,18 @@ def over_budget(
 
 
 def _verdict(
-    info: SnapshotInfo, policy: RetentionPolicy, kept: dict[str, str], over: set[str]
+    info: SnapshotInfo,
+    policy: RetentionPolicy,
+    kept: dict[str, str],
+    over: set[str],
+    thinned: set[str],
 ) -> Verdict:
     if info.snapshot_id in over:
         return Verdict(info, removed=True, reason=OVER_BUDGET)
     why = kept.get(info.snapshot_id)
     if why is None:
-        return Verdict(info, removed=True, reason=NOT_KEPT)
+        reason = THINNED if info.snapshot_id in thinned else NOT_KEPT
+        return Verdict(info, removed=True, reason=reason)
     if why == NO_RULE and policy.max_bytes:
         why = WITHIN_BUDGET
     return Verdict(info, removed=False, reason=why)

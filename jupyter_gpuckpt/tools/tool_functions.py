@@ -175,7 +175,7 @@ class Tools:
         `run_in` runs code in it, `keep_branch` makes it the notebook's, `end_branch` ends it. Files are shared with the original.
         """
         owner, snapshot_id = await self._saved(state)
-        await self._require_room(owner, 1)
+        await self._require_room(1)
         session = await self._again(lambda: owner.branch(snapshot_id))
         return {"session": session, "snapshot": snapshot_id}
 
@@ -218,7 +218,8 @@ class Tools:
                 hint=f'Give 1 to {_MAX_PIECES} pieces of code, and one of "keep", "save" and "end".',
             )
         owner, snapshot_id = await self._saved(state)
-        at_once = await self._require_room(owner, len(codes) if then == "keep" else 1, snapshot_id)
+        branches = len(codes) if then == "keep" else min(len(codes), self._limits.at_once)
+        at_once = await self._require_room(branches, snapshot_id)
         turn, ended = asyncio.Semaphore(at_once), 0
 
         async def one(code: str) -> dict[str, Any]:
@@ -298,7 +299,7 @@ class Tools:
         saved = next((one.snapshot for one in new if one.snapshot not in before), session.snapshot)
         return {"session": session.session, "saved_before": saved} | _done(done)
 
-    async def _require_room(self, owner: Backing, branches: int, snapshot_id: str = "") -> int:
+    async def _require_room(self, branches: int, snapshot_id: str = "") -> int:
         """Raise LimitReached if there is no room for so many more branches; return how many may run at once."""
         alive = sum(one.is_branch for _, one in await self._sessions())
         if alive + branches > self._limits.branches:

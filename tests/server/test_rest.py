@@ -201,6 +201,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("GET", f"{snapshot}/notebook")
     ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
     ask("POST", f"{kernel}/keep_running")
+    ask("POST", f"{kernel}/expect_cell")
     ask("POST", f"{kernel}/keep_saving")
     ask("PATCH", snapshot, json={"title": "a title", "pinned": False})
     ask("POST", f"{snapshot}/verify")

@@ -62,7 +62,7 @@ def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
         return Program(CODE, folder, engine, store)
     found = Program.__new__(Program)
     found.engine, found.store, found._directory = engine, store, folder
-    found.log, found._generation, found._trees = folder / "program.log", 0, []
+    found.log, found._trees = folder / "program.log", []
     found._exit_path = lambda: directory / f"exit-{os.geteuid()}"  # type: ignore[method-assign]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
+from jupyter_gpuckpt.snapshots.unpacked_snapshots import UnpackedSnapshots
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.manifest_records import Cause, LaunchSpec, SaveOptions
 from jupyter_gpuckpt.wire.progress import Progress
@@ -57,7 +59,7 @@ class Program:
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
-        self._generation = 0
+        self._generations = itertools.count(1)
         self.spec = LaunchSpec(
             kernel_id="program",
             argv=[sys.executable, "-c", textwrap.dedent(code)],
@@ -73,8 +75,7 @@ class Program:
         self._trees = [self.tree]
 
     def _exit_path(self) -> Path:
-        self._generation += 1
-        return self._directory / f"exit-{self._generation}"
+        return self._directory / f"exit-{next(self._generations)}"
 
     def lines(self, *, more_than: int = 0, seconds: float = PATIENCE) -> list[str]:
         """Return the log's complete lines, once there are more than `more_than`."""
@@ -111,15 +112,23 @@ class Program:
         )
 
     def resume(
-        self, snapshot_id: str, *, force: bool = False, progress: Progress | None = None
+        self,
+        snapshot_id: str,
+        *,
+        force: bool = False,
+        is_copy: bool = False,
+        unpacked: UnpackedSnapshots | None = None,
+        progress: Progress | None = None,
     ) -> Resumed:
-        """Bring it back from a snapshot."""
+        """Bring it back from a snapshot. `unpacked`: what its resumes share. Several threads may do it at the same time."""
         resumed = resume(
             self.store.manifest(snapshot_id),
             self.store,
             self.engine,
             exit_path=self._exit_path(),
             request=ResumeRequest(force=force),
+            is_copy=is_copy,
+            unpacked=unpacked,
             progress=progress or Progress(),
         )
         self.follow(resumed.tree)

@@ -120,7 +120,9 @@ async def _changed(
     handler: BaseHandler, kernel_id: str, request: protocol.ChangedRequest
 ) -> ManagedKernel:
     kernel = handler.daemon.kernels.get(kernel_id)
-    await handler.daemon.kernels.update(kernel, changed_at=request.at)
+    await handler.daemon.kernels.update(
+        kernel, changed_at=request.at, autosave_seconds=request.autosave_seconds
+    )
     return kernel
 
 

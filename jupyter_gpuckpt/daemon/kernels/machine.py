@@ -37,7 +37,7 @@ from ...wire.daemon_settings import Settings
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
-from ...wire.protocol import GpuRoom, HostReport, Owner, ResumeRequest
+from ...wire.protocol import GpuRoom, HostReport, Owner, ParkRequest, ResumeRequest
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ...snapshots.arrivals import Arrival
     from ...snapshots.resume import Resumed
     from ...snapshots.save import Saved
+    from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
@@ -90,6 +91,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
+        self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
@@ -220,13 +222,24 @@ class Machine:
             paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
             self._digests.learn(paths, max_bytes=0)
 
-    def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
-        """Move a tree's GPU memory into RAM; return the bytes that were moved."""
+    def park(self, tree: Tree, progress: Progress, request: ParkRequest, *, is_parked: bool) -> int:
+        """Move a tree's GPU memory into RAM; return the bytes that were moved. `is_parked`: at most its contexts are left."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         held = sum(gpu.memory_of(trees.pids(tree)).values())
+        if is_parked:
+            if request.keep_contexts:
+                return 0
+            return late_modules.park.park_contexts(
+                tree, self._engine(), gpu_bytes=held, progress=progress
+            )
         return late_modules.park.park(
-            tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
+            tree,
+            self._engine(),
+            gpu_bytes=held,
+            peer_access_off=request.peer_access_off,
+            keep_contexts=request.keep_contexts,
+            progress=progress,
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
@@ -256,6 +269,7 @@ class Machine:
         progress: Progress,
         *,
         request: ResumeRequest,
+        is_copy: bool,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -275,12 +289,22 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 request=request,
                 digests=self._digests,
+                is_copy=is_copy,
+                unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def _unpacked_snapshots(self) -> UnpackedSnapshots:
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._unpacked is None:
+                self._unpacked = late_modules.unpacked_snapshots.UnpackedSnapshots()
+            return self._unpacked
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
         """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""
@@ -375,6 +399,9 @@ class Machine:
         """Release the store and stop background work."""
         self._digests.close()
         with self._lock:
+            if self._unpacked is not None:
+                self._unpacked.close()
+                self._unpacked = None
             if self._store is not None:
                 self._store.close()
                 self._store = None

@@ -129,7 +129,7 @@ def refuse_leftovers(pid: int) -> None:
             pid,
             f"has {', '.join(sorted(left))} open by another library than CUDA (hwloc does it when mpi4py is imported).",
             # Measured with Open MPI 4.1.6: with this setting no device stays open.
-            "For hwloc, restart the kernel with HWLOC_COMPONENTS=-cuda,-nvml,-opencl,-gl in its environment.",
+            "For hwloc, restart the kernel without HWLOC_COMPONENTS in its environment, or with -cuda,-nvml,-opencl,-gl in it.",
         )
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from ...errors import (
     GpuCkptError,
     KernelNotFound,
@@ -120,14 +122,14 @@ class ServerOperations(KernelListener):
         *,
         cause: Cause = Cause.MANUAL,
         check: Callable[[], None] = lambda: None,
-        thins: bool = True,
+        removes: bool = True,
     ) -> Operation:
         """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
         An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
-        if the suspend is unwanted now that no cell can begin unnoticed. `thins`: whether retention runs afterwards.
+        if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check, thins=thins)
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes)
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
@@ -142,16 +144,23 @@ class ServerOperations(KernelListener):
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
-    async def park(self, kernel_id: str) -> Operation:
-        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+    async def park(
+        self, kernel_id: str, *, keep_contexts: bool = False, is_automatic: bool = False
+    ) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`.
+
+        `is_automatic`: no user requested it.
+        """
         served = self.served(kernel_id)
         release = served.hold()
         try:
             is_off = await self._peer_access.switch_off(served)
-            operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
+            call = calls.park(kernel_id, peer_access_off=is_off, keep_contexts=keep_contexts)
+            operation = await self._link.daemon.send(call)
         except BaseException:
             self.spawn(self._peer_access.switch_on_and(served, release))
             raise
+        served.is_parked_automatically = is_automatic
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
@@ -190,10 +199,10 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.tracked.cancel(operation_id)
 
-    async def note_changed(self, kernel_id: str) -> None:
-        """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
+    async def note_changed(self, kernel_id: str, autosave_seconds: float) -> None:
+        """Tell the daemon that a kernel has changed after its last snapshot, and how soon it is saved. Never raises."""
         try:
-            await self._link.daemon.send(calls.changed(kernel_id, time.time()))
+            await self._link.daemon.send(calls.changed(kernel_id, time.time(), autosave_seconds))
         except GpuCkptError as error:
             self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
@@ -271,7 +280,7 @@ class ServerOperations(KernelListener):
         cause: Cause,
         check: Callable[[], None] = lambda: None,
         *,
-        thins: bool = True,
+        removes: bool = True,
     ) -> Operation:
         """Start a save or suspend; if the kernel is being restarted, of the new process."""
         restarts = cast("GpuCkptKernels", self._kernels).gpuckpt_restarts
@@ -281,7 +290,7 @@ class ServerOperations(KernelListener):
                 if running:
                     raise KernelStateConflict("Please wait: this kernel is being restarted.")
             try:
-                return await self._freeze_now(kind, kernel_id, name, cause, check, thins=thins)
+                return await self._freeze_now(kind, kernel_id, name, cause, check, removes=removes)
             except (KernelNotFound, KernelStateConflict):
                 if kernel_id not in restarts:  # else a restart has begun meanwhile
                     raise
@@ -294,7 +303,7 @@ class ServerOperations(KernelListener):
         cause: Cause,
         check: Callable[[], None],
         *,
-        thins: bool,
+        removes: bool,
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)
@@ -338,7 +347,7 @@ class ServerOperations(KernelListener):
                 jupyter,
                 cause,
                 pinned=bool(name) and cause is not Cause.TOOL,
-                retention=self.retention if thins else None,
+                retention=self._retention_after(cause) if removes else None,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -350,6 +359,10 @@ class ServerOperations(KernelListener):
             release()
             raise
         return self._track(served, operation, release, changes)
+
+    def _retention_after(self, cause: Cause) -> RetentionPolicy:
+        is_periodic = cause is Cause.AUTOSAVE
+        return msgspec.structs.replace(self.retention, thins=is_periodic)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # GPU calls of a parked kernel would block, and a running cell must not be delayed.

@@ -122,7 +122,7 @@ class Rollbacks:
         operations, kernel_id = self._operations, served.kernel_id
         try:
             # The snapshot to which it goes back may be the oldest that is kept, so retention does not run before it is resumed.
-            suspended = await operations.suspend(kernel_id, cause=cause, thins=False)
+            suspended = await operations.suspend(kernel_id, cause=cause, removes=False)
             kept = await steps.run(suspended)
             try:
                 steps.check()

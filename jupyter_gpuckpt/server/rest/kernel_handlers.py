@@ -127,7 +127,7 @@ async def _suspend(handler: GpuCkptHandler, kernel_id: str, request: NameRequest
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/resume", ResumeRequest, _ACCEPTED))
 async def _resume(handler: GpuCkptHandler, kernel_id: str, request: ResumeRequest) -> OperationView:
     """Start a resume."""
-    operation = await handler.parts.resume(
+    operation = await handler.parts.gpu_room.resume(
         kernel_id, request.snapshot_id, take_over=request.take_over, force=request.force
     )
     return operation_view(operation)
@@ -137,6 +137,13 @@ async def _resume(handler: GpuCkptHandler, kernel_id: str, request: ResumeReques
 async def _park(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
     """Start a park."""
     return operation_view(await handler.parts.operations.park(kernel_id))
+
+
+@_answers(Route(KernelView, "POST", f"{_KERNEL}/expect_cell"))
+async def _expect_cell(handler: GpuCkptHandler, kernel_id: str) -> KernelView:
+    """Unpark a kernel whose page has got the focus, if no user has parked it and no other kernel needs the GPU; answer afterwards."""
+    await handler.parts.gpu_room.expect_cell(kernel_id)
+    return handler.kernels.view(kernel_id)
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/move", MoveRequest, _ACCEPTED))

@@ -19,6 +19,7 @@ const retention = {
   keep_within_seconds: 0,
   keep_suspends: 10,
   keep_tool_saves: 0,
+  thins: false,
   max_bytes: 0
 };
 

@@ -616,8 +616,10 @@ describe('a resume of a kernel that was moved', () => {
     const shown = await dialog('Resume an older snapshot of a.ipynb?');
     expect(shown.textContent).toContain(error.message);
     expect(shown.querySelector('.jp-mod-reject')).toBe(document.activeElement);
+    expect(messages()).toEqual(['a.ipynb waits for your answer.']);
     press(shown, 'accept');
     await done;
+    expect(messages()).toEqual(['Resumed a.ipynb in 0.01 s']);
     expect(server.bodies).toEqual(['{}', JSON.stringify({ take_over: true })]);
   });
 });

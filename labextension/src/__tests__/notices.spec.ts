@@ -134,6 +134,8 @@ describe('a machine on which nothing can be saved', () => {
     pressed('Details');
     const details = await dialog('Linux.');
     expect(details.querySelector('pre')?.textContent).toBe('make setup');
+    expect(details.textContent).toContain('This helps: make setup');
+    expect(details.querySelector('p code')?.textContent).toBe('make setup');
     press(details, 'accept');
   });
 

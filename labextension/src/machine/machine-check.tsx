@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import type { GpuCkptApi } from '../shared/api';
 import { asOurs, GpuCkptError } from '../shared/api';
-import { show, Table } from '../shared/dialogs';
+import { Sentence, show, Table } from '../shared/dialogs';
 import { tellProblem } from '../shared/notices';
 import type { Check } from '../shared/records';
 import { explain } from '../shared/texts';
@@ -65,7 +65,7 @@ function showReport(
     headline,
     <div className="jp-GpuCkptDialog jp-GpuCkptDetails">
       {sentences.map(sentence => (
-        <p key={sentence}>{sentence}</p>
+        <Sentence key={sentence} text={sentence} />
       ))}
       {checks.length > 0 ? (
         <Table

@@ -180,6 +180,11 @@ export class GpuCkptApi {
     return this._send('POST', at`operations/${operationId}/cancel`, {});
   }
 
+  /** Tell the server that a parked kernel's notebook is in front, so that it may be unparked before its next cell. */
+  expectCell(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/expect_cell`, {});
+  }
+
   /** Prevent the announced suspend of an idle kernel. */
   keepRunning(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/keep_running`, {});

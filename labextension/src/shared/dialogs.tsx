@@ -121,6 +121,22 @@ export function Table(props: {
   );
 }
 
+/** Draw a sentence; what is between backticks is a command. */
+export function Sentence({ text }: { text: string }): JSX.Element {
+  const parts = text.split('`');
+  return (
+    <p>
+      {parts.map((part, index) =>
+        index % 2 && index < parts.length - 1 ? (
+          <code key={index}>{part}</code>
+        ) : (
+          part
+        )
+      )}
+    </p>
+  );
+}
+
 /** Show the end of an operation: sentences, and the technical cause of an error or the end of a log. */
 export function showDetails(
   title: string,
@@ -131,7 +147,7 @@ export function showDetails(
     title,
     <div className="jp-GpuCkptDetails">
       {sentences.map(sentence => (
-        <p key={sentence}>{sentence}</p>
+        <Sentence key={sentence} text={sentence} />
       ))}
       {error?.details ? <pre tabIndex={0}>{error.details}</pre> : null}
       {error ? (

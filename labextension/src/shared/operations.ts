@@ -170,11 +170,15 @@ export class Operations {
     this._expected.add(kernelId);
   }
 
-  /** Start an operation, again after each refusal to which the user has answered that it is to go on. `onAnswer`: called then. */
+  /**
+   * Start an operation, again after each refusal to which the user has answered that it is to go on. `onQuestion`, `onAnswer`: called
+   * before and after.
+   */
   private async _asking(
     kind: OperationKind,
     name: string,
     start: (answers: JSONObject) => Promise<IOperation>,
+    onQuestion: () => void,
     onAnswer: () => void
   ): Promise<IOperation> {
     let answers: JSONObject = {};
@@ -187,6 +191,7 @@ export class Operations {
         if (!way || way.kinds?.includes(kind) === false) {
           throw error;
         }
+        onQuestion();
         if (!(await way.ask(name, refusal))) {
           throw new GpuCkptError({
             ...refusal,
@@ -245,9 +250,23 @@ export class Operations {
         },
         show,
         asking: (kind, attempt) =>
-          this._asking(kind, name, attempt, () => {
-            begun = performance.now();
-          })
+          this._asking(
+            kind,
+            name,
+            attempt,
+            () => {
+              const message = trans.__('%1 waits for your answer.', name);
+              Notification.update({ id, message, type: 'default' });
+            },
+            () => {
+              begun = performance.now();
+              Notification.update({
+                id,
+                message: started,
+                type: 'in-progress'
+              });
+            }
+          )
       });
       const waited = (performance.now() - begun) / 1000;
       if (kind === 'suspend' && !this._isAway(operation.kernel_id)) {

@@ -533,6 +533,8 @@ export interface components {
          *         `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
          *         the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note. Of snapshots
          *         that tools took, the last `keep_tool_saves` of each kernel and its branches by tools are kept (0: as other automatic ones).
+         *
+         *         `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
          */
         RetentionPolicy: {
             /** @default 0 */
@@ -547,6 +549,8 @@ export interface components {
             keep_suspends: number;
             /** @default 0 */
             keep_tool_saves: number;
+            /** @default false */
+            thins: boolean;
         };
         /**
          * AnnotateRequest
@@ -601,7 +605,8 @@ export interface components {
              *       "max_bytes": 0,
              *       "manual_too": false,
              *       "keep_suspends": 0,
-             *       "keep_tool_saves": 0
+             *       "keep_tool_saves": 0,
+             *       "thins": false
              *     }
              */
             retention: components["schemas"]["RetentionPolicy"];

@@ -250,6 +250,7 @@ function stageText(stage: string): string {
       return trans.__('Preparing');
     case 'restore':
     case 'pages':
+    case 'audit':
     case 'gpu files':
       return trans.__('Loading memory');
     case 'gpu restore':

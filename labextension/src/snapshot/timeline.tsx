@@ -7,6 +7,7 @@ import { formatBytes } from '../shared/format';
 import { branchIcon, pinIcon, resumeIcon } from '../shared/icons';
 import type { SnapshotView, Variable } from '../shared/records';
 import { openMenu } from '../shared/reason-menu';
+import { isAtRemote } from '../shared/texts';
 import type { IPanelContext } from '../shared/tokens';
 import {
   isNeeded,
@@ -108,7 +109,9 @@ function SnapshotCard(props: {
         <UploadBadge snapshot={snapshot} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
-            {trans.__('resumes from here')}
+            {kernel && isAtRemote(kernel)
+              ? trans.__('moved from here')
+              : trans.__('resumes from here')}
           </span>
         ) : isHere ? (
           <span

@@ -91,6 +91,7 @@ WORKS = [
         "cuda_by_hand",
         needs=("cuda.bindings.nvrtc",),
     ),
+    Row("mpi4py", "mpi4py, whose hwloc looks for GPUs", "mpi", needs=("torch", "mpi4py")),
     Row(
         "data_loader",
         "DataLoader, persistent workers in mid-epoch",
@@ -262,13 +263,6 @@ REFUSED = [
         "profiled",
         refused="A profiler was used",
         code="freeze_failed",
-    ),
-    Row(
-        "mpi4py",
-        "mpi4py, whose hwloc opens the GPU",
-        "mpi",
-        needs=("torch", "mpi4py"),
-        refused="another library than CUDA",
     ),
     Row(
         "child_on_two_gpus",
