@@ -129,7 +129,9 @@ class ServerOperations(KernelListener):
         An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
         if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes)
+        return await self._freeze(
+            OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes
+        )
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
