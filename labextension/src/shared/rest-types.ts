@@ -139,7 +139,7 @@ export interface components {
              */
             before_restart: string | null;
             /**
-             * @description The snapshot with its state before a tool for AI agents restored an older one, unless a user has restored one since; null: none.
+             * @description The snapshot with its state before an AI agent's tool restored another, until a user restores one; null: none.
              * @default null
              */
             before_tool: string | null;
