@@ -23,4 +23,5 @@
 - `snapshots`: commands for snapshots besides listing and deleting.
 - `stats_command`: the command `jupyter gpuckpt stats`.
 - `summary`: summaries of operations and snapshots as short texts.
+- `template_command`: the command `jupyter gpuckpt template`.
 """

@@ -35,6 +35,7 @@ from . import (
     slurm_script,
     stats_command,
     summary,
+    template_command,
 )
 from . import prune as pruning
 from . import snapshots as keeping
@@ -396,4 +397,5 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "prune": _with_daemon(pruning.run),
     "remote": remote_command.run,
     "slurm-script": slurm_script.run,
+    "template": template_command.run,
 }

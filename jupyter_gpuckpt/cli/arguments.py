@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, mcp_command, notice, prune, slurm_script
+from . import (
+    executing,
+    hub_report,
+    mcp_command,
+    notice,
+    prune,
+    slurm_script,
+    template_command,
+)
 from .parser import KERNEL_HELP, SNAPSHOT_HELP, Parser, title
 from .remote import move_command, remote_command
 
@@ -83,6 +91,9 @@ def parser(program: str = PROGRAM) -> Parser:
     )
     slurm_script.add_arguments(
         command("slurm-script", slurm_script.SUMMARY, slurm_script.DESCRIPTION)
+    )
+    template_command.add_arguments(
+        command("template", template_command.SUMMARY, template_command.DESCRIPTION)
     )
     return top
 

@@ -17,11 +17,13 @@ setting or a record only.
 - `moving`: the steps of a move.
 - `programs`: programs of this package that the client runs in processes of their own, without a daemon.
 - `quick_httpx`: an import of httpx without its command line.
+- `recipes`: the cells of a notebook, or a script, that prepare a kernel.
 - `reviving`: kernels that are created from a snapshot.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.
 - `starting`: finding the daemon of this place, and starting it if it does not run.
 - `sync_client`: the client for callers without an event loop.
+- `templates`: the templates of this user on disk.
 - `transport`: HTTP calls over the daemon's unix socket by httpx.
 """
 

@@ -211,9 +211,10 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
             _mend_images(images, ids)
-            folders = restore.placing.make_folders
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
-            made = missing_files.put_in_place(images, manifest.traveling, folders, force=force)
+            made = missing_files.put_in_place(
+                images, manifest.traveling, restore.placing.make_folders, force=force
+            )
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())

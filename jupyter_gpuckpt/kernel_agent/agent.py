@@ -20,6 +20,11 @@ so that no IPython event is triggered.
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide; seed these modules' global
                                         generators anew. The reply names what could not be renewed or seeded
+    gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
+                                        name what a recipe has left that copies of the kernel could not share, and the files that
+                                        they need; go to this folder
+    gpuckpt_request {"op": "become_new", "key": "...", ...}
+                                        in a copy of such a kernel: be a new kernel; the reply is signed with the new key
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
@@ -58,7 +63,9 @@ from .fresh_secrets import FreshSecrets
 from .global_generators import seed_anew
 from .history import History, last_cell
 from .message_journal import Journal
+from .new_kernels import become_new
 from .processor_clocks import ProcessorClocks
+from .recipe_ends import left_in, sources
 from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
@@ -210,7 +217,7 @@ class Agent:
         return self._send(stream, *arguments, **options)
 
     # Called in the control thread.
-    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
+    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912, PLR0915 - a table
         self._resumes.last()
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
@@ -250,6 +257,15 @@ class Agent:
             )
             if request.get("gpu_is_back"):
                 await self._peers_on()
+        elif op == "recipe_ended":
+            log = parent["content"]["log"]
+            content.update(left=left_in(self._kernel, log), sources=sources())
+            os.chdir(parent["content"]["folder"])
+        elif op == "become_new":
+            try:
+                await self._become_new(parent["content"])
+            except Exception as error:
+                content.update(status="error", ename=type(error).__name__, evalue=str(error))
         elif op == "peers_off":
             content["peer_access"] = await self._peers_off()
             content["switched"] = self._peers.was_switched
@@ -276,6 +292,16 @@ class Agent:
             self._kept_replies.extend((now, r) for r in self._sent.replies_to(request["requests"]))
         self._answer_soon()
         return [part for parts in sent for part in parts]
+
+    async def _become_new(self, request: dict[str, Any]) -> None:
+        """Be a new kernel, which has sent nothing and has no clients."""
+        become_new(self._kernel, request)
+        take_ports(request["moved_ports"], request["connection_file"], self._iopub)
+        self._sent.forget()
+        self._subscribers.forget()
+        self._history.continue_after_resume(branched=True)
+        await self._peers_on()
+        await self._call("on_resume")
 
     async def _call(self, event: str) -> bool:
         """Trigger an event of IPython's in the main thread; return False if a running cell prevented it."""

@@ -33,6 +33,26 @@ class ErrorView(View, frozen=True):
     details: str | None = None
 
 
+class TemplateView(View, frozen=True):
+    """A template, or one that is being built for the first time, which has no title yet.
+
+    - `why`: Why its kernels are no copies now; empty if they are.
+    - `error`: The error of the last build.
+    """
+
+    name: str
+    title: str
+    is_being_built: bool
+    why: str
+    error: ErrorView | None
+
+
+class TemplatesView(View, frozen=True):
+    """The templates of this user, by name."""
+
+    templates: list[TemplateView]
+
+
 class ResultView(View, frozen=True):
     """The result of an operation.
 

@@ -33,6 +33,7 @@ from .kernels.reconnector import Reconnector
 from .kernels.rollbacks import Rollbacks
 from .kernels.session_moves import Moves
 from .kernels.stored_notebooks import StoredNotebooks
+from .kernels.template_builders import TemplateBuilders
 from .messages.gate import GatedConnection
 from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
@@ -217,6 +218,7 @@ class Service:
             shut_downs,
             restarts,
             idle,
+            TemplateBuilders(link.settings),
         )
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
         self._starts_clean = traits.clean_start

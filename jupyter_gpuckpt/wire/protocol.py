@@ -98,6 +98,18 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spec: LaunchSpec
 
 
+class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /copies: start a new kernel whose process is a copy of the one in a snapshot, instead of starting the program of `spec`.
+
+    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`.
+    """
+
+    owner_id: str
+    snapshot_id: str
+    spec: LaunchSpec
+    visible_gpus: str = ""
+
+
 class Result(msgspec.Struct, frozen=True):
     """The result of an operation."""
 

@@ -158,6 +158,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       kernelActions,
       undo,
       settings,
+      () => serviceManager.kernelspecs.refreshSpecs(),
       path => cellsOf(panelAt(path))
     );
     addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);

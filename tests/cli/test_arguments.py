@@ -37,6 +37,7 @@ COMMANDS = [
     "prune",
     "remote",
     "slurm-script",
+    "template",
 ]
 
 

@@ -39,7 +39,7 @@ def test_what_is_no_time_is_refused_with_an_example(text):
         ServerTraits(lose_at_most=text)
 
 
-def test_saves_are_as_far_apart_as_their_cost_allows():
+def test_the_pause_between_saves_follows_from_their_cost():
     assert _Cost().least_seconds(0.05) == 0
     assert _Cost(5.0, 0.1, 4.0).least_seconds(0.05) == pytest.approx(80)
     assert _Cost(5.0, 2.0, 4.0).least_seconds(0.05) == pytest.approx(200)

@@ -37,12 +37,20 @@ from ...wire.daemon_settings import Settings
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
-from ...wire.protocol import GpuRoom, HostReport, Owner, ParkRequest, ResumeRequest
+from ...wire.protocol import (
+    CopyRequest,
+    GpuRoom,
+    HostReport,
+    Owner,
+    ParkRequest,
+    ResumeRequest,
+)
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
 from ...wire.tool_branches import is_branch_of
 from .. import host_report
+from .ferry_choice import FerryChoice
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -90,6 +98,7 @@ class Machine:
         self._in_other_stores: dict[Path, str] = {}
         self._report: HostReport | None = None
         self._criu: Path | None = None
+        self._ferry = FerryChoice()
         self._store: LocalStore | None = None
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
@@ -132,6 +141,7 @@ class Machine:
 
     def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
         """Start a kernel. Raises ToolMissing or PrivilegeMissing if the engine cannot work here."""
+        spec = self._ferry.resolve(spec)
         return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
 
     def protect_servers(self, tree: Tree, owner: Owner) -> None:
@@ -297,6 +307,38 @@ class Machine:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def copy(
+        self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
+    ) -> Resumed:
+        """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
+
+        `spec`: of the new kernel.
+        """
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        manifest, progress = self.store.manifest(request.snapshot_id), Progress()
+        with self._local_chunks(self._settings.data, self.store, manifest.info, progress):
+            found = late_modules.resume.resume(
+                manifest,
+                self.store,
+                self._engine(),
+                exit_path=exit_path,
+                jupyter_runtime_dir=owner.jupyter_runtime_dir,
+                own_ports=spec.own_ports,
+                request=ResumeRequest(visible_gpus=request.visible_gpus),
+                digests=self._digests,
+                is_copy=True,
+                unpacked=self._unpacked_snapshots(),
+                progress=progress,
+            )
+        try:
+            # Those of the snapshot's kernel came with its memory; the next server needs this one's.
+            kept_secrets.install(Path(f"/proc/{found.tree.init_pid}/root"), spec.secrets)
+        except BaseException:
+            trees.kill(found.tree)
+            raise
+        return found
 
     def _unpacked_snapshots(self) -> UnpackedSnapshots:
         from .. import late_modules  # noqa: PLC0415 - late: see there

@@ -89,8 +89,8 @@ class GpuProcesses:
 
         `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked; otherwise memory that
         an earlier save could not give back is given back first. `until`: how long memory will be away; in a save
-        `copy_handed_over` must follow. `peer_access_off`: see `gpu_refusals.py`. `keep_contexts`: take only the memory of ferries, where
-        nearly all of it is theirs, and checkpoint nothing. Without a GPU nothing happens.
+        `copy_handed_over` must follow. `peer_access_off`: the agent in the kernel's own process has switched it off. `keep_contexts`:
+        take only the memory of ferries, where nearly all of it is theirs, and checkpoint nothing. Without a GPU nothing happens.
         Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored. After an error
         `give_back` undoes what was done.
         """
@@ -109,16 +109,18 @@ class GpuProcesses:
                 hint="pip install 'jupyter-gpuckpt[gpu]'; `jupyter gpuckpt doctor` lists what else is missing.",
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
-        gpu_refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
+        peers_off = {self._tree.kernel_pid} if peer_access_off else set[int]()
+        gpu_refusals.refuse(self._tree, owners, peers_off)
         for pid in set(with_gpu) - set(owners):
             gpu_refusals.refuse_unknown(pid)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
                 self.ferries.close_gate(pid, lock_seconds)
+                gpu_refusals.refuse_opened(self._tree, pid)  # now it can open no more
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
         # This is checked again: a process may have begun to use a second GPU before the Lock. From now on none can.
-        gpu_refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
+        gpu_refusals.refuse_several(owners, peers_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             for pid in owners:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..kernels.rollbacks import Rollbacks
     from ..kernels.session_moves import Moves
     from ..kernels.stored_notebooks import StoredNotebooks
+    from ..kernels.template_builders import TemplateBuilders
     from ..policies.gpu_room import GpuRoom
     from ..policies.idle import IdleSuspension
     from ..policies.restarts import Restarts
@@ -49,6 +50,7 @@ class Parts:
     shut_downs: ShutDowns
     restarts: Restarts
     idle: IdleSuspension
+    templates: TemplateBuilders
 
 
 class RestRoutes(Routes):

@@ -922,6 +922,36 @@ export interface components {
             now: components["schemas"]["Variable"];
         };
         /**
+         * TemplatesView
+         * @description The templates of this user, by name.
+         */
+        TemplatesView: {
+            templates: components["schemas"]["TemplateView"][];
+        };
+        /**
+         * TemplateView
+         * @description A template, or one that is being built for the first time, which has no title yet.
+         */
+        TemplateView: {
+            name: string;
+            title: string;
+            is_being_built: boolean;
+            /** @description Why its kernels are no copies now; empty if they are. */
+            why: string;
+            /** @description The error of the last build. */
+            error: components["schemas"]["ErrorView"] | null;
+        };
+        /**
+         * TemplateRequest
+         * @description Body of a new template. `snapshot_id`: the cells that had run then are its recipe. `title`: its name in launchers.
+         */
+        TemplateRequest: {
+            name: string;
+            snapshot_id: string;
+            /** @default  */
+            title: string;
+        };
+        /**
          * HostReport
          * @description GET /host.
          */
@@ -1040,6 +1070,9 @@ export type StoredNotebook = components['schemas']['StoredNotebook'];
 export type VariablesView = components['schemas']['VariablesView'];
 export type Comparison = components['schemas']['Comparison'];
 export type JupyterGpuckptWireVariableChangesChange = components['schemas']['jupyter_gpuckpt.wire.variable_changes.Change'];
+export type TemplatesView = components['schemas']['TemplatesView'];
+export type TemplateView = components['schemas']['TemplateView'];
+export type TemplateRequest = components['schemas']['TemplateRequest'];
 export type HostReport = components['schemas']['HostReport'];
 export type Check = components['schemas']['Check'];
 export type NoticesView = components['schemas']['NoticesView'];

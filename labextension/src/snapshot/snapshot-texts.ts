@@ -236,3 +236,13 @@ export function expiryTexts({
   }
   return texts;
 }
+
+/** Suggest the name of a template for a notebook: kernelspecs have names of small letters, digits, dots and hyphens. */
+export function templateName(notebook: string): string {
+  const plain = notebook
+    .replace(/\.ipynb$/, '')
+    .toLowerCase()
+    .replace(/[^a-z0-9._-]+/g, '-')
+    .replace(/^[^a-z0-9]+|-+$/g, '');
+  return `${plain || 'notebook'}-ready`;
+}
