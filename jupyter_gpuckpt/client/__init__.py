@@ -4,9 +4,13 @@ The classes are imported at their first use, because importing httpx takes a ten
 setting or a record only.
 
 - `agent_code`: the code that installs the agent.
+- `agent_messages`: messages to the agent of a kernel without a server.
 - `async_client`: the client for callers on an event loop.
+- `cell_output`: the output of code that a program runs in a kernel.
+- `connection_files`: the connection file of a kernel.
 - `daemon_traits`: the daemon's settings as traits.
 - `holding`: an owner, and its connection.
+- `kernel_runs`: code that a program without a server runs in a kernel.
 - `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
 - `magics`: the magic `%gpuckpt`, for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.

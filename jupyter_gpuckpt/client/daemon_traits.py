@@ -105,6 +105,13 @@ class GpuCkptDaemon(Configurable):
         enough to find a state of the last days; each takes the space of the changes since the one before. 0: all are kept.""",
     ).tag(config=True)
 
+    keep_tool_saves = Int(
+        40,
+        min=0,
+        help="""How many of the snapshots that tools for AI agents took of a kernel and of their branches of it are kept. Older ones are
+        removed, except those that are pinned or that a kernel needs. Default: 40. 0: they count as automatic ones.""",
+    ).tag(config=True)
+
     keep_within = Float(
         0.0,
         min=0.0,
@@ -150,4 +157,5 @@ class GpuCkptDaemon(Configurable):
             min(self.keep_within, MAX_SECONDS),
             min(self.max_bytes, MAX_BYTES),
             keep_suspends=min(self.keep_suspends, MAX_COUNT),
+            keep_tool_saves=min(self.keep_tool_saves, MAX_COUNT),
         )

@@ -118,6 +118,7 @@ class KernelView(View, frozen=True, kw_only=True):
     - `cells_resume`: Whether a cell that is sent to it resumes it.
     - `restart_save_seconds`: How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone.
     - `before_restart`: The snapshot with its state before its last restart; null: none.
+    - `before_tool`: The snapshot with its state before an AI agent's tool restored another, until a user restores one; null: none.
     - `former_kept`: Whether its process before its last restart is kept: `undo_restart`.
     - `restart_lost`: Why its last restart cannot be undone; null if it can.
     - `idle_seconds`: After how long without activity it is suspended; 0: never.
@@ -152,6 +153,7 @@ class KernelView(View, frozen=True, kw_only=True):
     cells_resume: bool = True
     restart_save_seconds: float = 0.0
     before_restart: str | None = None
+    before_tool: str | None = None
     former_kept: bool = False
     restart_lost: str | None = None
     idle_seconds: float = 0.0

@@ -162,6 +162,12 @@ class ServerTraits(Configurable):
         that connects next. Messages beyond that are counted, and the page shows how many are missing.""",
     ).tag(config=True)
 
+    tools_token = Unicode(
+        help="""The token by which an MCP client may use the tools that change kernels, where jupyter-server-mcp serves the tools for AI
+        agents in this server: the client sends it as the header `Authorization: Bearer TOKEN`. Empty: only tools that list and compare.
+        Only programs of this server's own user on this machine can use any of them. `jupyter gpuckpt mcp` needs no token."""
+    ).tag(config=True)
+
     def refusal(self, kernel_name: str) -> str:
         """Return the reason why kernels of a kernelspec start without the engine; empty if they start under it."""
         if any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self.excluded_kernelspecs):

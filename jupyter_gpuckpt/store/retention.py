@@ -7,12 +7,13 @@ kernel's latest snapshot instead of from now, so that a notebook that was not op
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from ..wire.manifest_records import Cause, SnapshotInfo
 from ..wire.snapshot_order import newest_first
 from ..wire.snapshot_records import RetentionPolicy, Verdict
+from ..wire.tool_branches import origin_of
 
 NEEDED = "a kernel needs it"
 LATEST = "the latest snapshot of a kernel that is resumed from it"
@@ -62,11 +63,17 @@ def judge(
     for infos in _by_kernel(suspends):
         reason = f"among the last {policy.keep_suspends} suspends of its kernel"
         exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_suspends]}
+    by_tools = [one for one in ordered if _is_by_tool(one, policy)]
+    for infos in _grouped(by_tools, lambda info: origin_of(info.name, info.kernel_id)):
+        reason = (
+            f"among the last {policy.keep_tool_saves} by tools of its kernel and their branches"
+        )
+        exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_tool_saves]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
     thinned = _thinned(ordered) - held.keys() if policy.thins else set()
-    # The older of these suspends, and thinned saves, are left to no rule.
-    judged = {info.snapshot_id for info in suspends} | exempt.keys() | thinned
+    # The older of these suspends and saves by tools, and thinned saves, are left to no rule.
+    judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys() | thinned
     for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
         kept |= _kept_by_rules(infos, policy)
     kept |= held
@@ -113,6 +120,11 @@ def _is_limited(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
     return bool(requested and policy.keep_suspends) and not (info.pinned or info.title or info.note)
 
 
+def _is_by_tool(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
+    """Return whether `keep_tool_saves` applies to a snapshot."""
+    return bool(policy.keep_tool_saves) and info.cause is Cause.TOOL and not info.pinned
+
+
 def _needed(
     ordered: Iterable[SnapshotInfo], needed: Collection[str], living: Collection[str]
 ) -> dict[str, str]:
@@ -129,9 +141,15 @@ def _needed(
 
 
 def _by_kernel(infos: Iterable[SnapshotInfo]) -> Iterator[list[SnapshotInfo]]:
+    return _grouped(infos, lambda info: info.kernel_id)
+
+
+def _grouped(
+    infos: Iterable[SnapshotInfo], key: Callable[[SnapshotInfo], str]
+) -> Iterator[list[SnapshotInfo]]:
     groups: dict[str, list[SnapshotInfo]] = {}
     for info in infos:
-        groups.setdefault(info.kernel_id, []).append(info)
+        groups.setdefault(key(info), []).append(info)
     yield from groups.values()
 
 

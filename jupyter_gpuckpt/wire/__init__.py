@@ -30,5 +30,6 @@
 - `statuses`: HTTP status and exit code of each error.
 - `stripes`: files that together hold one sequence of bytes.
 - `template_records`: the records of templates.
+- `tool_branches`: the names of branches that tools make.
 - `variable_changes`: the differences between the variables of two moments.
 """

@@ -32,6 +32,7 @@ COMMANDS = [
     "stats",
     "execute",
     "hub-report",
+    "mcp",
     "notice",
     "prune",
     "remote",

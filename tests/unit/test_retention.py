@@ -244,6 +244,35 @@ def test_the_newest_is_kept_although_its_clock_was_behind():
     assert (verdicts[0].snapshot.snapshot_id, verdicts[0].removed) == ("a33", False)
 
 
+def by_tools(count, letter="a", **fields):
+    return series(count, letter, cause=Cause.TOOL, **fields)
+
+
+def named(infos, name, kernel="k"):
+    return [msgspec.structs.replace(info, name=name, kernel_id=kernel) for info in infos]
+
+
+def test_of_what_tools_saved_of_a_kernel_and_its_branches_the_last_stay():
+    assert removed(by_tools(4), keep_tool_saves=2) == ["a2", "a3"]
+    # Other rules are not about them, and those that a user pins stay.
+    saves = series(3, "s")
+    found = removed([*by_tools(3), *saves], keep_tool_saves=2, keep_last=2)
+    assert sorted(found) == ["a2", "s2"]
+    assert removed(by_tools(4, pinned=True), keep_tool_saves=2) == []
+    assert removed(by_tools(4), keep_tool_saves=2, needed=["a3"]) == ["a2"]
+    # Those of ended branches count with the kernel from which they come; other kernels have their own.
+    of_kernel = named(by_tools(2), "n.ipynb", "12345678-9")
+    of_branches = [
+        *named([snapshot("b2", cause=Cause.TOOL)], "n.ipynb-tool-12345678-aaaa", "aaaa"),
+        *named([snapshot("b3", cause=Cause.TOOL)], "n.ipynb-tool-12345678-bbbb", "bbbb"),
+    ]
+    others = named(by_tools(2, "c"), "n.ipynb", "87654321-0")
+    found = removed([*of_kernel, *of_branches, *others], keep_tool_saves=2)
+    assert sorted(found) == ["b2", "b3"]
+    # Without that rule they are as other automatic ones.
+    assert removed(by_tools(4), keep_last=3) == ["a3"]
+
+
 def periodic_saves(seconds, every, **fields):
     """Return the periodic saves of a kernel in so many seconds, newest first."""
     now = 100 * DAY

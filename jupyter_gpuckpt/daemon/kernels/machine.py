@@ -48,6 +48,7 @@ from ...wire.protocol import (
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
+from ...wire.tool_branches import is_branch_of
 from .. import host_report
 from .ferry_choice import FerryChoice
 from .record_leases import are_others_heard_of
@@ -387,7 +388,10 @@ class Machine:
         return late_modules.arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
-        """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""
+        """Return the manifest of a kernel's snapshot (default: its newest), its branch's origin, or of a tool's branch of it.
+
+        Raises SnapshotNotFound.
+        """
         kernel_id = record.kernel_id
         if not snapshot_id:
             snapshots = self.snapshots(kernel_id)
@@ -399,7 +403,8 @@ class Machine:
         except SnapshotNotFound:
             others = stores.others(self._settings.store, self.store)
             manifest = bringing.bring_from(self.store, others, snapshot_id)
-        if manifest.info.kernel_id != kernel_id and snapshot_id != record.parent_snapshot_id:
+        is_own = manifest.info.kernel_id == kernel_id or snapshot_id == record.parent_snapshot_id
+        if not is_own and not is_branch_of(manifest.info.name, kernel_id):
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
         return manifest
 

@@ -54,7 +54,7 @@ _RESTART_SECONDS = 10.0
 _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
 #: no user requested the save.
-_FINGERPRINT_SECONDS = {Cause.AUTOSAVE: 0.3} | dict.fromkeys(
+_FINGERPRINT_SECONDS = {Cause.AUTOSAVE: 0.3, Cause.TOOL: 0.3} | dict.fromkeys(
     (Cause.MEMORY, Cause.RECLAIM, Cause.SHUTDOWN), 0.1
 )
 _MAX_FINGERPRINT_SECONDS = 1.0
@@ -122,13 +122,16 @@ class ServerOperations(KernelListener):
         *,
         cause: Cause = Cause.MANUAL,
         check: Callable[[], None] = lambda: None,
+        removes: bool = True,
     ) -> Operation:
         """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
         An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
-        if the suspend is unwanted now that no cell can begin unnoticed.
+        if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check)
+        return await self._freeze(
+            OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes
+        )
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
@@ -278,6 +281,8 @@ class ServerOperations(KernelListener):
         name: str,
         cause: Cause,
         check: Callable[[], None] = lambda: None,
+        *,
+        removes: bool = True,
     ) -> Operation:
         """Start a save or suspend; if the kernel is being restarted, of the new process."""
         restarts = cast("GpuCkptKernels", self._kernels).gpuckpt_restarts
@@ -287,7 +292,7 @@ class ServerOperations(KernelListener):
                 if running:
                     raise KernelStateConflict("Please wait: this kernel is being restarted.")
             try:
-                return await self._freeze_now(kind, kernel_id, name, cause, check)
+                return await self._freeze_now(kind, kernel_id, name, cause, check, removes=removes)
             except (KernelNotFound, KernelStateConflict):
                 if kernel_id not in restarts:  # else a restart has begun meanwhile
                     raise
@@ -299,6 +304,8 @@ class ServerOperations(KernelListener):
         name: str,
         cause: Cause,
         check: Callable[[], None],
+        *,
+        removes: bool,
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)
@@ -341,8 +348,8 @@ class ServerOperations(KernelListener):
                 notebook,
                 jupyter,
                 cause,
-                pinned=bool(name),
-                retention=self._retention_after(cause),
+                pinned=bool(name) and cause is not Cause.TOOL,
+                retention=self._retention_after(cause) if removes else None,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -355,10 +362,7 @@ class ServerOperations(KernelListener):
             raise
         return self._track(served, operation, release, changes)
 
-    def _retention_after(self, cause: Cause) -> RetentionPolicy | None:
-        if cause is Cause.ROLLBACK:
-            # Its snapshot may be the oldest that is kept, so retention runs only after the next save.
-            return None
+    def _retention_after(self, cause: Cause) -> RetentionPolicy:
         is_periodic = cause is Cause.AUTOSAVE
         return msgspec.structs.replace(self.retention, thins=is_periodic)
 

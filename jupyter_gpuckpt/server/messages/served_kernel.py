@@ -160,6 +160,8 @@ class ServedKernel:
         self.suspends_at: float | None = None
         #: The snapshot with its state before its last restart; empty if there is none.
         self.before_restart = ""
+        #: The snapshot with its state before a tool restored an older one; empty if a user has restored one since, or no tool did.
+        self.before_tool = ""
         #: Whether the process before its last restart is kept, so that it can run on.
         self.is_former_kept = False
         #: Why its last restart cannot be undone; empty if it can, or if nothing was lost.

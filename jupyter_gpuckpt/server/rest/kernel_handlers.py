@@ -11,6 +11,7 @@ from msgspec import Meta
 from ...batches.suspend_batch import SuspendOutcome, SuspendReport
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...wire.calls import Route
+from ...wire.manifest_records import Cause
 from ...wire.protocol import Kernel, ResumeRequest
 from ...wire.remote_listings import MoveRequest
 from ..policies.shut_downs import ShutDown
@@ -39,9 +40,15 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned."""
+    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned. `tool`: a tool requests it; it is not pinned."""
 
     name: Annotated[str, Meta(max_length=300)] = ""
+    tool: bool = False
+
+    @property
+    def cause(self) -> Cause:
+        """Return the cause of the snapshot."""
+        return Cause.TOOL if self.tool else Cause.MANUAL
 
 
 class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,13 +113,15 @@ def _kernel(handler: GpuCkptHandler, kernel_id: str) -> KernelView:
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/save", NameRequest, _ACCEPTED))
 async def _save(handler: GpuCkptHandler, kernel_id: str, request: NameRequest) -> OperationView:
     """Start a save."""
-    return operation_view(await handler.parts.operations.save(kernel_id, request.name))
+    save = handler.parts.operations.save
+    return operation_view(await save(kernel_id, request.name, cause=request.cause))
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/suspend", NameRequest, _ACCEPTED))
 async def _suspend(handler: GpuCkptHandler, kernel_id: str, request: NameRequest) -> OperationView:
     """Start a suspend."""
-    return operation_view(await handler.parts.operations.suspend(kernel_id, request.name))
+    suspend = handler.parts.operations.suspend
+    return operation_view(await suspend(kernel_id, request.name, cause=request.cause))
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/resume", ResumeRequest, _ACCEPTED))

@@ -115,6 +115,8 @@ function suspendedBecause(kernel: KernelView): string {
       return trans.__('The server was stopped.');
     case 'reclaim':
       return trans.__('The machine was reclaimed.');
+    case 'tool':
+      return trans.__('An AI agent suspended it.');
     default:
       return '';
   }
