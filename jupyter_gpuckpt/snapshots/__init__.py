@@ -15,5 +15,6 @@
 - `save`: save and suspend.
 - `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
 - `trial`: the trial of the engine on a small program.
+- `unwritten_memory`: the memory of a kernel that a save takes from the predecessor.
 - `verify`: verification of a snapshot.
 """

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import pytest
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
@@ -71,6 +72,7 @@ class Program:
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
         self._trees = [self.tree]
+        self.tracked = TrackedKernels()
 
     def _exit_path(self) -> Path:
         self._generation += 1
@@ -107,6 +109,7 @@ class Program:
             self.store,
             self.engine,
             SaveOptions(stop=stop, name="program", cause=cause, peer_access_off=peer_access_off),
+            writes=self.tracked.of(self.tree),
             progress=progress or Progress(),
         )
 

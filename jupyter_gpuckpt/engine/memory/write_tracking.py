@@ -3,7 +3,7 @@
 Covers: which pages were not written since a moment, and for which pages Linux cannot tell. Does not cover: what the store has of
 them (`snapshots.earlier_memory`).
 
-A userfaultfd with asynchronous write protection (Linux 6.7) is registered in the private anonymous areas of the process. A save
+A userfaultfd with asynchronous write protection is registered in the private anonymous areas of the process. A save
 protects their pages; Linux removes the protection of a page at the first write to it, and PAGEMAP_SCAN lists the pages that have it.
 Only this process has the descriptor: when it ends, Linux removes all registrations and protections, and the program runs on.
 See Linux, Documentation/admin-guide/mm/userfaultfd.rst.
@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,20 @@ _EXCLUSIVE, _PRESENT = np.uint64(1 << 56), np.uint64(1 << 63)
 #: The most entries of it that are read at once.
 _ENTRIES = 1 << 16
 
+#: The first version of Linux in which memory that mremap moves loses its protection; before, it counted as unwritten for ever.
+_FIRST_LINUX = (6, 13)
+
 Pages = NDArray[np.int64]
+
+
+def is_supported() -> bool:
+    """Return whether this Linux tells which pages were written."""
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (
+        release is not None
+        and (int(release[1]), int(release[2])) >= _FIRST_LINUX
+        and pagemap_scan.is_supported()
+    )
 
 
 class WriteTracking:
