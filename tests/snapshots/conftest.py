@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
+from jupyter_gpuckpt.snapshots import unwritten_memory
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.store.local import LocalStore
@@ -137,6 +139,15 @@ class Program:
         """Kill it, in all that it was resumed in: an older snapshot may have been resumed beside it."""
         for tree in self._trees:
             launch.kill(tree)
+
+
+@pytest.fixture(autouse=True)
+def no_write_unseen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which memory had changed that the tracking of writes believed unwritten; all of it is compared."""
+    yield
+    for when in ("setup", "call"):
+        wrong = [one for one in caplog.get_records(when) if one.name == unwritten_memory.__name__]
+        assert not [one for one in wrong if one.levelno >= logging.ERROR]
 
 
 @pytest.fixture
