@@ -68,6 +68,11 @@ class TrackedKernel:
         self._is_off = not write_tracking.is_supported()
         self._saved: SavedMemory | None = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether writes are tracked."""
+        return self._tracking is not None
+
     def look(self) -> Unwritten | None:
         """Return what was not written since the last snapshot; None if nothing is known."""
         if self._saved is None:
