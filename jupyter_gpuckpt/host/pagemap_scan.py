@@ -34,18 +34,12 @@ def unwritten_pages(descriptor: int, start: int, end: int) -> Iterator[Area]:
     return _scan(descriptor, start, end, wanted=_WPALLOWED, unwanted=_WRITTEN)
 
 
-def untracked_pages(descriptor: int, start: int, end: int) -> Iterator[Area]:
-    """Yield those of `own_pages` that lie where no userfaultfd with asynchronous protection is registered. Raises OSError."""
-    return _scan(descriptor, start, end, unwanted=_WPALLOWED)
-
-
-def protect_pages(descriptor: int, start: int, end: int, *, written: bool) -> None:
-    """Write-protect `own_pages`, only those that count as `written` or all, where a userfaultfd is registered. Raises OSError.
+def protect_pages(descriptor: int, start: int, end: int) -> None:
+    """Write-protect those of `own_pages` that were written, where a userfaultfd is registered. Raises OSError.
 
     Places without a page stay as they are: their marks would look like pages that were swapped out.
     """
-    wanted = _WPALLOWED | (_WRITTEN if written else 0)
-    for _ in _scan(descriptor, start, end, wanted=wanted, flags=_WP_MATCHING):
+    for _ in _scan(descriptor, start, end, wanted=_WPALLOWED | _WRITTEN, flags=_WP_MATCHING):
         pass
 
 

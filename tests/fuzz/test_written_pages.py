@@ -105,9 +105,8 @@ class Saves:
         if restarts or self.tracking is None:
             self.close()
             self.tracking = WriteTracking(self.writer.pid)
-        before = self.tracking.unwritten()
         extents = own_pages(self.writer.pid)
-        self.tracking.protect()
+        before = self.tracking.protect()
         memory = ProcessMemory("", self.writer.pid, extents)
         memory.keep(unforked_areas(self.writer.pid))
         with Ghost(self.writer.pid) as ghost:
@@ -208,3 +207,4 @@ if __name__ == "__main__":
     # The program, the folder for its files, the first seed, and how many seeds: for a long search by hand.
     for seed in range(int(sys.argv[3]), int(sys.argv[3]) + int(sys.argv[4])):
         check(sys.argv[1], sys.argv[2], seed, rounds=40)
+        print(seed, flush=True)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FreezeFailed
 from ...host import processes
 from ...host.pagemap_scan import Area
 from ..criu.images import PAGE, Extent
@@ -52,8 +51,12 @@ class Unwritten(NamedTuple):
         before, pages = addresses(self.saved.extents), addresses(extents)
         if not len(before) or (np.diff(before) <= 0).any():
             return np.full(len(pages), -1, np.int64)
-        at = np.minimum(np.searchsorted(before, pages), len(before) - 1)
-        same = (before[at] == pages) & np.unpackbits(self.saved.known, count=len(before))[at]
+        known = np.unpackbits(self.saved.known, count=len(before)).view(np.bool_)
+        if self.saved.extents == extents:
+            at, same = np.arange(len(pages)), known
+        else:
+            at = np.minimum(np.searchsorted(before, pages), len(before) - 1)
+            same = (before[at] == pages) & known[at]
         for areas in self.looks:
             same &= write_tracking.inside(pages, areas)
         return np.where(same, at, -1)
@@ -81,17 +84,18 @@ class TrackedKernel:
 
     def begin(self) -> Unwritten | None:
         """Return what `look` does, and track the writes from now on. `complete` is to be called when the snapshot exists."""
-        found = self.look()
+        saved, self._saved = self._saved, None
+        if self._is_off:
+            return None
         # If this save fails, nobody knows what was written since the last one that did not.
-        self._saved = None
-        if not self._is_off:
-            try:
-                if self._tracking is None:
-                    self._tracking = WriteTracking(self._pid)
-                self._tracking.protect()
-            except (OSError, FreezeFailed) as error:
-                self.switch_off(str(error))
-        return found if not self._is_off else None
+        try:
+            if self._tracking is None:
+                self._tracking = WriteTracking(self._pid)
+            unwritten = self._tracking.protect()
+        except OSError as error:
+            self.switch_off(str(error))
+            return None
+        return Unwritten(saved, [unwritten]) if saved is not None else None
 
     def look_again(self, found: Unwritten) -> Unwritten:
         """Return those of the pages that were not written since `begin` either, for instance by Linux when a thread stopped."""

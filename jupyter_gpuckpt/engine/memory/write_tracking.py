@@ -27,7 +27,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Self
@@ -51,7 +51,7 @@ _EXCLUSIVE, _PRESENT = np.uint64(1 << 56), np.uint64(1 << 63)
 #: The most entries of it that are read at once.
 _ENTRIES = 1 << 16
 
-#: The first version of Linux in which memory that mremap moves loses its protection; before, it counted as unwritten for ever.
+#: The first version of Linux in which memory that mremap moves loses its protection; before, it might count as unwritten for ever.
 _FIRST_LINUX = (6, 13)
 
 Pages = NDArray[np.int64]
@@ -99,25 +99,25 @@ class WriteTracking:
 
     def unwritten(self) -> list[Area]:
         """Return the private pages that were not written since they were protected, in the order of addresses."""
-        found = list[Area]()
-        with _pagemap(self.pid) as pagemap:
-            for start, end in _areas(self.pid):
-                pages = list(pagemap_scan.unwritten_pages(pagemap, start, end))
-                # Registering an area again fails if another userfaultfd has it.
-                if pages and self._register(start, end):
-                    found += pages
-        return found
+        return self._look(lambda pagemap, area: None)
 
-    def protect(self) -> None:
-        """Protect all private pages of anonymous areas, of new ones, too."""
+    def protect(self) -> list[Area]:
+        """Return what `unwritten` does, and protect all private pages of anonymous areas, of new ones, too."""
+        return self._look(lambda pagemap, area: pagemap_scan.protect_pages(pagemap, *area))
+
+    def _look(self, then: Callable[[int, Area], None]) -> list[Area]:
+        """Return the unwritten pages; call `then` for each area that is registered now."""
+        areas, own = _areas(self.pid), list[Area]()
+        if not areas:
+            return []
         with _pagemap(self.pid) as pagemap:
-            for start, end in _areas(self.pid):
-                untracked = list(pagemap_scan.untracked_pages(pagemap, start, end))
-                if not self._register(start, end):
-                    continue
-                for first, last in untracked:
-                    pagemap_scan.protect_pages(pagemap, first, last, written=False)
-                pagemap_scan.protect_pages(pagemap, start, end, written=True)
+            found = list(pagemap_scan.unwritten_pages(pagemap, areas[0][0], areas[-1][1]))
+            for area in areas:
+                # It fails where another userfaultfd is registered: what that has protected was found, too.
+                if self._register(*area):
+                    own.append(area)
+                    then(pagemap, area)
+        return _common(found, own)
 
     def _register(self, start: int, end: int) -> bool:
         """Register an area; return whether it is ours, which it may have been already."""
@@ -155,6 +155,20 @@ def inside(pages: Pages, areas: Sequence[Area]) -> NDArray[np.bool_]:
     starts, ends = np.array(areas, np.int64).T
     at = np.searchsorted(starts, pages, side="right") - 1
     return (at >= 0) & (pages < ends[at])
+
+
+def _common(one: Sequence[Area], other: Sequence[Area]) -> list[Area]:
+    """Return what is in both lists, which are in ascending order."""
+    found, i, j = list[Area](), 0, 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
 
 
 def _userfaultfd_of(pid: int) -> int:
