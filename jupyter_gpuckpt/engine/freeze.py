@@ -174,20 +174,19 @@ def frozen(
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             keeping = host_cleanup.enter_context(ExitStack())
-            if writes is not None and gpu.records():
-                writes.switch_off("it uses a GPU, which may write to its memory")
-            kept = _Kept(memory) if stop else _keep(tree, memory, unforked, settings, keeping, writes)
+            kept = (
+                _Kept(memory, _of_kernel(tree, memory))
+                if stop
+                else _keep(tree, memory, unforked, settings, keeping, _usable(writes, gpu))
+            )
             _unlink(tree, links)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
-        result = _result(images, listed, kept.memory, captured, gpu, tcp)
-        result.tracked, result.unwritten = kept.tracked, kept.unwritten
+        result = _result(images, listed, kept, captured, gpu, tcp)
         result.gone, result.facts, result._kept = gone, audit.read(), keeping
         result.copies = kept_file_copies.give_own_names(images, settings.kept_dir)
         if stop:
-            result._switches = _counted_once_stopped(tree)
-            result.tracked = _part_of(tree.kernel_pid, memory)
-            result.unwritten = writes.look() if writes is not None else None
+            result._switches, result.unwritten = _counted_once_stopped(tree), _look(writes, gpu)
             gpu_files_taken(gpu.files(), gpu.ferries.copies)
         else:
             with progress.stage(Stage.THAW):
@@ -414,14 +413,27 @@ def _keep(
     return _Kept(kept, tracked, unwritten)
 
 
-def _part_of(pid: int, memory: Sequence[ProcessMemory]) -> ProcessMemory | None:
-    return next((part for part in memory if part.pid == pid), None)
+def _of_kernel(tree: Tree, memory: Sequence[ProcessMemory]) -> ProcessMemory | None:
+    return next((part for part in memory if part.pid == tree.kernel_pid), None)
+
+
+def _usable(writes: TrackedKernel | None, gpu: GpuProcesses) -> TrackedKernel | None:
+    """Return the tracking, but None for trees that use a GPU, for which it ends: nobody has proved what a driver does to pages."""
+    if writes is not None and gpu.records():
+        writes.switch_off("it uses a GPU")
+        return None
+    return writes
+
+
+def _look(writes: TrackedKernel | None, gpu: GpuProcesses) -> Unwritten | None:
+    usable = _usable(writes, gpu)
+    return usable.look() if usable is not None else None
 
 
 def _result(
     images: Path,
     listed: list[Process],
-    memory: Sequence[ProcessMemory | CopiedMemory],
+    kept: _Kept,
     captured: Capture,
     gpu: GpuProcesses,
     tcp: tcp_record.Recorded,
@@ -429,12 +441,14 @@ def _result(
     return Frozen(
         images=images,
         processes=listed,
-        memory=list(memory),
+        memory=list(kept.memory),
         captured=captured.files,
         captured_files=captured.sources,
         gpu=gpu.records(),
         gpu_bytes=gpu.stored_bytes,
         tcp=tcp,
+        tracked=kept.tracked,
+        unwritten=kept.unwritten,
     )
 
 

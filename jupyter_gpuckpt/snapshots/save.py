@@ -342,9 +342,7 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         raise
 
 
-def _sources(
-    state: Frozen, memory: Sequence[Source]
-) -> tuple[list[ImageFile], list[Source]]:
+def _sources(state: Frozen, memory: Sequence[Source]) -> tuple[list[ImageFile], list[Source]]:
     """Return the list of images, and the sources of all that the frozen tree consists of."""
     images, sources = _images(state)
     sources += memory

@@ -23,7 +23,7 @@ from ..images.segments import Kept, Source
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
 from ..store.manifests import digests_of
-from ..wire.manifest_records import Chunk, Stream
+from ..wire.manifest_records import Chunk
 
 logger = logging.getLogger(__name__)
 

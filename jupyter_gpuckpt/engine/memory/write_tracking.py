@@ -22,7 +22,6 @@ a protection: writes by the program and by system calls, madvise, munmap, mmap, 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -154,7 +153,8 @@ def inside(pages: Pages, areas: Sequence[Area]) -> NDArray[np.bool_]:
         return np.zeros(len(pages), np.bool_)
     starts, ends = np.array(areas, np.int64).T
     at = np.searchsorted(starts, pages, side="right") - 1
-    return (at >= 0) & (pages < ends[at])
+    found: NDArray[np.bool_] = (at >= 0) & (pages < ends[at])
+    return found
 
 
 def _common(one: Sequence[Area], other: Sequence[Area]) -> list[Area]:
