@@ -210,7 +210,7 @@ class Machine:
             options,
             new=new._replace(above=above),
             digests=self._digests,
-            writes=self._writes.of(tree),
+            writes=self._writes.of(tree) if self._settings.track_writes else None,
             progress=progress,
         )
 
