@@ -88,8 +88,8 @@ class GpuCkptDaemon(Configurable):
     ).tag(config=True)
 
     track_writes = Bool(
-        help="""Whether a save reads only the memory that the kernel has written since its last save (docs/small-changes.md). Otherwise every
-        save reads all memory, which takes 2 s of processor time for each GB. Default: yes, unless
+        help="""Whether a save reads only the memory that the kernel has written since its last save (docs/small-changes.md).
+        Otherwise every save reads all memory, which takes 2 s of processor time for each GB. Default: yes, unless
         $JUPYTER_GPUCKPT_TRACK_WRITES is 0."""
     ).tag(config=True)
 
