@@ -110,7 +110,7 @@ class Saves:
         memory = ProcessMemory("", self.writer.pid, extents)
         memory.keep(unforked_areas(self.writer.pid))
         with Ghost(self.writer.pid) as ghost:
-            after = self.tracking.unwritten()
+            after = self.tracking.still_unwritten()
             self.writer.go_on()
             pages = addresses(extents)
             known = shared_with(ghost.pid, pages)

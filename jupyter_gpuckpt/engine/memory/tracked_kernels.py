@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class Unwritten(NamedTuple):
 
 
 class TrackedKernel:
-    """The tracking of one kernel's process. Only one operation at a time uses it, and all methods need a stopped process but the last."""
+    """The tracking of one kernel's process. One operation at a time uses it; `look`, `begin` and `look_again` need a stopped process."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -78,9 +78,10 @@ class TrackedKernel:
 
     def look(self) -> Unwritten | None:
         """Return what was not written since the last snapshot; None if nothing is known."""
-        if self._saved is None:
+        saved = self._saved
+        if saved is None or self._tracking is None:
             return None
-        return Unwritten(self._saved, [self._unwritten()])
+        return Unwritten(saved, [self._list(self._tracking.unwritten)])
 
     def begin(self) -> Unwritten | None:
         """Return what `look` does, and track the writes from now on. `complete` is to be called when the snapshot exists."""
@@ -99,7 +100,8 @@ class TrackedKernel:
 
     def look_again(self, found: Unwritten) -> Unwritten:
         """Return those of the pages that were not written since `begin` either, for instance by Linux when a thread stopped."""
-        return Unwritten(found.saved, [*found.looks, self._unwritten()])
+        again = self._list(self._tracking.still_unwritten) if self._tracking is not None else []
+        return Unwritten(found.saved, [*found.looks, again])
 
     def complete(self, saved: SavedMemory) -> None:
         """Note the snapshot that has the memory of the moment of `begin`."""
@@ -119,11 +121,9 @@ class TrackedKernel:
             self._tracking.close()
         self._tracking = None
 
-    def _unwritten(self) -> list[Area]:
-        if self._tracking is None:
-            return []
+    def _list(self, pages: Callable[[], list[Area]]) -> list[Area]:
         try:
-            return self._tracking.unwritten()
+            return pages()
         except OSError as error:
             self.switch_off(str(error))
             return []
