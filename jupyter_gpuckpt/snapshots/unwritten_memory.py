@@ -85,12 +85,12 @@ def sources(
     return [partial if source is memory else source for source in found]
 
 
-def saved_in(snapshot_id: str, state: Frozen) -> SavedMemory | None:
-    """Return the record of the kernel's memory for its next save; None if it has no ghost."""
-    if state.tracked is None:
+def saved_in(snapshot_id: str, state: Frozen, writes: TrackedKernel | None) -> SavedMemory | None:
+    """Return the record of the kernel's memory for its next save; None if that cannot use it."""
+    if state.ghost is None or writes is None or not writes.is_on:
         return None
     try:
-        return saved_memory(snapshot_id, state.tracked)
+        return saved_memory(snapshot_id, state.ghost)
     except OSError as error:
         logger.info("The next save will read all memory: %s", error)
         return None

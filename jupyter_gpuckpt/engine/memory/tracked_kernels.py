@@ -93,7 +93,7 @@ class TrackedKernel:
             if self._tracking is None:
                 self._tracking = WriteTracking(self._pid)
             unwritten = self._tracking.protect()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # or no thread can be started
             self.switch_off(str(error))
             return None
         return Unwritten(saved, [unwritten]) if saved is not None else None
