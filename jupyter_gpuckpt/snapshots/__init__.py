@@ -17,5 +17,6 @@
 - `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
 - `trial`: the trial of the engine on a small program.
 - `unpacked_snapshots`: what several resumes of one snapshot share.
+- `unwritten_memory`: the memory of a kernel that a save takes from the predecessor.
 - `verify`: verification of a snapshot.
 """

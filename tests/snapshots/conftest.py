@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from typing import Literal, Protocol
 
 import pytest
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
+from jupyter_gpuckpt.snapshots import unwritten_memory
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.snapshots.unpacked_snapshots import UnpackedSnapshots
@@ -73,6 +76,7 @@ class Program:
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
         self._trees = [self.tree]
+        self.tracked = TrackedKernels()
 
     def _exit_path(self) -> Path:
         return self._directory / f"exit-{next(self._generations)}"
@@ -108,6 +112,7 @@ class Program:
             self.store,
             self.engine,
             SaveOptions(stop=stop, name="program", cause=cause, peer_access_off=peer_access_off),
+            writes=self.tracked.of(self.tree),
             progress=progress or Progress(),
         )
 
@@ -143,6 +148,15 @@ class Program:
         """Kill it, in all that it was resumed in: an older snapshot may have been resumed beside it."""
         for tree in self._trees:
             launch.kill(tree)
+
+
+@pytest.fixture(autouse=True)
+def no_write_unseen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which memory had changed that the tracking of writes believed unwritten; all of it is compared."""
+    yield
+    for when in ("setup", "call"):
+        wrong = [one for one in caplog.get_records(when) if one.name == unwritten_memory.__name__]
+        assert not [one for one in wrong if one.levelno >= logging.ERROR]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import msgspec
 
 from ...engine import kept_file_copies, placing
 from ...engine.gpu.placement import Placement
+from ...engine.memory.tracked_kernels import TrackedKernels
 from ...engine.settings import EngineSettings, kept_dir
 from ...engine.tree import kept_secrets, server_files
 from ...engine.tree import launch as trees
@@ -104,6 +105,7 @@ class Machine:
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
+        self._writes = TrackedKernels()
         #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.
         self.reserved_numbers: dict[str, int] = {}
 
@@ -221,6 +223,7 @@ class Machine:
             options,
             new=new._replace(above=above),
             digests=self._digests,
+            writes=self._writes.of(tree) if self._settings.track_writes else None,
             progress=progress,
         )
 
