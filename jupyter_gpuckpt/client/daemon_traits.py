@@ -89,8 +89,8 @@ class GpuCkptDaemon(Configurable):
 
     track_writes = Bool(
         help="""Whether a save reads only the memory that the kernel has written since its last save (docs/small-changes.md).
-        Otherwise every save reads all memory, which takes 2 s of processor time for each GB. Default: yes, unless
-        $JUPYTER_GPUCKPT_TRACK_WRITES is 0."""
+        Otherwise every save reads all memory, which takes 2 s of processor time for each GB. Default: no, because it was proved with
+        Linux 6.18 only, unless $JUPYTER_GPUCKPT_TRACK_WRITES is 1."""
     ).tag(config=True)
 
     keep_last = Int(
