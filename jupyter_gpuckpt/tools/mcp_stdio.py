@@ -66,7 +66,7 @@ def _sdk() -> tuple[Callable[..., Any], type[Exception], type]:
         return getattr(found, name), error, found.Context
     raise ToolMissing(
         "The package mcp is not installed, or it is too old.",
-        hint="pip install 'jupyter_gpuckpt[mcp]'",
+        hint="pip install 'jupyter-gpuckpt[mcp]'",
     )
 
 
