@@ -51,6 +51,7 @@ def test_a_kernel_of_the_launcher_is_a_copy(server):
     server.request("DELETE", f"api/sessions/{page.session_id}")
 
 
+@pytest.mark.slow
 def test_the_next_server_lists_a_copy_again(server):
     page = server.open("adopted.ipynb", kernel="ready")
     page.run("data[0] = 100")

@@ -66,6 +66,7 @@ def test_the_cells_that_ran_are_the_recipe(server):
     assert "is no copy" not in server.log()
 
 
+@pytest.mark.slow
 def test_a_recipe_that_fails_is_told(server):
     body = {"name": "failing", "snapshot_id": saved(server, (1, "1 / 0"))}
     server.request("POST", "api/gpuckpt/templates", json=body)
@@ -74,6 +75,7 @@ def test_a_recipe_that_fails_is_told(server):
     assert "failing" not in server.get("api/kernelspecs")["kernelspecs"]
 
 
+@pytest.mark.slow
 def test_a_snapshot_without_cells_and_a_bad_name_are_refused(server):
     snapshot_id = saved(server, (None, "a = 1"))
     body = {"name": "Bad Name", "snapshot_id": snapshot_id}

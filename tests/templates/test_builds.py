@@ -54,6 +54,7 @@ def test_a_template_is_made_listed_rebuilt_and_removed(templates):
     assert nothing_is_left(templates)
 
 
+@pytest.mark.slow
 def test_a_notebook_is_a_recipe(templates):
     cells = [
         ("code", "a = 1", []),
@@ -96,6 +97,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("what", LEFT)
+@pytest.mark.slow
 def test_a_recipe_that_leaves_what_copies_cannot_share_is_refused(what, templates):
     code, told = LEFT[what]
     done = templates.run("create", "refused", "--from", str(templates.recipe("refused", code)))
@@ -124,6 +126,7 @@ def test_what_cannot_be_is_refused_at_once(words, told, templates):
     assert templates.names() == []
 
 
+@pytest.mark.slow
 def test_a_failed_rebuild_keeps_the_template(templates):
     recipe = templates.create("kept", "value = 1")
     [snapshot] = snapshots()
@@ -141,6 +144,7 @@ def test_a_failed_rebuild_keeps_the_template(templates):
     assert templates.run("rm", "kept").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_template_from_which_a_kernel_is_being_started_is_not_removed(templates, monkeypatch):
     templates.create("used", "value = 1")
     monkeypatch.setattr(stored, "_IN_USE_SECONDS", 0.2)
@@ -156,6 +160,7 @@ def test_a_template_from_which_a_kernel_is_being_started_is_not_removed(template
     assert nothing_is_left(templates)
 
 
+@pytest.mark.slow
 def test_a_removal_waits_for_a_kernel_that_is_being_started(templates):
     templates.create("awaited", "value = 1")
     settings = daemon_settings.from_environment()
@@ -181,6 +186,7 @@ def begun(templates, name, code):
 WAITS = "open('running', 'w').close()\nimport time\nwhile not __import__('os').path.exists('go'): time.sleep(0.01)"
 
 
+@pytest.mark.slow
 def test_a_killed_builder_leaves_no_half_template(templates):
     with begun(templates, "half", WAITS) as process:
         wait_for((templates.folder / "running").exists)

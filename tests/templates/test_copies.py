@@ -168,6 +168,7 @@ def test_a_restart_gives_the_same_start():
     assert {first["random"], first["authkey"]}.isdisjoint({second["random"], second["authkey"]})
 
 
+@pytest.mark.slow
 def test_a_copy_is_interrupted_and_shut_down():
     with started("ready") as (manager, client):
         request = client.execute("import time\nprint('begun')\ntime.sleep(1000)")
@@ -182,6 +183,7 @@ def test_a_copy_is_interrupted_and_shut_down():
         assert daemon.send(calls.kernels()) == []
 
 
+@pytest.mark.slow
 def test_a_copy_is_suspended_and_branched_like_any_kernel():
     with started("ready") as (manager, client), Sessions() as sessions:
         printed(client, "data[0] = 100")
@@ -222,6 +224,7 @@ def notebook(tmp_path):
     ],
     ids=["nbclient", "papermill", "engine", "execute"],
 )
+@pytest.mark.slow
 def test_programs_use_a_template_by_its_kernelspec(words, notebook, ours):
     output = notebook.with_name("output.ipynb")
     command = [one.format(notebook=notebook, output=output) for one in words]
@@ -240,6 +243,7 @@ def test_programs_use_a_template_by_its_kernelspec(words, notebook, ours):
     assert "recipe" not in str(written.cells[-1].outputs)
 
 
+@pytest.mark.slow
 def test_the_console_uses_a_template(ours):
     console = pexpect.spawn(
         sys.executable,

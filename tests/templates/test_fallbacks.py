@@ -61,6 +61,7 @@ def test_a_changed_package_is_noticed_and_the_template_built_again(templates, lo
     assert templates.run("rm", "package").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_runs_at_once_and_the_template_is_built_again(templates, logged):
     recipe = templates.create("recipe", "value = 1")
     recipe.write_text("value = 2")
@@ -77,6 +78,7 @@ def test_a_changed_recipe_runs_at_once_and_the_template_is_built_again(templates
     assert templates.run("rm", "recipe").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_gone_is_made_again(templates, logged):
     templates.create("gone", "value = 1")
     with Client.connect() as client:
@@ -91,6 +93,7 @@ def test_a_snapshot_that_is_gone_is_made_again(templates, logged):
     assert templates.run("rm", "gone").returncode == 0
 
 
+@pytest.mark.slow
 def test_another_processor_runs_the_recipe_and_builds_nothing(templates, logged):
     templates.create("elsewhere", "value = 1")
     folder = templates.at("elsewhere")
@@ -112,6 +115,7 @@ def test_another_processor_runs_the_recipe_and_builds_nothing(templates, logged)
     assert templates.run("rm", "elsewhere").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_template_runs_the_recipe(templates, logged):
     templates.create("damaged", "value = 1")
     (templates.at("damaged").path / "template.json").write_text("{")
@@ -125,6 +129,7 @@ def test_a_damaged_template_runs_the_recipe(templates, logged):
     assert templates.names() == []
 
 
+@pytest.mark.slow
 def test_a_recipe_that_fails_costs_no_kernel_and_no_cell(templates, logged):
     recipe = templates.create("failing", "value = 1")
     recipe.write_text("value = 2\n1 / 0")
@@ -158,6 +163,7 @@ def test_without_the_engine_the_recipe_runs(templates, daemon_env, monkeypatch, 
     shutil.rmtree(templates.at("plain").path)
 
 
+@pytest.mark.slow
 def test_a_client_that_knows_no_provisioners_runs_the_recipe(templates, tmp_path):
     templates.create("by-hand", "value = 1\nprint('the recipe prints')")
     spec = json.loads((templates.kernelspecs / "by-hand" / "kernel.json").read_text())

@@ -131,6 +131,7 @@ def page_is_busy(server, page):
     wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
 
 
+@pytest.mark.slow
 def test_code_runs_within_bounds_and_a_suspended_kernel_comes_back_for_it(server, page, with_agent):
     page.run("x = 1")
 
@@ -168,6 +169,7 @@ def test_code_runs_within_bounds_and_a_suspended_kernel_comes_back_for_it(server
     assert page.run("print(x)") == "2\n"
 
 
+@pytest.mark.slow
 def test_a_branch_whose_kernel_dies_is_told_as_such_and_ended(server, page, with_agent):
     page.run("x = 2")
 

@@ -80,6 +80,7 @@ def test_an_agent_tries_and_keeps_a_branch_without_a_server(env, kernel_id):
         assert not any(one.pinned for one in sessions.snapshots(kernel_id))
 
 
+@pytest.mark.slow
 def test_scripts_run_code_compare_and_end_and_delete(env, kernel_id):
     told = []
     with Sessions() as sessions:
@@ -107,6 +108,7 @@ def test_scripts_run_code_compare_and_end_and_delete(env, kernel_id):
             sessions.delete(saved.snapshot_id)
 
 
+@pytest.mark.slow
 def test_an_operation_is_canceled_by_an_error_of_its_progress(env, kernel_id):
     class NoMore(Exception):  # noqa: N818 - it is no error
         pass
@@ -122,6 +124,7 @@ def test_an_operation_is_canceled_by_an_error_of_its_progress(env, kernel_id):
         assert sessions.run(kernel_id, "print(len(held))").shown()["output"] == "200000000\n"
 
 
+@pytest.mark.slow
 def test_what_tools_save_without_a_server_is_theirs_to_thin(env, kernel_id, monkeypatch):
     monkeypatch.setattr("jupyter_gpuckpt.sessions._KEEP_TOOL_SAVES", 2)
     with Sessions() as by_user:
