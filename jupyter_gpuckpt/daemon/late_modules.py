@@ -18,6 +18,7 @@ if installed_version() != package_version():
     )
 
 from ..engine import park, recovery
+from ..engine.memory import tracked_kernels
 from ..remote import check_client, fetch, upload
 from ..snapshots import (
     arrivals,
@@ -46,6 +47,7 @@ __all__ = [
     "recovery",
     "resume",
     "save",
+    "tracked_kernels",
     "trial",
     "unpacked_snapshots",
     "upload",

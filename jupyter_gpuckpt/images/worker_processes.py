@@ -15,8 +15,6 @@ import subprocess
 import threading
 import weakref
 
-import psutil
-
 from ..host import commands, own_programs
 
 logger = logging.getLogger(__name__)
@@ -135,6 +133,8 @@ def processor_seconds() -> float:
     seconds = own.ru_utime + own.ru_stime
     pid = _fork_server.pid
     if pid is not None:
+        import psutil  # noqa: PLC0415 - not needed before
+
         try:
             server = psutil.Process(pid)
             # A server's times include those of workers that have ended.

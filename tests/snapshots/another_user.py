@@ -11,6 +11,7 @@ from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import criu_program, privileges, processes
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.snapshots.conftest import Program
 
@@ -62,6 +63,7 @@ def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
         return Program(CODE, folder, engine, store)
     found = Program.__new__(Program)
     found.engine, found.store, found._directory = engine, store, folder
+    found.tracked = TrackedKernels()
     found.log, found._trees = folder / "program.log", []
     found._exit_path = lambda: directory / f"exit-{os.geteuid()}"  # type: ignore[method-assign]
     return found

@@ -16,7 +16,6 @@ import msgspec
 
 from ...engine import kept_file_copies, placing
 from ...engine.gpu.placement import Placement
-from ...engine.memory.tracked_kernels import TrackedKernels
 from ...engine.settings import EngineSettings, kept_dir
 from ...engine.tree import kept_secrets, server_files
 from ...engine.tree import launch as trees
@@ -57,6 +56,7 @@ from .resume_times import ResumeTimes
 from .usage import Usage, counted
 
 if TYPE_CHECKING:
+    from ...engine.memory.tracked_kernels import TrackedKernel, TrackedKernels
     from ...snapshots.arrivals import Arrival
     from ...snapshots.resume import Resumed
     from ...snapshots.save import Saved
@@ -105,7 +105,8 @@ class Machine:
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
-        self._writes = TrackedKernels()
+        #: Made by the first save.
+        self._writes: TrackedKernels | None = None
         #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.
         self.reserved_numbers: dict[str, int] = {}
 
@@ -223,9 +224,19 @@ class Machine:
             options,
             new=new._replace(above=above),
             digests=self._digests,
-            writes=self._writes.of(tree) if self._settings.track_writes else None,
+            writes=self._tracked(tree),
             progress=progress,
         )
+
+    def _tracked(self, tree: Tree) -> TrackedKernel | None:
+        if not self._settings.track_writes:
+            return None
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._writes is None:
+                self._writes = late_modules.tracked_kernels.TrackedKernels()
+        return self._writes.of(tree)
 
     def learn_programs(self, tree: Tree) -> None:
         """Compute the digests of a tree's programs and libraries in the background, so that a suspend has them; never raises."""

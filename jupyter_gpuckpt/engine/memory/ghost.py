@@ -87,7 +87,7 @@ class Ghost:
         """Run the ghost's thread: all ptrace calls for the twin must be made in it."""
         twin: Tracee | None = None
         try:
-            twin = make_twin(self._of)
+            twin = self._make()
             self._pidfd = os.pidfd_open(twin.pid)
             twin.syscall(_NR_CLOSE_RANGE, 0, _LAST_DESCRIPTOR, 0)
             # With the program's score the OOM killer might choose the program instead.
@@ -105,6 +105,10 @@ class Ghost:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
             self._pidfd = -1
+
+    def _make(self) -> Tracee:
+        """Make the twin, stopped before its first instruction."""
+        return make_twin(self._of)
 
     def _wait_for_its_end(self) -> None:
         """Sleep until the twin dies, by `drop()` or otherwise, and reap it as its tracer; then its parent can reap it."""
