@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import criu_program, privileges, processes
-from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.snapshots.conftest import Program
 
