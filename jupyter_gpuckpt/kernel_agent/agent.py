@@ -24,7 +24,7 @@ so that no IPython event is triggered.
                                         name what a recipe has left that copies of the kernel could not share, and the files that
                                         they need; go to this folder
     gpuckpt_request {"op": "become_new", "key": "...", ...}
-                                        in a copy of such a kernel: be a new kernel; the reply is signed with the new key
+                                        in a copy of such a kernel: make it a new kernel; the reply is signed with the new key
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
@@ -294,7 +294,7 @@ class Agent:
         return [part for parts in sent for part in parts]
 
     async def _become_new(self, request: dict[str, Any]) -> None:
-        """Be a new kernel, which has sent nothing and has no clients."""
+        """Make a new kernel of this copy: one that has sent nothing and has no clients."""
         become_new(self._kernel, request)
         take_ports(request["moved_ports"], request["connection_file"], self._iopub)
         self._sent.forget()

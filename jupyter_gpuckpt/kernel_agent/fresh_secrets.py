@@ -46,7 +46,7 @@ class FreshSecrets:
             self._attempt("multiprocessing.process", _renew_key)
 
     def _attempt(self, name: str, renew: Callable[[Any], None]) -> None:
-        """Call a function with a module if that is loaded. A kernel goes on if it fails: user code may have replaced what it uses."""
+        """Call `renew` with a module that is loaded; note its name if that fails. User code may have replaced what the function uses."""
         module = sys.modules.get(name)
         if module is None:
             return

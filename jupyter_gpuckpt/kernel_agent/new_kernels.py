@@ -1,4 +1,4 @@
-"""A copy of a template's kernel that becomes a kernel of its own: what a start would have set is set to the values of this start."""
+"""The change of a copy of a template's kernel to a kernel of its own: it gets the values that a start of a kernel would have set."""
 
 from __future__ import annotations
 

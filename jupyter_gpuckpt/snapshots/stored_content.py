@@ -27,7 +27,7 @@ _PIECE_BYTES = 64 << 20
 
 
 class _Writing:
-    """An implementation of `content.Writing`: files that are as their streams, of which this resume uses what is there already."""
+    """An implementation of `content.Writing` by files that have the bytes of whole streams, which other resumes may be reading as well."""
 
     def __init__(self, files: Mapping[str, UnpackedFile], progress: Progress) -> None:
         self._files, self._progress = files, progress

@@ -1,4 +1,4 @@
-"""Which programs that a kernel starts load the ferry library: those with its own interpreter, and no others."""
+"""Programs that a kernel starts: those with its own interpreter load the ferry library, others do not."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ IMPORTER = "serve()"
 
 
 class Program:
-    """A program that evaluates what it is told."""
+    """A child process that evaluates the expressions that a test sends it."""
 
     def __init__(self, process, short_dir):
         self.process = process

@@ -1,4 +1,4 @@
-"""Templates in a folder of a module's own, and kernels of them."""
+"""Fixtures: templates in a folder that one test module has for itself, and kernels that are started from them."""
 
 import subprocess
 import sys

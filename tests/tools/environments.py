@@ -1,4 +1,4 @@
-"""Folders with packages that the tests' own environment does not have, or has in another version."""
+"""Folders with Python packages that the environment of the tests lacks, or has in another version."""
 
 import subprocess
 import sys

@@ -34,7 +34,7 @@ class Agent:
         return json.loads(text)
 
     async def cancel(self, running):
-        """Cancel the last call, which a task makes."""
+        """Cancel the task of the last call."""
         last = getattr(self._session, "_request_id", None)
         if last is not None:  # mcp 1: the second version tells the server by itself
             params = types.CancelledNotificationParams(requestId=last - 1)

@@ -82,7 +82,7 @@ class Gpu:
 
 
 class Served:
-    """A kernel as the server sees it now."""
+    """A stand-in for the server's record of a kernel in its present state."""
 
     waits = ""
 

@@ -24,7 +24,7 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume. `tool`: for a tool, without one."""
+    """Body of a branch. `path`: its notebook; by default one beside the snapshot's. `force`: as in a resume. `tool`: a tool's has none."""
 
     path: str = ""
     force: bool = False

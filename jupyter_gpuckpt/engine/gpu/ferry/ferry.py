@@ -182,7 +182,7 @@ class Ferry:
 
     @property
     def sharing(self) -> Sharing | None:
-        """What the process has of other processes' memory; None: its library is older and does not know, nor does it switch peer access."""
+        """The process's counts of other processes' memory; None: its library is older, does not count, and does not switch peer access."""
         with self._connected() as library:
             return library.sharing()
 

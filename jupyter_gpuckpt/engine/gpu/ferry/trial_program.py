@@ -67,7 +67,7 @@ class Driver:
 
 
 def outcome() -> Outcome:
-    """Try each GPU until one of them says something."""
+    """Try each GPU until the trial of one succeeds or fails; return the outcome."""
     present = gpu.gpus()
     if present and all(gpu.is_partitioned(each.uuid) for each in present):
         return Outcome(False, "the GPU is in MIG mode")
