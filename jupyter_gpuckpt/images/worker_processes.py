@@ -15,7 +15,7 @@ import subprocess
 import threading
 import weakref
 
-from ..host import commands, own_programs
+from ..host import commands, own_programs, processes
 
 logger = logging.getLogger(__name__)
 
@@ -132,16 +132,7 @@ def processor_seconds() -> float:
     own = resource.getrusage(resource.RUSAGE_SELF)
     seconds = own.ru_utime + own.ru_stime
     pid = _fork_server.pid
-    if pid is not None:
-        import psutil  # noqa: PLC0415 - not needed before
-
-        try:
-            server = psutil.Process(pid)
-            # A server's times include those of workers that have ended.
-            seconds += sum(sum(one.cpu_times()[:4]) for one in (server, *server.children()))
-        except psutil.Error:
-            pass  # it was lost
-    return seconds
+    return seconds if pid is None else seconds + processes.processor_seconds(pid)
 
 
 def warm_up(raw_bytes: int, threads: int) -> None:
