@@ -29,7 +29,7 @@ from .wire import calls
 from .wire.daemon_settings import Settings
 from .wire.manifest_records import Cause, Variables
 from .wire.protocol import Kernel, Operation, Result, SaveRequest
-from .wire.retention_policy import RetentionPolicy
+from .wire.retention_policy import KEPT_TOOL_SAVES, RetentionPolicy
 from .wire.snapshot_records import Snapshot
 from .wire.states import ALIVE, GPU_AWAY, KernelState
 from .wire.tool_branches import branch_name, is_branch_of
@@ -50,8 +50,6 @@ __all__ = [
 _LOOK_SECONDS = 0.1
 #: Called with an operation at each change.
 Progress = Callable[[Operation], object]
-#: The snapshots that tools took of a notebook and that are kept where no server has another rule.
-_KEEP_TOOL_SAVES = 40
 
 
 class Branch(NamedTuple):
@@ -188,12 +186,14 @@ class Sessions:
             snapshot_id = self.save(branch_id).snapshot_id
         result = self._go_back(kernel_id, snapshot_id, force=force)
         kept = self._warned(kernel_id, result)
-        with suppress(
-            KernelStateConflict
-        ):  # without the file its history goes on in that of the branch
-            self._tell_branched(self.connection_file(kernel_id), kept)
+        self._tell_kept(kept)
         self.end(branch_id)
         return kept
+
+    def _tell_kept(self, kernel: Kernel) -> None:
+        """Tell a kernel that its state is that of a branch. Without a connection file its history goes on in that of the branch."""
+        with suppress(KernelStateConflict):
+            self._tell_branched(self.connection_file(kernel.kernel_id), kernel)
 
     def end(self, kernel_id: str) -> None:
         """End a kernel for good, with everything that it started; its snapshots stay."""
@@ -290,7 +290,7 @@ class Sessions:
         """Return the request of a save or suspend, with the kernel's variables if it reports them and a tool will compare them."""
         if self.cause is Cause.MANUAL:
             return SaveRequest(title=title, pinned=pinned)
-        policy = RetentionPolicy(keep_tool_saves=_KEEP_TOOL_SAVES)
+        policy = RetentionPolicy(keep_tool_saves=KEPT_TOOL_SAVES)
         found = self._variables_now(self._client.send(calls.kernel(kernel_id)))
         return SaveRequest(cause=self.cause, title=title, variables=found, retention=policy)
 
@@ -352,9 +352,7 @@ class ToolSessions(Sessions):
         """Save a kernel's state, then resume it from a snapshot of it, or of one of its branches; return the result of the resume."""
         result = self._go_back(kernel_id, snapshot_id, force=False)
         if self._client.send(calls.launch_spec(snapshot_id)).kernel_id != kernel_id:
-            with suppress(KernelStateConflict):
-                kernel = self._client.send(calls.kernel(kernel_id))
-                self._tell_branched(self.connection_file(kernel_id), kernel)
+            self._tell_kept(self._client.send(calls.kernel(kernel_id)))
         return result
 
 

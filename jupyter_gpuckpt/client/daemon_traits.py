@@ -8,7 +8,13 @@ from traitlets.config import Configurable
 
 from ..wire import daemon_settings
 from ..wire.daemon_settings import Settings
-from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
+from ..wire.retention_policy import (
+    KEPT_TOOL_SAVES,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_SECONDS,
+    RetentionPolicy,
+)
 
 
 def _of_environment(name: str) -> object:
@@ -112,7 +118,7 @@ class GpuCkptDaemon(Configurable):
     ).tag(config=True)
 
     keep_tool_saves = Int(
-        40,
+        KEPT_TOOL_SAVES,
         min=0,
         help="""How many of the snapshots that tools for AI agents took of a kernel and of their branches of it are kept. Older ones are
         removed, except those that are pinned or that a kernel needs. Default: 40. 0: they count as automatic ones.""",

@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import ConfigurationError, FormatTooNew, GpuCkptError, KernelBusy, record_of
-from ..linux.disk_reserve import with_room
+from ..linux.disk_reserve import with_room, write_atomically
 from ..linux.file_locks import alone_at_once
 from ..wire import decoding
 from ..wire.template_records import (
@@ -77,6 +77,14 @@ class TemplateFolder:
             )
         return found
 
+    def require_free(self) -> None:
+        """Raise ConfigurationError if there is a template of this name."""
+        if self.find() is not None:
+            raise ConfigurationError(
+                f"There is a template {self.name} already.",
+                hint=f"Choose another name; `jupyter gpuckpt template rm {self.name}` removes that one.",
+            )
+
     def cells(self, template: Template) -> list[str]:
         """Return the cells of the recipe: those of the file that it was made from, if that can be read."""
         if template.source:
@@ -91,8 +99,8 @@ class TemplateFolder:
         with self._alone():
             self._make()
             for path, content in files.items():
-                _replace(path, content)
-            _replace(self._record, msgspec.json.encode(template))
+                write_atomically(path, content)
+            write_atomically(self._record, msgspec.json.encode(template))
 
     def remove(self, first: Callable[[], object]) -> None:
         """Call `first`, then remove everything, the record first. Raises OSError, KernelBusy while kernels are being started from it."""
@@ -110,7 +118,7 @@ class TemplateFolder:
     def begin_build(self, kernel_id: str) -> None:
         """Write down which kernel a build starts."""
         self._make()
-        _replace(self._building, msgspec.json.encode(Building(kernel_id)))
+        write_atomically(self._building, msgspec.json.encode(Building(kernel_id)))
 
     def interrupted_build(self) -> Building | None:
         """Return the build that was interrupted, or runs; None if there is none."""
@@ -241,13 +249,3 @@ def _time(path: str) -> int:
         return os.stat(path).st_mtime_ns  # noqa: PTH116 - hundreds of files
     except OSError:
         return 0
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers see the old or the new content."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with_room(path, lambda: new.write_bytes(content))
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

@@ -79,11 +79,10 @@ class Frozen(msgspec.Struct):
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
     copies: dict[str, Path] = {}
     frozen_seconds: float = 0.0
-    #: The memory of the kernel's own process, if it can be told what of it was not written since an earlier snapshot.
+    #: The memory of the kernel's own process, in a save that of its ghost, if it can be told what of it was not written since an earlier
+    #: snapshot.
     tracked: ProcessMemory | None = None
     unwritten: Unwritten | None = None
-    #: The same memory, if the process runs on and a ghost has it.
-    ghost: ProcessMemory | None = None
     _switches: dict[int, dict[int, int]] = {}
     _gpu_copying: Future[None] | None = None
     _kept: ExitStack = msgspec.field(default_factory=ExitStack)
@@ -372,12 +371,11 @@ def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemo
 
 
 class _Kept(NamedTuple):
-    """Memory that can be read when the tasks run again. `tracked`, `unwritten`, `ghost`: see `Frozen`."""
+    """Memory that can be read when the tasks run again. `tracked`, `unwritten`: see `Frozen`."""
 
     memory: Sequence[ProcessMemory | CopiedMemory]
     tracked: ProcessMemory | None = None
     unwritten: Unwritten | None = None
-    ghost: ProcessMemory | None = None
 
 
 def _keep(
@@ -413,7 +411,7 @@ def _keep(
                 kept.append(tracked)
                 continue
         kept.append(part.copied(settings.threads))
-    return _Kept(kept, tracked, unwritten, tracked)
+    return _Kept(kept, tracked, unwritten)
 
 
 def _of_kernel(tree: Tree, memory: Sequence[ProcessMemory]) -> ProcessMemory | None:
@@ -452,7 +450,6 @@ def _result(
         tcp=tcp,
         tracked=kept.tracked,
         unwritten=kept.unwritten,
-        ghost=kept.ghost,
     )
 
 

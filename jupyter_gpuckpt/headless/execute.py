@@ -14,11 +14,11 @@ import nbformat
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
 from ..errors import ConfigurationError, GpuCkptError, StoreFull, StoreUnavailable, is_disk_full
+from ..linux.disk_reserve import write_atomically
 from ..wire import daemon_settings
 from .notebook_client import BatchClient
 from .preparing import prepared
 from .run_kernel_manager import BatchKernelManager, JournalClient, Stopped
-from .runs import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -78,11 +78,7 @@ def create(
 ) -> Template:
     """Make a template from a notebook or a script, or from cells, with its snapshot and its kernelspec. If that fails, nothing is left."""
     folder = TemplateFolder(settings.data, name)
-    if folder.find() is not None:
-        raise ConfigurationError(
-            f"There is a template {name} already.",
-            hint=f"`jupyter gpuckpt template rm {name}` removes it.",
-        )
+    folder.require_free()
     template_kernelspecs.require_free(name)
     base = template_kernelspecs.base_of(kernel)
     template = Template(
@@ -282,7 +278,7 @@ class _Manager(AsyncKernelManager):
 
 
 class _Build:
-    """One run of a recipe."""
+    """The build of a template's cache: one run of its recipe in a kernel, and the save of that kernel."""
 
     def __init__(
         self,

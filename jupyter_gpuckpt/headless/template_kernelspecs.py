@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from jupyter_core.paths import jupyter_data_dir
 
 from ..client.templates import TemplateFolder
 from ..errors import ConfigurationError, StoreUnavailable
+from ..linux.disk_reserve import write_atomically
 from ..wire.template_records import Template
 
 PROVISIONER = "gpuckpt-provisioner"
@@ -93,9 +93,7 @@ def write(template: Template, folder: TemplateFolder) -> Path:
     try:
         target.mkdir(parents=True, exist_ok=True)
         _write_icons(Path(base.resource_dir), target)
-        new = target / f".kernel.json.{os.getpid()}"
-        new.write_text(json.dumps(spec, indent=1))
-        new.replace(target / "kernel.json")
+        write_atomically(target / "kernel.json", json.dumps(spec, indent=1).encode())
     except OSError as error:
         raise StoreUnavailable(
             f"The kernelspec {target} cannot be written: {error.strerror}."

@@ -182,7 +182,8 @@ def save(
             progress=progress,
         ) as state,
     ):
-        saved_memory = unwritten_memory.saved_in(new.snapshot_id, state, writes)
+        # A suspend has no ghost, and no later save.
+        saved_memory = None if stop else unwritten_memory.saved_in(new.snapshot_id, state, writes)
         memory = unwritten_memory.sources(
             state, prepared.predecessor, store, settings.checked_share, writes
         )

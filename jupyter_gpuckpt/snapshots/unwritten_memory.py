@@ -86,11 +86,11 @@ def sources(
 
 
 def saved_in(snapshot_id: str, state: Frozen, writes: TrackedKernel | None) -> SavedMemory | None:
-    """Return the record of the kernel's memory for its next save; None if that cannot use it."""
-    if state.ghost is None or writes is None or not writes.is_on:
+    """Return the record of a saved kernel's memory, as its ghost has it, for its next save; None if that cannot use it."""
+    if state.tracked is None or writes is None or not writes.is_on:
         return None
     try:
-        return saved_memory(snapshot_id, state.ghost)
+        return saved_memory(snapshot_id, state.tracked)
     except OSError as error:
         logger.info("The next save will read all memory: %s", error)
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -11,6 +11,11 @@ from ..wire.manifest_records import Cause
 from ..wire.states import KernelState
 from ..wire.tool_branches import is_tool_branch
 from ..wire.variable_changes import Comparison
+
+if TYPE_CHECKING:
+    from ..server.rest_records import ResultView, SnapshotView
+    from ..wire.protocol import Result
+    from ..wire.snapshot_records import Snapshot
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -54,6 +59,30 @@ class Done(msgspec.Struct, frozen=True):
     paused_seconds: float = 0.0
     new_bytes: int = 0
     warnings: list[str] = []
+
+
+def saved_state(one: Snapshot | SnapshotView, memory_bytes: int) -> SavedState:
+    """Return a snapshot as tools show it."""
+    return SavedState(
+        one.snapshot_id,
+        one.kernel_id,
+        one.name,
+        one.title,
+        one.created,
+        one.cause,
+        memory_bytes,
+    )
+
+
+def done(result: Result | ResultView, new_bytes: int) -> Done:
+    """Return the end of an operation as tools show it."""
+    return Done(
+        result.snapshot_id,
+        round(result.seconds, 3),
+        round(result.frozen_seconds, 3),
+        new_bytes,
+        result.warnings,
+    )
 
 
 class Backing(Protocol):

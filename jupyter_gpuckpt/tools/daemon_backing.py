@@ -12,7 +12,7 @@ from ..errors import ConfigurationError, GpuCkptError
 from ..sessions import ToolSessions
 from ..wire.protocol import Kernel, Operation, Result
 from ..wire.variable_changes import Comparison
-from .backing import Done, SavedState, Session
+from .backing import Done, SavedState, Session, done, saved_state
 from .tool_progress import tell
 
 
@@ -39,18 +39,8 @@ class DaemonBacking:
 
     async def snapshots(self) -> list[SavedState]:
         """List all snapshots, newest first."""
-        return [
-            SavedState(
-                one.snapshot_id,
-                one.kernel_id,
-                one.name,
-                one.title,
-                one.created,
-                one.cause,
-                one.sizes.raw_bytes,
-            )
-            for one in await asyncio.to_thread(self._sessions.snapshots)
-        ]
+        found = await asyncio.to_thread(self._sessions.snapshots)
+        return [saved_state(one, one.sizes.raw_bytes) for one in found]
 
     async def save(self, kernel_id: str, title: str) -> Done:
         """Save a kernel, which runs on."""
@@ -149,10 +139,4 @@ def _session(kernel: Kernel) -> Session:
 
 
 def _done(result: Result) -> Done:
-    return Done(
-        result.snapshot_id,
-        round(result.seconds, 3),
-        round(result.frozen_seconds, 3),
-        result.sizes.new_bytes,
-        result.warnings,
-    )
+    return done(result, result.sizes.new_bytes)

@@ -29,7 +29,7 @@ from ..server.rest_records import (
 from ..wire import decoding
 from ..wire.protocol import OperationState
 from ..wire.variable_changes import Comparison
-from .backing import Done, SavedState, Session
+from .backing import Done, SavedState, Session, done, saved_state
 from .running_servers import FoundServer
 from .tool_progress import tell
 
@@ -71,18 +71,7 @@ class RestBacking:
         """List all snapshots, newest first."""
         content = await self._send("GET", "api/gpuckpt/snapshots", None, missing=_NO_SNAPSHOTS)
         found = decoding.from_json(content, SnapshotsView)
-        return [
-            SavedState(
-                one.snapshot_id,
-                one.kernel_id,
-                one.name,
-                one.title,
-                one.created,
-                one.cause,
-                one.raw_bytes,
-            )
-            for one in found.snapshots
-        ]
+        return [saved_state(one, one.raw_bytes) for one in found.snapshots]
 
     async def save(self, kernel_id: str, title: str) -> Done:
         """Save a kernel, which runs on."""
@@ -172,15 +161,7 @@ class RestBacking:
         if operation.error is not None:
             raise error_from(_error_record(operation.error))
         result = operation.result
-        if result is None:
-            return Done("", 0.0)
-        return Done(
-            result.snapshot_id,
-            round(result.seconds, 3),
-            round(result.frozen_seconds, 3),
-            result.new_bytes,
-            result.warnings,
-        )
+        return Done("", 0.0) if result is None else done(result, result.new_bytes)
 
     async def _ask(self, method: str, path: str, kind: type[_Record], **body: object) -> _Record:
         """Send a request of this package's REST interface; return the reply as a record."""

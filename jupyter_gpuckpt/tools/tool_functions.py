@@ -25,10 +25,10 @@ from ..errors import (
     SnapshotNotFound,
 )
 from ..wire.plurals import counted
-from ..wire.states import ALIVE
+from ..wire.states import ALIVE, KernelState
 from ..wire.tool_branches import is_branch_of, origin_of
 from ..wire.variable_changes import Comparison
-from .backing import Backing, Done, SavedState, Session
+from .backing import Backing, SavedState, Session
 from .tool_progress import tell
 
 _Value = TypeVar("_Value")
@@ -154,7 +154,7 @@ class Tools:
         The last ones that tools took of a notebook are kept; a person can pin one to keep it for good.
         """
         owner, found = await self._session(session)
-        return _done(await self._again(lambda: owner.save(found.session, title)))
+        return _without_empty(await self._again(lambda: owner.save(found.session, title)))
 
     async def restore(self, snapshot: str, session: str = "") -> dict[str, Any]:
         """Take a session back to a snapshot. Its present state is saved first, as `saved_before`; so this can be undone.
@@ -182,14 +182,14 @@ class Tools:
     async def suspend(self, session: str, title: str = "") -> dict[str, Any]:
         """Save a session and free its memory and GPU; it keeps its variables. The next code that runs in it resumes it."""
         owner, found = await self._session(session)
-        return _done(await self._again(lambda: owner.suspend(found.session, title)))
+        return _without_empty(await self._again(lambda: owner.suspend(found.session, title)))
 
     async def resume(self, session: str) -> dict[str, Any]:
         """Bring a suspended session back; one that runs is not changed."""
         owner, found = await self._session(session)
-        if found.state in ALIVE and found.state != "parked":
+        if found.state in ALIVE and found.state is not KernelState.PARKED:
             return {"session": found.session, "state": found.state}
-        return _done(await self._again(lambda: owner.resume(found.session)))
+        return _without_empty(await self._again(lambda: owner.resume(found.session)))
 
     async def run_in(self, session: str, code: str, timeout_seconds: float = 120) -> dict[str, Any]:
         """Run Python code in a session or branch; return how it ended and its output. No cell is added to the notebook.
@@ -297,7 +297,7 @@ class Tools:
         done = await self._again(lambda: owner.restore(session.session, snapshot_id))
         new = [one for _, one in await self._snapshots() if one.session == session.session]
         saved = next((one.snapshot for one in new if one.snapshot not in before), session.snapshot)
-        return {"session": session.session, "saved_before": saved} | _done(done)
+        return {"session": session.session, "saved_before": saved} | _without_empty(done)
 
     async def _require_room(self, branches: int, snapshot_id: str = "") -> int:
         """Raise LimitReached if there is no room for so many more branches; return how many may run at once."""
@@ -473,10 +473,6 @@ def _without_empty(record: msgspec.Struct) -> dict[str, Any]:
         for name, value in found.items()
         if value not in ("", 0, []) and value is not True
     }
-
-
-def _done(done: Done) -> dict[str, Any]:
-    return _without_empty(done)
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:

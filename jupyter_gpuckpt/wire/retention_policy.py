@@ -8,6 +8,8 @@ import msgspec
 
 #: The largest values that make sense: a million snapshots, a thousand years, and a million terabytes.
 MAX_COUNT, MAX_SECONDS, MAX_BYTES = 10**6, 1000 * 366 * 86400.0, 10**18
+#: How many snapshots that tools took of a kernel are kept where nobody has said another number.
+KEPT_TOOL_SAVES = 40
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

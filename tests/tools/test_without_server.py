@@ -126,7 +126,7 @@ def test_an_operation_is_canceled_by_an_error_of_its_progress(env, kernel_id):
 
 @pytest.mark.slow
 def test_what_tools_save_without_a_server_is_theirs_to_thin(env, kernel_id, monkeypatch):
-    monkeypatch.setattr("jupyter_gpuckpt.sessions._KEEP_TOOL_SAVES", 2)
+    monkeypatch.setattr("jupyter_gpuckpt.sessions.KEPT_TOOL_SAVES", 2)
     with Sessions() as by_user:
         by_hand = by_user.save(kernel_id)
     with ToolSessions() as sessions:

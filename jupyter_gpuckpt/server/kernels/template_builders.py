@@ -51,12 +51,9 @@ class TemplateBuilders:
         return [*found, *new]
 
     async def create(self, name: str, title: str, snapshot_id: str) -> None:
-        """Begin to make a template of the cells that ran before a snapshot. Raises ConfigurationError, KernelBusy."""
+        """Start a build of a template from the cells that ran before a snapshot. Raises ConfigurationError, KernelBusy."""
         folder = TemplateFolder(self._settings.data, name)
-        if await asyncio.to_thread(folder.find) is not None:
-            raise ConfigurationError(
-                f"There is a template {name} already.", hint="Choose another name."
-            )
+        await asyncio.to_thread(folder.require_free)
         if name in self._building:
             raise KernelBusy(f"The template {name} is being built.")
         self._failed.pop(name, None)
