@@ -134,15 +134,16 @@ def test_a_kernel_that_was_replaced_by_another_does_not_come_back(server):
 
 
 def test_its_periodic_saves_are_deleted_with_it_but_not_what_a_user_saved(server_with):
-    def snapshots(query=""):
-        found = server.get(f"api/gpuckpt/snapshots{query}")["snapshots"]
-        return {one["snapshot_id"]: one["cause"] for one in found}
-
     server = server_with(
         "--GpuCkptServer.undo_shutdown_for=0.5",
         "--GpuCkptServer.lose_at_most=0.5",
         "--GpuCkptServer.autosave_cost=1000",
     )
+
+    def snapshots(query=""):
+        found = server.get(f"api/gpuckpt/snapshots{query}")["snapshots"]
+        return {one["snapshot_id"]: one["cause"] for one in found}
+
     page = server.open()
     saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
     for number in range(2):
