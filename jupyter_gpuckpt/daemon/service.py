@@ -81,6 +81,7 @@ class Daemon:
             data_dir=settings.data,
             undo_seconds=settings.undo_delete_seconds,
             on_deleted=self._look_for_deletions,
+            uploading=self._uploading,
         )
         self.leases = DaemonLeases(settings.data, self.machine, self.kernels, place)
         self.verbs = Verbs(
@@ -212,6 +213,9 @@ class Daemon:
 
     def _look_for_deletions(self) -> None:
         self.uploads.wake()
+
+    def _uploading(self) -> set[str]:
+        return self.uploads.uploading
 
     def _on_snapshot(self, change: SnapshotChange) -> None:
         """Handle a change in the store, told in any thread. The event loop does so later, so never before all parts are constructed."""
