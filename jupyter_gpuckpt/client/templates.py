@@ -14,9 +14,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -187,6 +188,35 @@ class TemplateFolder:
                 f"The file {path} of the template {self.name} cannot be read: {error}",
                 hint=f"`jupyter gpuckpt template rm {self.name}` removes the template.",
             ) from error
+
+
+class SharedTemplateFolder(TemplateFolder):
+    """The folder of an administrator's template, which is only read. Its recipe is the one in it, whatever that was made from.
+
+    `data`: the administrator's data directory. Whoever may write to it can run code as everybody who starts a kernel from it.
+    """
+
+    def __init__(self, data: Path, name: str) -> None:
+        super().__init__(data, name)
+        self.store = data / "store"
+        self._folders = (data, data / "templates", self.path, self.store, self.store / "manifests")
+
+    def get(self) -> Template:
+        """Return the template. Raises ConfigurationError if there is none, or if every user may change it."""
+        for path in self._folders:
+            with suppress(OSError):
+                if path.stat().st_mode & stat.S_IWOTH:
+                    raise ConfigurationError(f"Every user may write to {path}")
+        return super().get()
+
+    def cells(self, template: Template) -> list[str]:
+        """Return the cells of the recipe."""
+        return recipes.read(self.recipe)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Do nothing: a change meanwhile is noticed by what is missing then."""
+        yield
 
 
 def folders(data: Path) -> list[TemplateFolder]:

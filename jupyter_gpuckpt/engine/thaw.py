@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
 from ..wire.file_records import KeptFile
-from ..wire.manifest_records import Manifest
+from ..wire.manifest_records import LaunchSpec, Manifest
 from ..wire.progress import Progress, Stage
 from . import kept_file_copies
 from .audit import fact_records as audit_records
@@ -159,18 +159,19 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     kept: Sequence[KeptFile] = (),
     force: bool = False,
     is_copy: bool = False,
+    new: LaunchSpec | None = None,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
     GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
-    `is_copy`: as in `fresh_randomness.renew`. Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's
-    error; then nothing of the tree is left.
+    `is_copy`: as in `fresh_randomness.renew`. `new`: of a new kernel that begins with the tree; its ids are this user's, its log is its own.
+    Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
-    ids = user_namespaces.for_resume(settings, manifest)
+    ids = user_namespaces.for_resume(settings, manifest, is_new=new is not None)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
     started: list[int] = []
@@ -210,7 +211,9 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.images(images)
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
-            _mend_images(images, ids)
+            _mend_images(images, ids, user_namespaces.Ids(manifest.uid, manifest.gid))
+            if new is not None:
+                file_images.rename(images / "files.img", {manifest.launch.log_path: new.log_path})
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(
                 images, manifest.traveling, restore.placing.make_folders, force=force
@@ -292,12 +295,14 @@ def _avoid_conflicts(
     return inet_images.move(files, ports)
 
 
-def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
-    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
+def _mend_images(
+    images: Path, ids: user_namespaces.Ids | None, former: user_namespaces.Ids
+) -> None:
+    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace; `former`: in the snapshot."""
     file_images.mend(images / "files.img")
     criu_images.mend_scheduling(images)
     if ids is not None:
-        owner_images.mend(images, ids)
+        owner_images.mend(images, ids, former)
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

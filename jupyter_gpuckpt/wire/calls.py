@@ -177,7 +177,7 @@ resume = _OnVisibleGpus(Operation, "POST", f"{_KERNEL}/resume", protocol.ResumeR
 #: A new suspended kernel from a snapshot of another one; `resume` starts it beside that one.
 branch = Route(Kernel, "POST", "/branches", protocol.BranchRequest, _CREATED)
 #: The launch spec of a snapshot's kernel. It has environment and connection key, so never pass it on.
-launch_spec = Route(LaunchSpec, "GET", f"{_SNAPSHOT}/launch")
+launch_spec = Route(LaunchSpec, "GET", f"{_SNAPSHOT}/launch", query={"store": ""})
 #: The kernel's open files that have changed since a snapshot, and the obstacles to a resume here.
 changes = Route(snapshot_records.Changes, "GET", f"{_SNAPSHOT}/changes")
 #: The begin of a move of a kernel's GPU memory into RAM; `resume` moves it back.

@@ -101,13 +101,15 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /copies: start a new kernel whose process is a copy of the one in a snapshot, instead of starting the program of `spec`.
 
-    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`.
+    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`. `store`: the folder
+    of another store, which is only read; empty: the daemon's own.
     """
 
     owner_id: str
     snapshot_id: str
     spec: LaunchSpec
     visible_gpus: str = ""
+    store: str = ""
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -100,6 +100,17 @@ class GpuCkptProvisioner(LocalProvisioner):
         copy can be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
     ).tag(config=True)
 
+    shared_templates = List(
+        Unicode(),
+        help="""The administrator's templates, by their names, of which kernels may be copies. Each kernel runs with its user's own ids.
+        A user's own template of the same name comes first.""",
+    ).tag(config=True)
+
+    shared_data_dir = Unicode(
+        help="""The data directory of the administrator who made them; it is only read. Whoever may write to it can run code as each
+        user who starts a kernel from it.""",
+    ).tag(config=True)
+
     @default("gpu_copy")
     def _default_gpu_copy(self) -> str:
         return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "own"
@@ -221,6 +232,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             spec,
             cast("dict[str, Any]", self._manager.get_connection_info()),
             self._manager.connection_file,
+            shared=self.shared_data_dir if self.template in self.shared_templates else "",
         )
         if not isinstance(started, str):
             return started

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import platform
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
 from jupyter_gpuckpt.client import programs, recipes, templates
 from jupyter_gpuckpt.client.agent_code import AGENT_REQUEST
-from jupyter_gpuckpt.client.templates import TemplateFolder
+from jupyter_gpuckpt.client.templates import SharedTemplateFolder, TemplateFolder
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
     GpuCkptError,
@@ -51,14 +52,18 @@ def start(
     spec: LaunchSpec,
     connection: dict[str, Any],
     connection_file: str,
+    *,
+    shared: str,
 ) -> Kernel | str:
     """Start the kernel of `spec` as a copy of a template's kernel; otherwise return why that is impossible now, as a part of a sentence.
 
     Nothing is left of a copy that failed. A template whose snapshot is not what its recipe would make is built again in the background.
+    `shared`: an administrator's data directory that has the template, unless the user has one of that name; empty: none.
     """
-    template: Template | None = None
+    template, is_own = None, False
     try:
-        folder = TemplateFolder(settings.data, name)
+        folder = _folder(settings, name, shared)
+        is_own = not isinstance(folder, SharedTemplateFolder)
         template = folder.get()
         with folder.in_use():
             return _start(folder, client, owner_id, spec, connection, connection_file)
@@ -72,10 +77,15 @@ def start(
         reason, builds = str(error), False
     except Exception as error:  # whatever is wrong with a template, the kernel is started
         reason, builds = f"{type(error).__name__}: {error}", False
-    if builds and template is not None and templates.may_build(template):
+    if builds and is_own and template is not None and templates.may_build(template):
         with suppress(OSError):
             programs.begin_build(name, settings.data / "log" / "templates" / f"{name}.log")
     return reason
+
+
+def _folder(settings: Settings, name: str, shared: str) -> TemplateFolder:
+    own = TemplateFolder(settings.data, name)
+    return SharedTemplateFolder(Path(shared), name) if shared and own.find() is None else own
 
 
 def _start(
@@ -93,18 +103,17 @@ def _start(
         raise _Stale(why)
     if connection["transport"] != "tcp" or "curve_publickey" in connection:
         raise ConfigurationError("its sockets are not TCP ports without encryption")
-    former = client.send(calls.launch_spec(cache.snapshot_id))
+    store = str(folder.store) if isinstance(folder, SharedTemplateFolder) else ""
+    former = client.send(calls.launch_spec(cache.snapshot_id, store))
     if former.jupyter["connection_info"]["ip"] != connection["ip"]:
         raise ConfigurationError("it listens at another address than the template's kernel")
     visible = spec.env.get("CUDA_VISIBLE_DEVICES", "")
-    kernel = client.send(calls.copy(owner_id, cache.snapshot_id, spec, visible))
+    kernel = client.send(calls.copy(owner_id, cache.snapshot_id, spec, visible, store))
     request = {
         "op": "become_new",
         "environment": spec.env,
         "cwd": spec.cwd,
         "umask": spec.umask,
-        "former_log": former.log_path,
-        "log_path": spec.log_path,
         "connection_file": connection_file,
         "moved_ports": {str(before): now for before, now in kernel.moved_ports.items()},
         "seed_anew": [] if recipes.seeds(cells) else _GENERATORS,

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from ...snapshots.save import Saved
     from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
+    from ...store.read_only import ReadableStore, ReadOnlyStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
 
@@ -101,6 +102,8 @@ class Machine:
         self._criu: Path | None = None
         self._ferry = FerryChoice()
         self._store: LocalStore | None = None
+        #: Stores of other users, by their folders.
+        self._read_only = dict[str, ReadOnlyStore]()
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
@@ -322,8 +325,17 @@ class Machine:
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
 
+    def copied_manifest(self, snapshot_id: str, store: str) -> Manifest:
+        """Return the manifest of a snapshot of which copies are made. `store`: as in `CopyRequest`."""
+        return self._store_at(store).manifest(snapshot_id)
+
     def copy(
-        self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
+        self,
+        request: CopyRequest,
+        manifest: Manifest,
+        spec: LaunchSpec,
+        exit_path: Path,
+        owner: Owner,
     ) -> Resumed:
         """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
 
@@ -331,11 +343,15 @@ class Machine:
         """
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
-        manifest, progress = self.store.manifest(request.snapshot_id), Progress()
-        with self._local_chunks(self._settings.data, self.store, manifest.info, progress):
+        progress, there = Progress(), ExitStack()
+        if not request.store:
+            there.enter_context(
+                self._local_chunks(self._settings.data, self.store, manifest.info, progress)
+            )
+        with there:
             found = late_modules.resume.resume(
                 manifest,
-                self.store,
+                self._store_at(request.store),
                 self._engine(),
                 exit_path=exit_path,
                 jupyter_runtime_dir=owner.jupyter_runtime_dir,
@@ -343,6 +359,7 @@ class Machine:
                 request=ResumeRequest(visible_gpus=request.visible_gpus),
                 digests=self._digests,
                 is_copy=True,
+                new=spec,
                 unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
@@ -370,21 +387,22 @@ class Machine:
                 return found
         # A tree that just disappeared was ended by a suspend; that suspend's snapshot is the newest.
         manifest = self.manifest(record, "" if record.tree else record.snapshot_id)
-        return self._stored_secrets(manifest)
+        return self._stored_secrets(manifest, self.store)
 
-    def _stored_secrets(self, manifest: Manifest) -> dict[str, Any]:
+    def _stored_secrets(self, manifest: Manifest, store: ReadableStore) -> dict[str, Any]:
         """Return the secrets of a snapshot's kernel, which are beside its memory. Raises ObjectCorrupt, StoreUnavailable."""
         stream = manifest.stream(kept_secrets.STREAM)
         if stream.length > kept_secrets.MAX_SECRETS_BYTES:
             return {}
         from ...images.unpack import read_stream  # noqa: PLC0415 - slow to import, and a launch does not need it
 
-        return kept_secrets.decoded(read_stream(stream, self.store))
+        return kept_secrets.decoded(read_stream(stream, store))
 
-    def launch_spec(self, snapshot_id: str) -> LaunchSpec:
-        """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
-        manifest = self.store.manifest(snapshot_id)
-        secrets = self._stored_secrets(manifest)
+    def launch_spec(self, snapshot_id: str, store: str = "") -> LaunchSpec:
+        """Return the recorded launch spec of a snapshot's kernel, with its secrets. `store`: as in `CopyRequest`."""
+        source = self._store_at(store)
+        manifest = source.manifest(snapshot_id)
+        secrets = self._stored_secrets(manifest, source)
         return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
@@ -434,6 +452,17 @@ class Machine:
                     take_in = partial(bringing.take_all_in, self._store, abandoned)
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
+
+    def _store_at(self, folder: str) -> LocalStore | ReadOnlyStore:
+        """Return the store in a folder, which is only read; without a folder the daemon's own."""
+        if not folder:
+            return self.store
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if folder not in self._read_only:
+                self._read_only[folder] = late_modules.read_only.ReadOnlyStore(Path(folder))
+            return self._read_only[folder]
 
     @property
     def opened_store(self) -> LocalStore | None:

@@ -115,7 +115,9 @@ class Verbs:
 
     async def copy(self, owner: Owner, request: CopyRequest) -> ManagedKernel:
         """Start a kernel as a copy of the process in a snapshot; return when it runs. After an error nothing is left of it."""
-        manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
+        manifest = await asyncio.to_thread(
+            self._machine.copied_manifest, request.snapshot_id, request.store
+        )
         made = manifest.launch
         if len(request.spec.own_ports) != len(made.own_ports) or made.own_sockets.names:
             raise ConfigurationError(
@@ -131,7 +133,7 @@ class Verbs:
 
         async def start(exit_path: Path) -> _Started:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._machine.copy, request, spec, exit_path, owner
+                self._threads, self._machine.copy, request, manifest, spec, exit_path, owner
             )
             own = zip(made.own_ports, spec.own_ports, strict=True)
             return _Started(found.tree, dict(own) | found.moved_ports)
