@@ -53,6 +53,8 @@ class TemplateFolder:
         self.name = name
         self.path = data / "templates" / name
         self.recipe = self.path / "recipe.ipynb"
+        #: The store with its snapshot, if that is not the daemon's own.
+        self.store = ""
         self.start = self.path / "start.py"
         self._record, self._building = self.path / "template.json", self.path / "building.json"
         self._lock = self.path.with_name(f"{name}.lock")
@@ -198,8 +200,9 @@ class SharedTemplateFolder(TemplateFolder):
 
     def __init__(self, data: Path, name: str) -> None:
         super().__init__(data, name)
-        self.store = data / "store"
-        self._folders = (data, data / "templates", self.path, self.store, self.store / "manifests")
+        store = data / "store"
+        self.store = str(store)
+        self._folders = (data, data / "templates", self.path, store, store / "manifests")
 
     def get(self) -> Template:
         """Return the template. Raises ConfigurationError if there is none, or if every user may change it."""
@@ -217,6 +220,15 @@ class SharedTemplateFolder(TemplateFolder):
     def in_use(self) -> Iterator[None]:
         """Do nothing: a change meanwhile is noticed by what is missing then."""
         yield
+
+
+def found(data: Path, name: str, shared: str) -> TemplateFolder:
+    """Return the folder of a user's own template, else of the administrator's. `shared`: that one's data directory; empty: there is none.
+
+    Raises ConfigurationError.
+    """
+    own = TemplateFolder(data, name)
+    return SharedTemplateFolder(Path(shared), name) if shared and own.find() is None else own
 
 
 def folders(data: Path) -> list[TemplateFolder]:

@@ -31,6 +31,8 @@ from .kernels.machine import Machine
 from .kernels.measuring import Measuring
 from .kernels.operations import Operations
 from .kernels.owners import Owners
+from .kernels.ready_copies import ReadyCopies
+from .kernels.ready_trees import ReadyTrees
 from .kernels.streams import Streams
 from .kernels.verbs import Verbs
 from .reclaim.notice_watch import Watch
@@ -65,8 +67,13 @@ class Daemon:
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
         self._loop = asyncio.get_running_loop()
+        ready_trees = ReadyTrees()
         self.machine = Machine(
-            settings, place, self._on_snapshot, local_chunks=remote_copies.local_chunks
+            settings,
+            place,
+            self._on_snapshot,
+            ready=ready_trees,
+            local_chunks=remote_copies.local_chunks,
         )
         self.streams = Streams()
         self.operations = Operations(self.streams)
@@ -83,6 +90,9 @@ class Daemon:
             on_deleted=self._look_for_deletions,
         )
         self.leases = DaemonLeases(settings.data, self.machine, self.kernels, place)
+        self.ready_copies = ReadyCopies(
+            self.machine, records, ready_trees, settings.data / "log" / "kernels"
+        )
         self.verbs = Verbs(
             place,
             self.kernels,
@@ -90,6 +100,7 @@ class Daemon:
             self.machine,
             records,
             self.leases,
+            self.ready_copies,
             self.removal.after,
         )
         self.endings = Endings(self.kernels, self.verbs)
@@ -172,6 +183,7 @@ class Daemon:
             self.verbs,
             records,
             self.machine,
+            self.ready_copies,
             self.reaction.standing,
         )
         #: The requests that are being answered.
@@ -288,6 +300,7 @@ class Daemon:
         await self.reaction.close()
         await server.close_all_connections()
         await self.former.close()
+        await self.ready_copies.close()
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()

@@ -291,6 +291,8 @@ give_notice = Route(
 #: A claim of the kernels of ended servers that belong to this owner, and those that it could claim if their servers had ended.
 claim = Route(list[protocol.SuspendedKernel], "POST", f"{_OWNER}/claim", protocol.ClaimRequest)
 claimable = Route(list[Kernel], "GET", f"{_OWNER}/claim")
+#: The copies of templates' kernels that this owner wants to have ready for starts of kernels, and no others.
+ready = Route(type(None), "PUT", f"{_OWNER}/ready", protocol.ReadyRequest, _NONE)
 #: The next server may claim this owner's kernels although its process may still run.
 leave = Route(type(None), "DELETE", _OWNER, status=_NONE)
 #: The events of an owner's kernels while the connection is open.

@@ -23,6 +23,7 @@ from ...engine.tree.tree import Tree
 from ...errors import (
     ConfigurationError,
     HostError,
+    HostIncompatible,
     PrivilegeMissing,
     SnapshotNotFound,
     StoreError,
@@ -51,6 +52,7 @@ from ...wire.states import KernelState
 from ...wire.tool_branches import is_branch_of
 from .. import host_report
 from .ferry_choice import FerryChoice
+from .ready_trees import ReadyTrees
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -80,7 +82,7 @@ _TOOLS = (["criu"], ["init"])
 class Machine:
     """A facade of engine, store and host. Thread-safe; store and report are created at first use.
 
-    `on_snapshot`: called in any thread for every change of a snapshot.
+    `on_snapshot`: called in any thread for every change of a snapshot. `ready`: given up where a resume lacks room.
     """
 
     def __init__(
@@ -89,10 +91,11 @@ class Machine:
         place: Place,
         on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
         *,
+        ready: ReadyTrees,
         local_chunks: LocalChunks,
     ) -> None:
         self._settings, self._on_snapshot = settings, on_snapshot
-        self._local_chunks = local_chunks
+        self._local_chunks, self._ready = local_chunks, ready
         self._are_others_there = partial(are_others_heard_of, settings.state, place)
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
@@ -277,6 +280,12 @@ class Machine:
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
         """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
+        found = self._gpu_placement(record, request)
+        if found.needed_bytes > found.free_bytes and self._ready.give_up():
+            found = self._gpu_placement(record, request)
+        return GpuRoom(found.needed_bytes, found.free_bytes)
+
+    def _gpu_placement(self, record: KernelRecord, request: ResumeRequest) -> Placement:
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
             from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -286,7 +295,7 @@ class Machine:
             elif record.state is KernelState.SUSPENDED:
                 manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
                 found = late_modules.resume.gpu_room(manifest, request.visible_gpus)
-        return GpuRoom(found.needed_bytes, found.free_bytes)
+        return found
 
     def resume(
         self,
@@ -307,7 +316,8 @@ class Machine:
             self._local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
-            resumed = late_modules.resume.resume(
+            resume = partial(
+                late_modules.resume.resume,
                 manifest,
                 self.store,
                 self._engine(),
@@ -320,6 +330,7 @@ class Machine:
                 unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
+            resumed = self._with_room(resume)
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
@@ -336,10 +347,12 @@ class Machine:
         spec: LaunchSpec,
         exit_path: Path,
         owner: Owner,
+        *,
+        is_ready: bool = False,
     ) -> Resumed:
         """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
 
-        `spec`: of the new kernel.
+        `spec`: of the new kernel. `is_ready`: it is to be a ready copy.
         """
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
@@ -349,7 +362,8 @@ class Machine:
                 self._local_chunks(self._settings.data, self.store, manifest.info, progress)
             )
         with there:
-            found = late_modules.resume.resume(
+            resume = partial(
+                late_modules.resume.resume,
                 manifest,
                 self._store_at(request.store),
                 self._engine(),
@@ -363,13 +377,26 @@ class Machine:
                 unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
+            found = resume() if is_ready else self._with_room(resume)
         try:
-            # Those of the snapshot's kernel came with its memory; the next server needs this one's.
-            kept_secrets.install(Path(f"/proc/{found.tree.init_pid}/root"), spec.secrets)
+            self.install_secrets(found.tree, spec)
         except BaseException:
             trees.kill(found.tree)
             raise
         return found
+
+    def install_secrets(self, tree: Tree, spec: LaunchSpec) -> None:
+        """Replace the secrets of a template's launch, which came with the memory of a copy: the next server needs the copy's own."""
+        kept_secrets.install(tree.root, spec.secrets)
+
+    def _with_room(self, resume: Callable[[], Resumed]) -> Resumed:
+        """Resume a kernel; where there is no room for it, ready copies are given up for it."""
+        try:
+            return resume()
+        except HostIncompatible:
+            if not self._ready.give_up():
+                raise
+        return resume()
 
     def _unpacked_snapshots(self) -> UnpackedSnapshots:
         from .. import late_modules  # noqa: PLC0415 - late: see there

@@ -24,6 +24,7 @@ from ...host.foreign_files import open_regular
 from ...wire import decoding
 from ...wire.manifest_records import SCRATCH
 from .kernel_records import KernelRecord, Records
+from .ready_trees import prefix
 
 _NAME = "record"
 _MAX_BYTES = 16 << 20
@@ -70,6 +71,10 @@ def adopt(
     left = []
     for tree in _unnamed(records, found, others):
         copy = _copy(tree)
+        if copy is None and tree.kernel_id.startswith(prefix(records.place)):
+            _log.info("ending process %d, a ready copy of a killed daemon", tree.init_pid)
+            trees.kill_init(tree.init_pid)
+            continue
         if copy is not None and copy.place != records.place:
             continue  # its own daemon knows it
         now = next((one for one in found if one.kernel_id == tree.kernel_id), None)
