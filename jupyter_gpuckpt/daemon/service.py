@@ -300,7 +300,6 @@ class Daemon:
         await self.reaction.close()
         await server.close_all_connections()
         await self.former.close()
-        await self.ready_copies.close()
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()

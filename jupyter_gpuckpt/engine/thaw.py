@@ -166,7 +166,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
     GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
-    `is_copy`: as in `fresh_randomness.renew`. `new`: of a new kernel that begins with the tree; its ids are this user's, its log is its own.
+    `is_copy`: as in `fresh_randomness.renew`. `new`: of a new kernel that begins with the tree; its ids are this user's.
     Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
@@ -211,9 +211,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.images(images)
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
-            _mend_images(images, ids, user_namespaces.Ids(manifest.uid, manifest.gid))
-            if new is not None:
-                file_images.rename(images / "files.img", {manifest.launch.log_path: new.log_path})
+            _mend_images(images, manifest, ids, new)
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(
                 images, manifest.traveling, restore.placing.make_folders, force=force
@@ -296,13 +294,15 @@ def _avoid_conflicts(
 
 
 def _mend_images(
-    images: Path, ids: user_namespaces.Ids | None, former: user_namespaces.Ids
+    images: Path, manifest: Manifest, ids: user_namespaces.Ids | None, new: LaunchSpec | None
 ) -> None:
-    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace; `former`: in the snapshot."""
+    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace. `new`: as in `thaw`."""
     file_images.mend(images / "files.img")
     criu_images.mend_scheduling(images)
     if ids is not None:
-        owner_images.mend(images, ids, former)
+        owner_images.mend(images, ids, user_namespaces.Ids(manifest.uid, manifest.gid))
+    if new is not None:
+        file_images.rename(images / "files.img", {manifest.launch.log_path: new.log_path})
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

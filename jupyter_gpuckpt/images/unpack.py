@@ -16,8 +16,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import OperationCancelled
 from ..host import commands
-from ..store.read_only import ReadableStore
 from ..store.manifests import digests_of
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Chunk, Stream
 from ..wire.progress import Progress
 from .chunking import MAX_PAGES, PAGE

@@ -51,12 +51,9 @@ class History:
         """Open the file of the present environment in place of the one that was left; without it the history stays in memory."""
         if not self._left:
             return
-        folder = get_ipython_dir()
-        path = os.path.relpath(self._left, self._folder)
-        if path.startswith(os.pardir):  # chosen by the user's configuration
-            path = self._left
-        else:
-            path = os.path.join(folder, path)  # noqa: PTH118 - Python 3.8
+        below = os.path.relpath(self._left, self._folder)
+        is_usual = not below.startswith(os.pardir)
+        path = os.path.join(get_ipython_dir(), below) if is_usual else self._left  # noqa: PTH118 - Python 3.8
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - Python 3.8
             self._open(path)

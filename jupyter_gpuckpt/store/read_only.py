@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import StoreUnavailable
-from ..host.foreign_files import open_regular
+from ..linux.foreign_files import open_regular
 from ..wire.manifest_records import Manifest
 from . import manifests, packs
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of

@@ -127,7 +127,9 @@ def _start(
             owner_id, cache.snapshot_id, spec, visible, folder.store, may_be_ready=may_be_ready
         )
     )
-    ports = {name: kernel.moved_ports.get(before[name], before[name]) for name in kernel_ports.NAMES}
+    ports = {
+        name: kernel.moved_ports.get(before[name], before[name]) for name in kernel_ports.NAMES
+    }
     connection = {**connection, **ports}
     request = {
         "op": "become_new",

@@ -15,7 +15,6 @@ from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.kernels.kernels import Kernels
 from jupyter_gpuckpt.daemon.kernels.machine import Machine
 from jupyter_gpuckpt.daemon.kernels.owners import Owners
-from jupyter_gpuckpt.daemon.kernels.ready_trees import ReadyTrees
 from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
 from jupyter_gpuckpt.linux.ports import HeldPorts
@@ -191,9 +190,7 @@ def test_a_kernel_from_another_machine_gets_other_ports_than_those_of_a_kernel_h
 
     async def main():
         here = place.this_place(tmp_path)
-        machine = Machine(
-            Settings(str(tmp_path)), here, ready=ReadyTrees(), local_chunks=local_chunks
-        )
+        machine = Machine(Settings(str(tmp_path)), here, local_chunks=local_chunks)
         kernels = Kernels(Records(tmp_path / "state", here), machine, Streams())
         port = unused_port()
         first, second = (kernels.add(record(one, port)) for one in ("first", "second"))

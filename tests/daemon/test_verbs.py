@@ -13,7 +13,6 @@ from jupyter_gpuckpt.daemon.kernels.kernel_records import KernelRecord, Records
 from jupyter_gpuckpt.daemon.kernels.kernels import Kernels
 from jupyter_gpuckpt.daemon.kernels.machine import Machine
 from jupyter_gpuckpt.daemon.kernels.operations import Operations
-from jupyter_gpuckpt.daemon.kernels.ready_trees import ReadyTrees
 from jupyter_gpuckpt.daemon.kernels.streams import Streams
 from jupyter_gpuckpt.daemon.kernels.verbs import Verbs
 from jupyter_gpuckpt.daemon.remotes.remote_copies import local_chunks
@@ -34,7 +33,7 @@ class Parts:
         place, streams = this_place(settings.data), Streams()
         self.records, machine = (
             records(folder, place),
-            Machine(settings, place, ready=ReadyTrees(), local_chunks=local_chunks),
+            Machine(settings, place, local_chunks=local_chunks),
         )
         self.kernels = Kernels(self.records, machine, streams)
         self.ended = []

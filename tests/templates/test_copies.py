@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from tests.blocking_clients import printed
 from tests.conftest import wait_for
 
 from .conftest import PLANTED, Templates, is_copy, started
+from .memory import in_memory
 
 RECIPE = """
 import random, ssl, tempfile, multiprocessing, os, pathlib
@@ -112,19 +112,6 @@ def test_no_copy_has_a_secret_of_the_builder():
         assert not in_memory(pid, PLANTED.encode())
         # The search finds what is there.
         assert in_memory(pid, b"SET_BY_THE_RECIPE")
-
-
-def in_memory(pid, text):
-    areas = re.findall(r"^(\w+)-(\w+) r.*$", Path(f"/proc/{pid}/maps").read_text(), re.M)
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        for begin, end in areas:
-            try:
-                memory.seek(int(begin, 16))
-                if text in memory.read(int(end, 16) - int(begin, 16)):
-                    return True
-            except (OSError, ValueError, OverflowError):
-                continue  # vvar and the like
-    return False
 
 
 def test_no_two_copies_are_alike():

@@ -91,11 +91,11 @@ class Machine:
         place: Place,
         on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
         *,
-        ready: ReadyTrees,
+        ready: ReadyTrees | None = None,
         local_chunks: LocalChunks,
     ) -> None:
         self._settings, self._on_snapshot = settings, on_snapshot
-        self._local_chunks, self._ready = local_chunks, ready
+        self._local_chunks, self._ready = local_chunks, ready or ReadyTrees()
         self._are_others_there = partial(are_others_heard_of, settings.state, place)
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
@@ -106,7 +106,7 @@ class Machine:
         self._ferry = FerryChoice()
         self._store: LocalStore | None = None
         #: Stores of other users, by their folders.
-        self._read_only = dict[str, ReadOnlyStore]()
+        self._read_only: dict[str, ReadOnlyStore] = {}
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")

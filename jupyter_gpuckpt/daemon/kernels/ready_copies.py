@@ -13,8 +13,6 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
 from ...errors import GpuCkptError, HostIncompatible
 from ...host import processes
 from ...host.memory_use import is_short, memory_uses

@@ -20,7 +20,7 @@ from ...engine.tree import launch as trees
 from ...engine.tree.tree import Tree
 from ...errors import GpuCkptError
 from ...host import processes
-from ...host.foreign_files import open_regular
+from ...linux.foreign_files import open_regular
 from ...wire import decoding
 from ...wire.manifest_records import SCRATCH
 from .kernel_records import KernelRecord, Records

@@ -147,9 +147,7 @@ class Verbs:
 
         return await self._start(owner, spec, start)
 
-    async def _begin_ready(
-        self, owner: Owner, spec: LaunchSpec, ready: ReadyTree
-    ) -> ManagedKernel:
+    async def _begin_ready(self, owner: Owner, spec: LaunchSpec, ready: ReadyTree) -> ManagedKernel:
         """Let a ready copy be the new kernel of `spec`, on its own ports."""
         jupyter = dict(spec.jupyter)
         if connection := jupyter.get("connection_info"):
@@ -178,7 +176,7 @@ class Verbs:
         start: Callable[[Path], Awaitable[_Started]],
         exit_path: Path | None = None,
     ) -> ManagedKernel:
-        """Add a kernel whose process `start` starts, which is told the path of its exit file. `exit_path`: that of a process that exists."""
+        """Add a kernel whose process `start` starts, which is told the path of its exit file. `exit_path`: of a process that exists."""
         await asyncio.to_thread(_check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         await asyncio.to_thread(late_imports.load)
@@ -321,7 +319,8 @@ class Verbs:
             await self._give_way(kernel, decision)
 
     async def close(self) -> None:
-        """Shut down the thread pool; no operation runs when the daemon exits."""
+        """End the ready copies and shut down the thread pool; no operation runs when the daemon exits."""
+        await self._ready.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     def _freeze(self, kernel: ManagedKernel, request: SaveRequest, *, stop: bool) -> Job:

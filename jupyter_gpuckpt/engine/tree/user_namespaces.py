@@ -1,8 +1,8 @@
 """Kernels in a user namespace of their own, for which an ordinary user needs no rights.
 
 The namespace maps one user and one group: inside they have the ids with which the kernel was started, outside the daemon's ids. These
-are equal for a kernel that was launched here; a kernel that another user saved keeps its ids inside, unless it is a template's. A kernel that shares the daemon's
-user namespace needs rights (`host.privileges`). See man user_namespaces.
+are equal for a kernel that was launched here; a kernel that another user saved keeps its ids inside, unless it becomes a new kernel. A
+kernel that shares the daemon's user namespace needs rights (`host.privileges`). See man user_namespaces.
 
 Covers: the kernels that need one, the ids that a tree has in it. Does not cover: how it is made (namespaces.c), the owners and
 credentials in images (`engine/criu/owner_images.py`).

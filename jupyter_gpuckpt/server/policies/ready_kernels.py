@@ -25,7 +25,10 @@ _LOOK_SECONDS = 2.0
 
 
 class ReadyKernels(KernelListener):
-    """A timer that tells the daemon which copies to keep ready. `counts`: how many of each template; `shared`: data directories by template."""
+    """A timer that tells the daemon which copies to keep ready.
+
+    `counts`: how many of each template. `shared`: the administrator's data directory, by template.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,9 @@ class ReadyKernels(KernelListener):
     def _wanted(self) -> list[WantedCopies]:
         found, visible = list[WantedCopies](), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         for name, count in self._counts.items():
-            with suppress(GpuCkptError):  # there is none, or it cannot be read; a start of such a kernel says so
+            with suppress(
+                GpuCkptError
+            ):  # there is none, or it cannot be read; a start of such a kernel says so
                 folder = templates.found(self._link.settings.data, name, self._shared.get(name, ""))
                 template = folder.get()
                 is_stale = templates.staleness(template, folder.cells(template))
