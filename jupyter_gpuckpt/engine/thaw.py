@@ -244,7 +244,10 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             tree = _restored(restore, images, exit_path)
             connections.finish({**ports, **moved.ports})
             changed = not_new + mend(
-                tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+                tree,
+                lambda: _facts(manifest, content),
+                made if new is None else [*made, manifest.launch.log_path],
+                manifest.launch.own_sockets.names,
             )
         gpu.finish_drivers()
         gpu_restore.restore(

@@ -91,6 +91,8 @@ class ReadyCopies:
         )
 
     async def _keep(self) -> None:
+        for left in self._logs.glob(f"{prefix(self._records.place)}*"):  # by a killed daemon
+            left.unlink(missing_ok=True)
         while True:
             uses = await asyncio.to_thread(memory_uses)
             if is_short(uses):
@@ -160,4 +162,6 @@ class ReadyCopies:
                 str(log),
             )
         )
-        _log.info("a copy of snapshot %s is ready", wanted.snapshot_id)
+        _log.info(
+            "a copy of snapshot %s is ready as process %d", wanted.snapshot_id, found.tree.init_pid
+        )

@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from ...engine.tree import launch as trees
@@ -64,14 +66,14 @@ class ReadyTrees:
     def take(self, is_it: Callable[[ReadyTree], bool]) -> ReadyTree | None:
         """Return a copy, which is kept no longer; None if there is none that lives."""
         while (found := self._removed(is_it, most=1)) and not trees.alive(found[0].tree):
-            trees.kill(found[0].tree)
+            _end(found[0])
         return found[0] if found else None
 
     def end(self, is_it: Callable[[ReadyTree], bool]) -> bool:
         """End copies; return whether there were any."""
         found = self._removed(is_it)
         for one in found:
-            trees.kill(one.tree)
+            _end(one)
         return bool(found)
 
     def give_up(self) -> bool:
@@ -87,3 +89,9 @@ class ReadyTrees:
             found = [one for one in self._trees if is_it(one)][:most]
             self._trees = [one for one in self._trees if one not in found]
         return found
+
+
+def _end(ready: ReadyTree) -> None:
+    trees.kill(ready.tree)
+    with suppress(OSError):
+        Path(ready.log_path).unlink()

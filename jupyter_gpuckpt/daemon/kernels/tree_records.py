@@ -137,6 +137,8 @@ def _copy(tree: UnnamedTree) -> KernelRecord | None:
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             record = decoding.from_json(file.read(_MAX_BYTES), KernelRecord)
+    except FileNotFoundError:
+        return None
     except (OSError, msgspec.DecodeError) as error:
         _log.error("the copy of the record of kernel %s cannot be read: %s", tree.kernel_id, error)
         return None
