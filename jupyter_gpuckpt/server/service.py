@@ -291,8 +291,7 @@ class Service:
 def _shared_templates(serverapp: ServerApp) -> dict[str, str]:
     """Return the administrator's data directory of each template that kernels may be copies of, as the provisioner is configured."""
     config = serverapp.config.GpuCkptProvisioner
-    folder = config.get("shared_data_dir", "")
-    return dict.fromkeys(config.get("shared_templates", []), folder)
+    return dict.fromkeys(config.get("shared_templates", ()), config.get("shared_data_dir", ""))
 
 
 def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:

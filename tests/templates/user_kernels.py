@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -37,16 +39,20 @@ class UserKernel:
         config = Config()
         config.GpuCkptProvisioner.shared_templates = accepted
         config.GpuCkptProvisioner.shared_data_dir = f"{folder}/data"
-        self.manager = KernelManager(kernel_name=name, config=config)
+        self.told = io.StringIO()
+        log = logging.getLogger("user's kernel")
+        log.addHandler(logging.StreamHandler(self.told))
+        self.manager = KernelManager(kernel_name=name, config=config, log=log)
         self.manager.start_kernel(cwd=str(home))
         self.client = self.manager.client()
         self.client.start_channels()
 
     def facts(self) -> dict[str, Any]:
-        """Return what the kernel says of itself, and whether it is a copy."""
+        """Return what the kernel says of itself, and why it is no copy; that is empty if it is one."""
         told: dict[str, Any] = json.loads(printed(self.client, FACTS))
         provisioner: Any = self.manager.provisioner
-        return {**told, "is_copy": bool(provisioner.kernel.moved_ports), "pid": provisioner.pid}
+        why = self.told.getvalue()
+        return {**told, "why_no_copy": why * ("is no copy" in why), "pid": provisioner.pid}
 
     def run(self, code: str) -> str:
         """Run code; return what it prints."""
