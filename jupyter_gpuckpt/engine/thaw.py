@@ -222,7 +222,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             restore.placing.finish()
             not_new = fresh_randomness.renew(restore.inside, is_copy=is_copy)
             ports = _ports(manifest, own_ports)
-            moved = _avoid_conflicts(restore, images, ports)
+            moved = _avoid_conflicts(restore, images, ports, is_new=new is not None)
             cleanup.callback(moved.release)
             connections.enter(images)
             filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -268,12 +268,12 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
 
 
 def _avoid_conflicts(
-    restore: _Restore, images: Path, ports: Mapping[int, int]
+    restore: _Restore, images: Path, ports: Mapping[int, int], *, is_new: bool
 ) -> inet_images.Moved:
     """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
 
-    `ports`: of clients outside, old to new. Raises ThawFailed for a conflict that cannot be avoided: a lock that another program holds,
-    or a name or a port that others know.
+    `ports`: of clients outside, old to new. `is_new`: it becomes a new kernel. Raises ThawFailed for a conflict that cannot be avoided: a
+    lock that another program holds, or a name or a port that others know.
     """
     files, init_pid, launched = (
         images / "files.img",
@@ -293,7 +293,7 @@ def _avoid_conflicts(
         socket_directories.replace(init_pid, own_sockets)
     if taken := (set(paths) - own) & unix_images.names_in_use():
         socket_directories.separate(init_pid, taken, restore.inside)
-    return inet_images.move(files, ports)
+    return inet_images.move(files, ports, to_new=is_new)
 
 
 def _mend_images(

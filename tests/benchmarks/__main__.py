@@ -28,6 +28,7 @@ BENCHMARKS = {
     "save": "save",
     "memory-reading": "memory_reading",
     "warm-resume": "warm_resume",
+    "warm-kernels": "warm_kernels",
     "cold-resume": "cold_resume",
     "deduplication": "deduplication",
     "small-changes": "small_changes",
