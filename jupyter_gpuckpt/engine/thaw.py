@@ -211,13 +211,13 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.images(images)
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
-            _mend_images(images, manifest, ids, new)
+            _mend_images(images, manifest, ids)
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(
-                images, manifest.traveling, restore.placing.make_folders, force=force
+                images, _elsewhere(manifest, new), restore.placing.make_folders, force=force
             )
             rollback.callback(missing_files.remove, made)
-            file_images.rewind(images / "files.img", made)
+            _open_new_files(images / "files.img", made, manifest, new)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             not_new = fresh_randomness.renew(restore.inside, is_copy=is_copy)
@@ -296,16 +296,27 @@ def _avoid_conflicts(
     return inet_images.move(files, ports, to_new=is_new)
 
 
-def _mend_images(
-    images: Path, manifest: Manifest, ids: user_namespaces.Ids | None, new: LaunchSpec | None
-) -> None:
-    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace. `new`: as in `thaw`."""
+def _mend_images(images: Path, manifest: Manifest, ids: user_namespaces.Ids | None) -> None:
+    """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
     file_images.mend(images / "files.img")
     criu_images.mend_scheduling(images)
     if ids is not None:
         owner_images.mend(images, ids, user_namespaces.Ids(manifest.uid, manifest.gid))
+
+
+def _elsewhere(manifest: Manifest, new: LaunchSpec | None) -> Collection[str]:
+    """Return the files that need not be where they were. `new`: as in `thaw`."""
+    return manifest.traveling if new is None else {*manifest.traveling, manifest.launch.log_path}
+
+
+def _open_new_files(
+    files: Path, made: list[str], manifest: Manifest, new: LaunchSpec | None
+) -> None:
+    """Let files that were made begin empty, and a new kernel write to its own log. `new`: as in `thaw`."""
+    file_images.rewind(files, made)
     if new is not None:
-        file_images.rename(images / "files.img", {manifest.launch.log_path: new.log_path})
+        Path(new.log_path).touch(mode=0o600)
+        file_images.rename(files, {manifest.launch.log_path: new.log_path})
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

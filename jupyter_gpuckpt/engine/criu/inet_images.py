@@ -88,7 +88,8 @@ def move(files: Path, ports: Mapping[int, int], *, to_new: bool = False) -> Move
         and not _is_reachable(bound.family, *bound.remote)
     }
     # Ended connections of the saved tree occupy ports for a minute. All are removed in one pass, because reading the table is slow.
-    ended_connections.remove({ports.get(bound.port, bound.port) for bound in sockets})
+    if not to_new:
+        ended_connections.remove({ports.get(bound.port, bound.port) for bound in sockets})
     by_port: dict[int, list[_Bound]] = {}
     for bound in sockets:
         by_port.setdefault(bound.port, []).append(bound)
