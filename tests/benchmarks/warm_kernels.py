@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from gpuckpt_provisioner.owner import ScriptOwner
@@ -54,7 +54,7 @@ class _Kernel:
     """A kernel that is started, asked and ended."""
 
     def __init__(self, name: str, owner: ScriptOwner | None = None) -> None:
-        self._manager: Any = KernelManager(kernel_name=name)
+        self._manager = cast("Any", KernelManager(kernel_name=name))
         if owner is not None:
             self._manager.gpuckpt_owner = owner
         self._client: BlockingKernelClient | None = None

@@ -1,6 +1,7 @@
 """Ready copies give way: where a resume lacks room they are ended and it is tried again, once, and no other is made for a while."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_a_resume_without_room_gets_that_of_ready_copies(error, any_ready, kille
         ready.add(copy_of(2))
     attempts = []
 
-    def resume():
+    def resume() -> Any:
         attempts.append(list(killed))
         if len(attempts) == 1:
             raise error
@@ -78,7 +79,8 @@ def test_a_resume_without_room_gets_that_of_ready_copies(error, any_ready, kille
 
     try:
         if any_ready and isinstance(error, HostIncompatible):
-            assert machine._with_room(resume) == "resumed"
+            resumed: Any = machine._with_room(resume)
+            assert resumed == "resumed"
             assert attempts == [[], [2]]
         else:
             with pytest.raises(type(error)):
