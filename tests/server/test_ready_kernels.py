@@ -64,13 +64,13 @@ def one_waits(server, but=()):
     return init
 
 
-def ask(server, call):
+def ask(call):
     with Client.connect() as client:
         return client.send(call)
 
 
-def init_of(server, kernel_id):
-    return ask(server, calls.kernel(kernel_id)).init_pid
+def init_of(kernel_id):
+    return ask(calls.kernel(kernel_id)).init_pid
 
 
 FACTS = "import os; print(data.sum(), os.getcwd(), os.environ['JPY_SESSION_NAME'], len(In))"
@@ -79,9 +79,9 @@ FACTS = "import os; print(data.sum(), os.getcwd(), os.environ['JPY_SESSION_NAME'
 def test_a_ready_copy_becomes_the_next_kernel(server):
     init = one_waits(server)
     assert server.get("api/gpuckpt/kernels")["kernels"] == []
-    assert ask(server, calls.kernels()) == []
+    assert ask(calls.kernels()) == []
     page = server.open("first.ipynb", kernel="ready")
-    assert init_of(server, page.kernel_id) == init
+    assert init_of(page.kernel_id) == init
     printed = page.run(FACTS).split()
     assert printed[:2] == ["45", str(server.root)]
     assert printed[2].endswith("first.ipynb")
@@ -90,14 +90,14 @@ def test_a_ready_copy_becomes_the_next_kernel(server):
     other = one_waits(server, but=[init])
     page.run("data[0] = 100")
     second = server.open("second.ipynb", kernel="ready")
-    assert init_of(server, second.kernel_id) == other
+    assert init_of(second.kernel_id) == other
     assert second.run("print(data.sum())") == "45\n"
     assert page.run("print(data.sum())") == "145\n"
     # A restart keeps its ports, so it is a copy that was made for it.
     third = one_waits(server, but=[init, other])
     server.request("POST", f"api/kernels/{page.kernel_id}/restart")
     assert page.run(FACTS).split()[0] == "45"
-    assert init_of(server, page.kernel_id) not in {init, other, third}
+    assert init_of(page.kernel_id) not in {init, other, third}
     # It is suspended, resumed and adopted as any kernel is.
     second.run("data[0] = 100")
     server.do("suspend", second.kernel_id)
@@ -117,8 +117,22 @@ def test_nothing_is_left_of_ready_copies(server):
     run(server, "rebuild", "ready")
     newer = one_waits(server, but=[init])
     wait_for(lambda: is_gone(init))
+    # A kernel that was a ready copy is found by the next daemon even if its record is gone; those that still wait are not kept.
+    page = server.open("kept.ipynb", kernel="ready")
+    assert init_of(page.kernel_id) == newer
+    page.run("data[0] = 100")
+    waits = one_waits(server, but=[newer])
+    data = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
+    record = data / "state" / "kernels" / page.kernel_id / "record.json"
+    daemon = ask(calls.handshake()).pid
+    record.unlink()
+    os.kill(daemon, signal.SIGKILL)
+    newer = one_waits(server, but=[newer, waits])
+    assert is_gone(waits)
+    assert page.run("print(data.sum())") == "145\n"
+    assert ask(calls.kernel(page.kernel_id)).state == "running"
     # A killed daemon: the server starts the next one, which removes what is left.
-    os.kill(ask(server, calls.handshake()).pid, signal.SIGKILL)
+    os.kill(ask(calls.handshake()).pid, signal.SIGKILL)
     third = one_waits(server, but=[newer])
     assert is_gone(newer)
     # A removed template.

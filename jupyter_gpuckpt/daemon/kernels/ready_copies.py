@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import GpuCkptError, HostIncompatible
@@ -28,7 +29,7 @@ from .ready_trees import ReadyTree, ReadyTrees, prefix
 _log = logging.getLogger(__name__)
 
 #: The interval of looks at the memory and at what is wanted.
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
 #: How long no other copy of a snapshot is made after an attempt that failed.
 _RETRY_SECONDS = 30.0
 #: A copy is made only if so many times its memory is free.
@@ -94,19 +95,24 @@ class ReadyCopies:
         for left in self._logs.glob(f"{prefix(self._records.place)}*"):  # by a killed daemon
             left.unlink(missing_ok=True)
         while True:
-            uses = await asyncio.to_thread(memory_uses)
-            if is_short(uses):
-                await asyncio.to_thread(self._ready.give_up)
-            elif (missing := self._missing()) is not None:
-                owner, wanted = missing
-                await self._make(owner, wanted)
-                continue
-            self._look.clear()
             try:
+                await self._adjust()
+            except Exception:  # nothing that it meets once may end it
+                _log.exception("the ready copies were not adjusted")
+            self._look.clear()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._look.wait()
-            except TimeoutError:
-                continue
+
+    async def _adjust(self) -> None:
+        """Give the copies up if memory is short, else make those that are missing."""
+        while True:
+            if is_short(await asyncio.to_thread(memory_uses)):
+                await asyncio.to_thread(self._ready.give_up)
+                return
+            if (missing := self._missing()) is None:
+                return
+            await self._make(*missing)
 
     def _missing(self) -> tuple[Owner, WantedCopies] | None:
         now = asyncio.get_running_loop().time()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..kernels.kernel_operations import ServerOperations
 
 #: The interval of looks at the templates.
-_LOOK_SECONDS = 2.0
+_LOOK_SECONDS = 5.0
 
 
 class ReadyKernels(KernelListener):
