@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import nbformat
 import pexpect
 import pytest
@@ -17,6 +18,7 @@ from jupyter_gpuckpt.sessions import Sessions
 from jupyter_gpuckpt.wire import calls
 from tests.blocking_clients import printed
 from tests.conftest import wait_for
+from tests.ports import free_port
 
 from .conftest import PLANTED, Templates, is_copy, started
 from .memory import in_memory
@@ -248,3 +250,25 @@ def test_the_console_uses_a_template(ours):
     finally:
         console.close(force=True)
     KernelProvisionerFactory.clear_instance()
+
+
+@pytest.mark.slow
+def test_voila_uses_a_template(ours, notebook, tmp_path):
+    pytest.importorskip("voila")
+    port = free_port()
+    log = tmp_path / "voila.log"
+    words = ["--no-browser", f"--port={port}", "--Voila.ip=127.0.0.1", str(notebook)]
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "voila", *words], env=ours, stdout=out, stderr=out
+        ) as process,
+    ):
+        try:
+            wait_for(lambda: f"127.0.0.1:{port}" in log.read_text(), said=log.read_text)
+            page = httpx.get(f"http://127.0.0.1:{port}/", timeout=120).text
+            assert "45 True" in page, log.read_text()
+            assert "is no copy" not in log.read_text()
+        finally:
+            process.terminate()
+            process.wait(60)

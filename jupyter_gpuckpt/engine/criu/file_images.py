@@ -32,9 +32,9 @@ _Change = Callable[[list[Field]], list[Field]]
 def mend(path: Path) -> None:
     """Edit files.img so that CRIU finds files on scratch, accepts files whose size changed, and keeps timers that it would stop."""
     global _last_mended  # noqa: PLW0603 - replaced as a whole, by any thread
-    before = path.read_bytes()
-    if _last_mended[0] == before:
-        path.write_bytes(_last_mended[1])
+    before, (known, mended) = path.read_bytes(), _last_mended
+    if before == known:
+        path.write_bytes(mended)
         return
     _edit(path, {_REG: _mended, _TIMERFD: _rearmed})
     if len(before) <= criu_images.REMEMBERED_BYTES:
