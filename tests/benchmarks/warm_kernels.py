@@ -34,8 +34,11 @@ from .machine import wide
 from .measured import Row, ratios
 
 SMALL = "numpy, pandas"
-#: What is imported besides, if it is installed: as many seconds of imports.
-LARGE = ("torch", "sklearn.ensemble, sklearn.pipeline, matplotlib.pyplot, scipy.stats, pandas")
+#: What is imported besides: the first that is installed, by what it is called.
+LARGE = {
+    "torch": "torch",
+    "scikit-learn, Matplotlib, SciPy": "sklearn.ensemble, sklearn.pipeline, matplotlib.pyplot, scipy.stats, pandas",
+}
 #: How often one kernel is started alone, and ten at once; thirty at once once.
 ROUNDS, ROUNDS_AT_ONCE = 7, 3
 HELD = 20
@@ -99,14 +102,18 @@ class _Kernel:
 
 def run() -> Iterator[Row]:
     """One alone, a ready copy, ten and thirty at once; copies and stock in turn."""
-    large = next(one for one in LARGE if all(map(_is_there, one.split(", "))))
+    large, modules = next(
+        (name, modules)
+        for name, modules in LARGE.items()
+        if all(map(_is_there, modules.split(", ")))
+    )
     with daemon() as client:
         _make("small", f"import {SMALL}")
-        _make("large", f"import {large}")
-        yield from _alone("small", SMALL)
-        yield from _alone("large", large)
-        yield from _ready(client, "small", SMALL)
-        yield from _ready(client, "large", large)
+        _make("large", f"import {modules}")
+        yield from _alone("small", SMALL, f"import {SMALL}")
+        yield from _alone("large", large, f"import {modules}")
+        yield from _ready(client, "small", SMALL, f"import {SMALL}")
+        yield from _ready(client, "large", large, f"import {modules}")
         yield from _at_once(client, 10, ROUNDS_AT_ONCE, TEN_SECONDS)
         yield from _at_once(client, 30, 1, THIRTY_SECONDS)
         yield from _memory()
@@ -139,8 +146,8 @@ def _started(name: str, code: str, owner: ScriptOwner | None = None) -> float:
     return replied - began
 
 
-def _alone(name: str, libraries: str) -> Iterator[Row]:
-    copies, stock, code = list[float](), list[float](), f"import {libraries}"
+def _alone(name: str, libraries: str, code: str) -> Iterator[Row]:
+    copies, stock = list[float](), list[float]()
     for _ in range(ROUNDS):
         copies.append(_started(name, code))
         with _stock():
@@ -151,7 +158,7 @@ def _alone(name: str, libraries: str) -> Iterator[Row]:
     yield Row("    stock takes so many times that", ratios(stock, copies), "x")
 
 
-def _ready(client: Client, name: str, libraries: str) -> Iterator[Row]:
+def _ready(client: Client, name: str, libraries: str, code: str) -> Iterator[Row]:
     settings = daemon_settings.from_environment()
     cache = TemplateFolder(settings.data, name).get().cache
     assert cache is not None
@@ -168,7 +175,7 @@ def _ready(client: Client, name: str, libraries: str) -> Iterator[Row]:
                 if time.monotonic() > deadline:
                     raise RuntimeError("no copy is ready")
                 time.sleep(0.05)
-            samples.append(_started(name, f"import {libraries}", ScriptOwner(settings, owner)))
+            samples.append(_started(name, code, ScriptOwner(settings, owner)))
         client.send(calls.ready(owner.owner_id, []))
     budget = wide(READY_SECONDS) if libraries == "torch" else None
     yield Row(f"{libraries}: ready copy", samples, budget=budget)
