@@ -32,7 +32,7 @@ from ..snapshots import (
     unpacked_snapshots,
     verify,
 )
-from ..store import local
+from ..store import local, read_only
 
 __all__ = [
     "arrivals",
@@ -44,6 +44,7 @@ __all__ = [
     "local",
     "notebooks",
     "park",
+    "read_only",
     "recovery",
     "resume",
     "save",

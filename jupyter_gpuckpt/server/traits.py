@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 
-from traitlets import Bool, Float, HasTraits, Int, List, TraitError, Unicode, default
+from traitlets import Bool, Dict, Float, HasTraits, Int, List, TraitError, Unicode, default
 from traitlets.config import Configurable
 
 from ..client import save_costs
@@ -163,6 +163,14 @@ class ServerTraits(Configurable):
         min=0,
         help="""The most bytes of a kernel's output that are kept on disk while a cell runs or no page is connected, for the page
         that connects next. Messages beyond that are counted, and the page shows how many are missing.""",
+    ).tag(config=True)
+
+    ready_kernels = Dict(
+        value_trait=Int(min=0),
+        key_trait=Unicode(),
+        help="""How many kernels of each template wait for the next notebook, for example {"torch-ready": 1}: resumed and stopped, so that
+        one of them starts in some hundredths of a second. Each takes the memory of a kernel, on its GPU, too; they are ended when
+        memory or a GPU is short, and with the server.""",
     ).tag(config=True)
 
     tools_token = Unicode(
