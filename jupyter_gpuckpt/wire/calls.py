@@ -290,6 +290,12 @@ give_notice = Route(
 claim = Route(list[protocol.SuspendedKernel], "POST", f"{_OWNER}/claim", protocol.ClaimRequest)
 claimable = Route(list[Kernel], "GET", f"{_OWNER}/claim")
 #: The next server may claim this owner's kernels although its process may still run.
-leave = Route(type(None), "DELETE", _OWNER, status=_NONE)
+leave = Route(
+    type(None),
+    "DELETE",
+    _OWNER,
+    status=_NONE,
+    query={"kernel_id": "Only this kernel; the owner may claim it again."},
+)
 #: The events of an owner's kernels while the connection is open.
 owner_events = Route(Event, "POST", "/owners", protocol.Owner, seconds=SILENCE_SECONDS)

@@ -179,8 +179,10 @@ async def _owner_events(handler: BaseHandler, request: protocol.Owner) -> None:
 
 
 @_answers(calls.claim)
-def _claim(handler: BaseHandler, owner_id: str) -> Awaitable[list[protocol.SuspendedKernel]]:
-    return handler.daemon.owners.claim(owner_id)
+def _claim(
+    handler: BaseHandler, owner_id: str, request: protocol.ClaimRequest
+) -> Awaitable[list[protocol.SuspendedKernel]]:
+    return handler.daemon.owners.claim(owner_id, request.kernel_id)
 
 
 ROUTES = _routes.handlers(BaseHandler) | snapshot_routes.ROUTES
