@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, notice, prune, slurm_script
+from . import executing, hub_report, install_kernel, notice, prune, slurm_script
 from .parser import KERNEL_HELP, SNAPSHOT_HELP, Parser, title
 from .remote import move_command, remote_command
 
@@ -75,6 +75,9 @@ def parser(program: str = PROGRAM) -> Parser:
     _about_snapshots(command)
     executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION))
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
+    install_kernel.add_arguments(
+        command("install-kernel", install_kernel.SUMMARY, install_kernel.DESCRIPTION)
+    )
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION))
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remote_command.add_arguments(

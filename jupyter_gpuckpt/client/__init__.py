@@ -13,6 +13,7 @@ setting or a record only.
 - `moving`: the steps of a move.
 - `programs`: programs of this package that the client runs in processes of their own, without a daemon.
 - `quick_httpx`: an import of httpx without its command line.
+- `relayed_kernelspecs`: kernelspecs whose kernels outlive their editor.
 - `reviving`: kernels that are created from a snapshot.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.

@@ -35,13 +35,13 @@ RETRY_SECONDS = 1.0
 
 
 class Journal:
-    """The writer of a batch run's journal. Thread-safe."""
+    """The writer of a journal, after `count` messages that are no longer kept. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 0) -> None:
         self._lock = threading.Lock()
         self._path = ""
         #: The number of the last message and its end in the file.
-        self._count = self._end = 0
+        self._count, self._end = count, 0
         #: All frames, None if they exceed `MAX_KEPT_BYTES`. Those behind `_end` could not be written yet.
         self._kept: bytearray | None = bytearray()
         self._unwritten = b""

@@ -1,0 +1,95 @@
+"""What the relay needs of the daemon, and its settings; imported in a thread, because it takes a second."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from gpuckpt_provisioner.exit_status import exit_code
+from jupyter_core.application import JupyterApp
+
+from ..client.daemon_traits import GpuCkptDaemon
+from ..errors import KernelNotFound
+from ..wire.protocol import Event, Kernel
+from ..wire.states import KernelState
+from .engine_kernels import EngineKernels, RelayOwner, Start, is_absent
+from .kept_records import KeptFolder, KeptRecord
+from .kernel_requests import KernelRequests
+from .traits import GpuCkptRelay
+
+if TYPE_CHECKING:
+    from .engine_kernels import Reached
+    from .relayed_kernels import RelayedKernel
+
+_INTERRUPT_SECONDS = 5.0
+
+
+class Backend(EngineKernels):
+    """Kernels at the daemon, for the relay. `settings`: the user's, of jupyter_gpuckpt_config.py."""
+
+    def __init__(
+        self, folder: Path, context: zmq.Context[Any], on_event: Callable[[Event], None]
+    ) -> None:
+        app = _App()
+        with suppress(Exception):  # a broken file of the user must not end kernels
+            app.load_config_file()
+        self.settings = GpuCkptRelay(parent=app)
+        owner = RelayOwner(
+            GpuCkptDaemon(parent=app).settings(), _owner_id(folder), folder, on_event
+        )
+        super().__init__(owner, context)
+        self.is_absent = is_absent
+
+    def launch(self, record: KeptRecord, folder: KeptFolder, start: Any) -> Reached:  # noqa: ANN401 - a dictionary of the program
+        """Start a kernel."""
+        return super().launch(record, folder, Start(**start))
+
+    def state_of(self, kernel_id: str) -> KernelState | None:
+        """Return the state of a kernel; None if it has ended."""
+        found: Kernel | None = self.known().get(kernel_id)
+        return found.state if found is not None else None
+
+    def kernel_of(self, path: str) -> str:
+        """Return the id of the kernel that a server, which has ended, left for a notebook; empty if there is none."""
+        return self.left_by_server(path)
+
+    def exit_code(self, exit_path: str) -> int:
+        """Return the exit status of a kernel that has ended."""
+        found = exit_code(exit_path)
+        return 1 if found is None else found
+
+    def interrupt(self, kernel: RelayedKernel) -> None:  # type: ignore[override]
+        """Interrupt a kernel's cell, by a message if it understands that."""
+        if kernel.record.has_agent and kernel.connection:
+            with KernelRequests(self._context, kernel.connection) as requests:
+                if requests.ask("interrupt_request", {}, _INTERRUPT_SECONDS):
+                    return
+        if not kernel.record.plain_reason:
+            super().interrupt(kernel.record.kernel_id, signal.SIGINT)
+
+    def end(self, kernel: RelayedKernel, after_seconds: float = 0.0) -> None:  # type: ignore[override]
+        """End a kernel."""
+        if kernel.record.plain_reason:
+            with KernelRequests(self._context, kernel.connection) as requests:
+                requests.ask("shutdown_request", {"restart": False}, _INTERRUPT_SECONDS)
+            return
+        with suppress(KernelNotFound):
+            super().end(kernel.record, after_seconds)
+
+
+class _App(JupyterApp):
+    name = "jupyter-gpuckpt"
+
+
+def _owner_id(folder: Path) -> str:
+    """Return the id of this user's relays at the daemon: always the same, so that a new one has the kernels of the one before."""
+    path = folder / "owner"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(f"relay-{uuid.uuid4().hex}")
+    return path.read_text()
