@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .relayed_kernels import RelayedKernel
     from .service import Relay
 
+#: The reply to a cell that was executed.
+DONE = {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": []}
 _VERBS = ("output", "resume")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -35,8 +37,7 @@ def run(relay: Relay, editor: Editor, request: Message, code: str) -> None:
         _show_output(editor, parent)
     else:
         editor.print(_resumed(relay, editor, " ".join(words)) + "\n", parent)
-    content = {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": []}
-    editor.reply("shell", request, content)
+    editor.reply("shell", request, DONE)
     editor.publish("status", {"execution_state": "idle"}, parent)
 
 

@@ -108,6 +108,7 @@ class _Manager(AsyncKernelManager):
         described = {**start.kernelspec, "metadata": {}}
         self.kernel_name = described.pop("name", "python3")
         self._kernel_spec = KernelSpec(resource_dir=start.resource_dir, **described)
+        Path(jupyter_runtime_dir()).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.connection_file = str(Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json"))
         self.provisioner = GpuCkptProvisioner(
             kernel_id=kernel_id, kernel_spec=self._kernel_spec, parent=self

@@ -195,10 +195,15 @@ class RelayedKernel:
         """Send the last replies and states again: the killed relay may have had them in memory only. Clients ignore a second one."""
         last = self._tail.last
         for _, channel, message in messages_between(self.folder.journal, last - 20, last):
+            if channel not in {"shell", "iopub"} or message.parent.session == PROBE_SESSION:
+                continue
+            # jupyter_client refuses a message whose signature it has seen.
+            header, parent, metadata, *rest = message.parts
+            again = [header, parent, metadata + b" ", *rest]
             if channel == "shell":
-                editor.sockets.send("shell", _without_identity(message.idents), message.parts)
+                editor.sockets.send("shell", _without_identity(message.idents), again)
             elif message.header.msg_type == "status":
-                editor.sockets.send("iopub", message.idents, message.parts)
+                editor.sockets.send("iopub", message.idents, again)
 
     def detach(self) -> None:
         """Keep the kernel without an editor. What its cells send from now on, and what may not have arrived, is missed."""

@@ -296,6 +296,11 @@ class Relay:
         editor.has_run_cell = editor.has_run_cell or by_person
         if by_person and not editor.path:
             self._tell_of_kept(editor)
+        if kind == "execute_request" and not editor.has_run_cell and not editor.kernel.is_idle:
+            # The editor's own code must not wait for a cell that may run for hours: the editor would give up.
+            editor.answer("shell", message, commands.DONE)
+            editor.kernel.forward(channel, message)
+            return
         editor.note_request(message, by_person=by_person)
         editor.kernel.forward(channel, message)
 
@@ -701,4 +706,4 @@ def _tell(program: socket.socket, **told: object) -> None:
 
 def _log_failure(result: object) -> None:
     if isinstance(result, Exception):
-        _log.warning("%s: %s", type(result).__name__, result)
+        _log.warning("a request failed: %s", result, exc_info=result)
