@@ -9,7 +9,8 @@ from .parser import Parser
 
 SUMMARY = "install a kernel whose state is kept when an editor closes"
 DESCRIPTION = (
-    "For VS Code, Zed, Emacs and other programs that start kernels by themselves. Choose it there instead of the kernel that it is for."
+    "It is for VS Code, Zed, Emacs and other programs that start kernels by themselves: choose it there instead of the kernel that it"
+    " starts."
 )
 
 

@@ -41,12 +41,16 @@ def install(name: str) -> tuple[Path, str]:
     folder = Path(
         jupyter_data_dir(),
         "kernels",
-        re.sub(r"[^a-z0-9._-]", "-", "-".join(filter(None, ["gpuckpt", environment, name])).lower()),
+        re.sub(
+            r"[^a-z0-9._-]", "-", "-".join(filter(None, ["gpuckpt", environment, name])).lower()
+        ),
     )
     shown = re.sub(r"\s*\(ipykernel\)$", "", found.display_name)
     shown = f"{shown}{f', {environment}' if environment else ''} (keeps its state)"
     argv = list(found.argv)
-    program = sys.executable if re.fullmatch(r"python(3(\.\d+)?)?", argv[0]) else shutil.which(argv[0])
+    program = (
+        sys.executable if re.fullmatch(r"python(3(\.\d+)?)?", argv[0]) else shutil.which(argv[0])
+    )
     argv[0] = program or argv[0]
     kernel = {**found.to_dict(), "argv": argv, "name": name}
     described = {

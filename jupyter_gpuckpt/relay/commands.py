@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -12,7 +12,17 @@ from .signed_messages import Message
 
 if TYPE_CHECKING:
     from .relayed_kernels import RelayedKernel
-    from .service import Relay
+
+
+class Keeper(Protocol):
+    """The relay, as the commands use it."""
+
+    def kept(self) -> list[RelayedKernel]:
+        """Return the kernels that no editor has."""
+
+    def give(self, editor: Editor, kernel: RelayedKernel) -> None:
+        """Give an editor a kernel that was kept, in place of the one that it has."""
+
 
 #: The reply to a cell that was executed.
 DONE = {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": []}
@@ -23,10 +33,15 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 def is_command(code: str) -> bool:
     """Return whether a cell is nothing but a command that the relay answers."""
     words = code.split()
-    return len(words) >= 2 and words[0] == "%gpuckpt" and words[1] in _VERBS and "\n" not in code.strip()
+    return (
+        len(words) >= 2
+        and words[0] == "%gpuckpt"
+        and words[1] in _VERBS
+        and "\n" not in code.strip()
+    )
 
 
-def run(relay: Relay, editor: Editor, request: Message, code: str) -> None:
+def run(relay: Keeper, editor: Editor, request: Message, code: str) -> None:
     """Answer a cell that is a command."""
     _, verb, *words = code.split()
     parent = request.parts[0]
@@ -68,7 +83,7 @@ def _show_output(editor: Editor, parent: bytes) -> None:
             editor.sockets.send("iopub", [kind.encode()], parts)
 
 
-def _resumed(relay: Relay, editor: Editor, wanted: str) -> str:
+def _resumed(relay: Keeper, editor: Editor, wanted: str) -> str:
     """Give the editor a kernel that is kept; return what happened, or which there are."""
     kept = [one for one in relay.kept() if one is not editor.kernel]
     kept.sort(key=lambda one: one.record.left_at, reverse=True)
@@ -87,7 +102,9 @@ def _resumed(relay: Relay, editor: Editor, wanted: str) -> str:
 
 def _is_named(kernel: RelayedKernel, wanted: str) -> bool:
     record = kernel.record
-    return not wanted or record.session_id.startswith(wanted) or wanted in (record.path, record.name)
+    return (
+        not wanted or record.session_id.startswith(wanted) or wanted in (record.path, record.name)
+    )
 
 
 def _described(kernel: RelayedKernel) -> str:
@@ -99,6 +116,12 @@ def _described(kernel: RelayedKernel) -> str:
             break
     else:
         age = f"{int(seconds)} s"
-    why = "before the restart" if record.is_before_restart else "that was shut down" if record.ends_at else ""
+    why = (
+        "before the restart"
+        if record.is_before_restart
+        else "that was shut down"
+        if record.ends_at
+        else ""
+    )
     where: Any = record.path or f"{record.kernel_name} in {record.folder}"
     return " ".join(part for part in ("of", where, why, f"(left {age} ago)") if part)

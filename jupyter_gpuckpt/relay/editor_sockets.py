@@ -24,7 +24,7 @@ class EditorSockets:
         """Bind the sockets of a connection file. Raises ZMQError if a port is not free."""
         self.signer = Signer(connection.get("key", ""), connection.get("signature_scheme", ""))
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        kinds = {name: zmq.ROUTER for name in CHANNELS} | {"hb": zmq.ROUTER, "iopub": zmq.XPUB}
+        kinds = dict.fromkeys(CHANNELS, zmq.ROUTER) | {"hb": zmq.ROUTER, "iopub": zmq.XPUB}
         try:
             for name, kind in kinds.items():
                 self._sockets[name] = _bound(context, name, kind, connection)
@@ -85,7 +85,7 @@ class EditorSockets:
 def _bound(
     context: zmq.Context[Any], name: str, kind: int, connection: dict[str, Any]
 ) -> zmq.Socket[bytes]:
-    made = context.socket(kind)
+    made: zmq.Socket[bytes] = context.socket(kind)
     made.linger = _LINGER_MILLISECONDS
     if kind == zmq.XPUB:
         made.setsockopt(zmq.XPUB_NODROP, 1)

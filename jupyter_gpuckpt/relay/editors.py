@@ -8,30 +8,30 @@ import socket
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..wire.place import start_time
 from .editor_sockets import EditorSockets
 from .signed_messages import Author, Message
-
-if TYPE_CHECKING:
-    from .engine_kernels import Start
-    from .relayed_kernels import RelayedKernel
 
 #: How many requests are remembered as this editor's.
 _MAX_REQUESTS = 20_000
 
 
 class Editor:
-    """An editor's program (`program`: the connection to it) and its sockets. `parent`: the process that started the program."""
+    """An editor's program and its sockets.
+
+    `program`: the connection to it. `start`: what it has said about the kernel. `parent`: the process that started it.
+    """
 
     def __init__(
-        self, program: socket.socket, sockets: EditorSockets, start: Start, parent: int
+        self, program: socket.socket, sockets: EditorSockets, start: dict[str, Any], parent: int
     ) -> None:
         self.program, self.sockets, self.start = program, sockets, start
         self.parent = (parent, start_time(parent))
         self.began, self.ended = time.monotonic(), 0.0
-        self.kernel: RelayedKernel | None = None
+        #: Its `RelayedKernel`.
+        self.kernel: Any = None
         #: The notebook, if the editor has named one.
         self.path = ""
         #: Whether a person has run a cell here: the kernel is not exchanged after that, except by a person.

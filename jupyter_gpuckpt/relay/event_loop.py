@@ -66,7 +66,7 @@ class EventLoop:
         def run() -> None:
             try:
                 result: _T | Exception = work()
-            except Exception as error:  # noqa: BLE001 - `then` handles it
+            except Exception as error:
                 result = error
             self.from_thread(lambda: then(result))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import zmq
@@ -23,7 +23,7 @@ class KernelRequests:
         self._socket.linger = 0
         self._socket.connect(address_of(connection, "control"))
 
-    def __enter__(self) -> KernelRequests:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -9,7 +9,9 @@ import re
 import struct
 
 #: As VS Code's extension sets it: `__vsc_ipynb_file__ = "/folder/notebook.ipynb"`.
-_PATH = re.compile(r"""^\s*__vsc_ipynb_file__\s*=\s*(r?"(?:[^"\\\n]|\\.)*"|r?'(?:[^'\\\n]|\\.)*')""", re.M)
+_PATH = re.compile(
+    r"""^\s*__vsc_ipynb_file__\s*=\s*(r?"(?:[^"\\\n]|\\.)*"|r?'(?:[^'\\\n]|\\.)*')""", re.M
+)
 _AT_FDCWD, _STATX_BTIME = -100, 0x800
 #: Of struct statx: its size, and the time of the file's creation.
 _STATX_BYTES, _BTIME = 256, struct.Struct("<qI")

@@ -101,9 +101,7 @@ class RelayedKernel:
         elif self._own_journal is None:
             self._own_journal = Journal(self._tail.last)
             self._own_journal.opened({"path": str(self.folder.journal), "received": 0})
-        self.sockets = KernelSockets(
-            context, reached.connection, writes_journal=reached.has_agent
-        )
+        self.sockets = KernelSockets(context, reached.connection, writes_journal=reached.has_agent)
         self.is_reached = True
         for message in self.requests:
             # A kernel without an agent would run a request twice.
@@ -258,16 +256,8 @@ class RelayedKernel:
         request_id, editor = parent.msg_id, self.editor
         if editor is not None and not editor.has_sent(request_id):
             editor = None
-        if channel == "shell":
-            idents = _without_identity(message.idents)
-            if editor is not None and not self._sent(editor, "shell", idents, message):
-                return False
-            self._note_reply(request_id)
-            return True
-        if channel == "stdin":
-            self._question = message
-            idents = _without_identity(message.idents)
-            return editor is None or self._sent(editor, "stdin", idents, message)
+        if channel != "iopub":
+            return self._answer(editor, channel, message)
         if request_id in self.requests:
             self._first.setdefault(request_id, number)
         kind = message.header.msg_type
@@ -281,7 +271,20 @@ class RelayedKernel:
             self._tell(editor, number, message.parts[1])
         return True
 
-    def _sent(self, editor: Editor, channel: str, idents: Sequence[bytes], message: Message) -> bool:
+    def _answer(self, editor: Editor | None, channel: str, message: Message) -> bool:
+        """Pass a reply or a question of a cell on; return False if it has to wait for the client."""
+        idents = _without_identity(message.idents)
+        if channel == "stdin":
+            self._question = message
+            return editor is None or self._sent(editor, channel, idents, message)
+        if editor is not None and not self._sent(editor, channel, idents, message):
+            return False
+        self._note_reply(message.parent.msg_id)
+        return True
+
+    def _sent(
+        self, editor: Editor, channel: str, idents: Sequence[bytes], message: Message
+    ) -> bool:
         """Send a message; return False if it has to wait. A client that is away for long gets it no more."""
         is_sent = editor.sockets.send(channel, idents, message.parts)
         if is_sent:

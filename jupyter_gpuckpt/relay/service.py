@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import signal
 import socket
 import time
 import uuid
@@ -95,12 +93,16 @@ class Relay:
     def _find(self, kernel: RelayedKernel) -> None:
         """Find out what became of a kernel of an earlier relay, and connect to it if it runs."""
 
-        def found(state: KernelState | None | Exception) -> None:
+        def found(state: KernelState | Exception | None) -> None:
             if isinstance(state, Exception):
                 _log.warning("kernel %s was not found: %s", kernel.record.kernel_id, state)
             elif state is None:
                 self._ended(kernel, 1)
-            elif state in {KernelState.RUNNING, KernelState.SAVING} or kernel.editor or kernel.requests:
+            elif (
+                state in {KernelState.RUNNING, KernelState.SAVING}
+                or kernel.editor
+                or kernel.requests
+            ):
                 self.wake(kernel)
 
         self.loop.in_thread(lambda: self.backend().state_of(kernel.record.kernel_id), found)
@@ -174,9 +176,7 @@ class Relay:
             return
         self._begin(program, sockets, told)
 
-    def _begin(
-        self, program: socket.socket, sockets: EditorSockets, told: dict[str, Any]
-    ) -> None:
+    def _begin(self, program: socket.socket, sockets: EditorSockets, told: dict[str, Any]) -> None:
         start = {
             name: told[name] for name in ("kernelspec", "resource_dir", "environment", "folder")
         }
@@ -203,9 +203,7 @@ class Relay:
         editor.path = kernel.record.path
         self._wait_for_subscriber(kernel, editor, time.monotonic() + HANDOVER_SECONDS)
 
-    def _wait_for_subscriber(
-        self, kernel: RelayedKernel, editor: Editor, deadline: float
-    ) -> None:
+    def _wait_for_subscriber(self, kernel: RelayedKernel, editor: Editor, deadline: float) -> None:
         if editor.sockets.has_subscriber or time.monotonic() > deadline:
             kernel.attach_again(editor)
             if not kernel.is_reached and not kernel.is_changing:
@@ -213,9 +211,7 @@ class Relay:
             self._flush(editor)
         else:
             editor.is_choosing = True
-            self.loop.later(
-                _PAUSE, lambda: self._wait_for_subscriber(kernel, editor, deadline)
-            )
+            self.loop.later(_PAUSE, lambda: self._wait_for_subscriber(kernel, editor, deadline))
 
     def _read_program(self, editor: Editor) -> None:
         try:
@@ -319,8 +315,14 @@ class Relay:
             editor.path = "-"  # once
             here = [one for one in kept if one.record.folder == editor.start["folder"]]
             if here:
-                count = "A kernel of this folder is" if len(here) == 1 else f"{len(here)} kernels of this folder are"
-                editor.notices.append(f"{count} kept from before. `%gpuckpt resume` brings one back.")
+                count = (
+                    "A kernel of this folder is"
+                    if len(here) == 1
+                    else f"{len(here)} kernels of this folder are"
+                )
+                editor.notices.append(
+                    f"{count} kept from before. `%gpuckpt resume` brings one back."
+                )
 
     def _interrupts_itself(self, editor: Editor) -> bool:
         kernel = editor.kernel
@@ -350,6 +352,7 @@ class Relay:
     # ---- the choice of a kernel --------------------------------------------------------------------------------------
 
     def kept(self) -> list[RelayedKernel]:
+        """Return the kernels that no editor has."""
         return [one for one in self.kernels.values() if one.editor is None and not one.has_ended]
 
     def _choose(self, editor: Editor, path: str) -> None:
@@ -441,9 +444,7 @@ class Relay:
 
     def _add(self, record: KeptRecord) -> RelayedKernel:
         folder = KeptFolder(self.folder / "sessions" / record.session_id)
-        kernel = RelayedKernel(
-            record, folder, wake=self.wake, later=self.loop.later, cut=self._cut
-        )
+        kernel = RelayedKernel(record, folder, wake=self.wake, later=self.loop.later, cut=self._cut)
         kernel.write()
         self.kernels[record.kernel_id] = kernel
         kernel.watch = self._changes.watch(folder.journal.parent, kernel.deliver)
@@ -568,9 +569,7 @@ class Relay:
         if kernel.record.plain_reason or kernel.has_ended:
             return
         record = msgspec.structs.replace(kernel.record)
-        self.loop.in_thread(
-            lambda: self.backend().describe(record, is_left=is_left), _log_failure
-        )
+        self.loop.in_thread(lambda: self.backend().describe(record, is_left=is_left), _log_failure)
 
     def _cut(self, kernel: RelayedKernel, received: int) -> None:
         connection = kernel.connection
@@ -655,7 +654,9 @@ class Relay:
         most, days = self.settings.keep_sessions, self.settings.keep_days
         for record in surplus(records, most, days, time.time()):
             if (kernel := self.kernels.get(record.kernel_id)) is not None:
-                _log.info("kernel %s (%s) is ended: too many are kept", record.kernel_id, record.name)
+                _log.info(
+                    "kernel %s (%s) is ended: too many are kept", record.kernel_id, record.name
+                )
                 self.end(kernel)
 
     def _look_after(self) -> None:

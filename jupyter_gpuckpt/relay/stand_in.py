@@ -48,7 +48,7 @@ class StandIn:
         while True:
             try:
                 self._connect()
-                lines = self._lines()
+                lines = self._lines()  # type: ignore[no-untyped-call]
             except (OSError, Unusable) as error:
                 if first:
                     raise Unusable(str(error)) from error

@@ -12,7 +12,7 @@ from queue import Empty, Queue
 
 import psutil
 
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE
 
 PROGRAM = Path(__file__).with_name("window.py")
 
@@ -148,17 +148,8 @@ class Desk:
     def record_of(self, path):
         return next(one for one in self.records() if one["path"] == str(path))
 
-    def kernels(self):
-        """Return the daemon's kernels by id."""
-        return {one["kernel_id"]: one for one in json.loads(self.command("ps", "--json"))["kernels"]}
-
-    def wait_for_state(self, kernel_id, state):
-        wait_for(lambda: self.kernels().get(kernel_id, {}).get("state") == state)
-
     def close(self):
         for window in self.windows:
             window.close()
-        for kernel in self.kernels():
-            self.command("end", "--yes", kernel)
         with suppress(AssertionError, psutil.Error):
             self.relay().kill()

@@ -1,6 +1,7 @@
 """Kernels of an editor whose window crashes, reloads, restarts them or closes: nothing that ran is lost, and nothing shown twice."""
 
-import json
+import subprocess
+import sys
 
 from tests.conftest import wait_for
 
@@ -108,7 +109,9 @@ def test_without_a_notebook_nothing_is_brought_back_unless_asked(desk):
     _, outputs = second.run("x")
     assert ("error", "NameError") in outputs
     assert "`%gpuckpt resume`" in outputs[0][1]
-    kept = next(one for one in desk.records() if one["folder"] == str(desk.folder) and one["left_at"])
+    kept = next(
+        one for one in desk.records() if one["folder"] == str(desk.folder) and one["left_at"]
+    )
     second.run(f"%gpuckpt resume {kept['session_id']}")
     assert second.run("print(x)")[0] == "5\n"
 
@@ -141,7 +144,7 @@ def test_a_shutdown_ends_the_kernel_and_can_be_undone(desk):
     assert second.run("print(x)")[0] == "7\n"
 
 
-def test_it_is_suspended_when_idle_and_comes_back(desk, tmp_path):
+def test_it_is_suspended_when_idle_and_comes_back(desk):
     notebook = desk.notebook("g.ipynb")
     first = desk.window()
     first.start(desk.spec, notebook)
@@ -149,7 +152,8 @@ def test_it_is_suspended_when_idle_and_comes_back(desk, tmp_path):
     kernel_id = desk.record_of(notebook)["kernel_id"]
     first.begin(COUNT.format(count=3, pause=0.2))
     first.kill_all()
-    wait_for(lambda: not (desk.relay_folder / "sessions" / desk.record_of(notebook)["session_id"] / "requests").stat().st_size)
+    session = desk.relay_folder / "sessions" / desk.record_of(notebook)["session_id"]
+    wait_for(lambda: not (session / "requests").stat().st_size)
     desk.command("suspend", kernel_id)
     second = desk.window()
     second.start(desk.spec, notebook)
@@ -157,7 +161,6 @@ def test_it_is_suspended_when_idle_and_comes_back(desk, tmp_path):
     assert second.run("%gpuckpt output")[0] == lines(3)
     # Suspended with an editor: a cell brings it back.
     desk.command("suspend", kernel_id)
-    desk.wait_for_state(kernel_id, "suspended")
     assert second.run("print(len(x))")[0] == "1000\n"
 
 
@@ -168,16 +171,22 @@ def test_a_kernel_that_ends_ends_its_program(desk):
     assert window.wait("ended")["code"] == 3
 
 
-def test_our_provisioner_starts_the_kernel_itself(desk):
-    code = (
-        "import sys; from jupyter_client.manager import start_new_kernel\n"
-        f"manager, client = start_new_kernel(kernel_name={desk.spec.name!r})\n"
-        "client.execute_interactive('import sys; print(sys.argv, flush=True)')\n"
-        "client.stop_channels(); manager.shutdown_kernel(now=True)"
-    )
-    config = {"KernelProvisionerFactory": {"default_provisioner_name": "gpuckpt-provisioner"}}
-    import subprocess, sys
+STOCK_CLIENT = """
+from traitlets.config import Config
+from jupyter_client.manager import start_new_kernel
+from jupyter_client.provisioning import KernelProvisionerFactory
+config = Config()
+config.KernelProvisionerFactory.default_provisioner_name = "gpuckpt-provisioner"
+KernelProvisionerFactory.instance(config=config)
+manager, client = start_new_kernel(kernel_name={name!r})
+client.execute_interactive("import sys; print(sys.argv, flush=True)")
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
 
-    program = f"from traitlets.config import Config\nfrom jupyter_client.provisioning import KernelProvisionerFactory as F\nF.instance(config=Config({json.dumps(config)}))\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], env=desk.env, capture_output=True, text=True, check=True)
+
+def test_our_provisioner_starts_the_kernel_itself(desk):
+    program = STOCK_CLIENT.format(name=desk.spec.name)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=desk.env, capture_output=True, text=True, check=True)
     assert "ipykernel_launcher.py" in done.stdout

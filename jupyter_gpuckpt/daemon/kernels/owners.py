@@ -122,7 +122,8 @@ class Owners:
     async def claim(self, owner_id: str, kernel_id: str = "") -> list[SuspendedKernel]:
         """Transfer to a server the kernels of dead servers that belong to it (see `belongs`), or to a batch run the kernels of that run.
 
-        With `kernel_id` only this kernel, of any dead server with the same hub server, or the owner's own. No two servers get the same kernel: other places' records are transferred under a lock, this place's on the event loop.
+        With `kernel_id` only this kernel, of any dead server with the same hub server, or the owner's own. No two servers get the same
+        kernel: other places' records are transferred under a lock, this place's on the event loop.
         """
         claimant = await self.awaited(owner_id)
         if claimant.kind is OwnerKind.SCRIPT:
