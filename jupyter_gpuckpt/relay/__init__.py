@@ -6,7 +6,7 @@ killed. Imported in the relay: `service` and what is above the line; `backend` a
 
 - `address`: where the relay listens.
 - `backend`: what the relay needs of the daemon, and its settings.
-- `commands`: cells that the relay answers itself.
+- `cell_commands`: cells that the relay answers itself.
 - `editor_sockets`: the sockets that an editor connects to.
 - `editors`: one start of an editor.
 - `engine_kernels`: the kernels of the relay at the daemon.

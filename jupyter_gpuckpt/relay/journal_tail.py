@@ -6,14 +6,12 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
+from ..wire import decoding
 from .signed_messages import Message, unsigned
 
 _LENGTH_BYTES = 4
 #: How much is read at once.
 _PIECE_BYTES = 1 << 20
-_read_frame = msgspec.msgpack.Decoder(tuple[int, list[bytes]]).decode
 
 
 class JournalTail:
@@ -47,7 +45,7 @@ class JournalTail:
             frame = self._next_frame()
             if frame is None:
                 return None
-            number, parts = _read_frame(frame)
+            number, parts = decoding.from_msgpack(frame, tuple[int, list[bytes]])
             if number <= self._last:
                 continue
             channel, _clock, *rest = parts

@@ -18,7 +18,7 @@ import zmq
 from ..wire.manifest_records import Cause
 from ..wire.protocol import Event
 from ..wire.states import KernelState
-from . import commands
+from . import cell_commands
 from .address import PROTOCOL
 from .editor_sockets import CHANNELS, EditorSockets
 from .editors import Editor, is_of_this_user
@@ -277,8 +277,8 @@ class Relay:
         by_person = is_by_person(kind, content)
         if kind == "execute_request":
             code = str(content.get("code", ""))
-            if by_person and commands.is_command(code):
-                commands.run(self, editor, message, code)
+            if by_person and cell_commands.is_command(code):
+                cell_commands.run(self, editor, message, code)
                 return
             path = path_in(code) if not editor.has_run_cell else ""
             if path and path != editor.path:
@@ -294,7 +294,7 @@ class Relay:
             self._tell_of_kept(editor)
         if kind == "execute_request" and not editor.has_run_cell and not editor.kernel.is_idle:
             # The editor's own code must not wait for a cell that may run for hours: the editor would give up.
-            editor.answer("shell", message, commands.DONE)
+            editor.answer("shell", message, cell_commands.DONE)
             editor.kernel.forward(channel, message)
             return
         editor.note_request(message, by_person=by_person)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..wire import decoding
+
 DELIMITER = b"<IDS|MSG>"
 _PROTOCOL = "5.4"
 
@@ -21,9 +23,6 @@ class Header(msgspec.Struct):
     msg_id: str = ""
     msg_type: str = ""
     session: str = ""
-
-
-_read_header = msgspec.json.Decoder(Header).decode
 
 
 class Message(NamedTuple):
@@ -46,7 +45,7 @@ class Message(NamedTuple):
     def content(self) -> dict[str, Any]:
         """Return the decoded content; empty if it is not a JSON object."""
         try:
-            return msgspec.json.decode(self.parts[3], type=dict[str, Any])
+            return decoding.from_json(self.parts[3], dict[str, Any])
         except msgspec.DecodeError:
             return {}
 
@@ -54,7 +53,7 @@ class Message(NamedTuple):
 def header_in(part: bytes) -> Header:
     """Decode a header; an invalid one is empty."""
     try:
-        return _read_header(part)
+        return decoding.from_json(part, Header)
     except msgspec.DecodeError:
         return Header()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ..wire import decoding
 from .editors import Editor
 from .signed_messages import Message
 
@@ -71,7 +72,7 @@ def _show_output(editor: Editor, parent: bytes) -> None:
             kind = "display_data"
             content = {name: content.get(name, {}) for name in ("data", "metadata")}
         if kind in {"stream", "display_data", "error"}:
-            header = msgspec.json.decode(message.parts[0])
+            header = decoding.from_json(message.parts[0], dict[str, Any])
             header["msg_type"] = kind
             parts = [
                 msgspec.json.encode(header),
