@@ -27,6 +27,8 @@ OUTPUT = frozenset(
 _FOR_ALL = frozenset({"comm_open", "comm_msg", "comm_close"})
 #: How many messages are passed on before other kernels have their turn.
 _AT_ONCE = 200
+#: A cell that prints much: so many messages with so short gaps; then those of a moment are passed on together.
+_STREAK, _GAP_SECONDS, _TOGETHER_SECONDS = 20, 0.005, 0.004
 #: How long a reply is kept for a client that is not connected, and how often it is tried.
 _PATIENCE_SECONDS, _PAUSE = 5.0, 0.01
 #: Cells that were answered so shortly before the editor went count as missed: it may not have received, or saved, their output.
@@ -73,6 +75,7 @@ class RelayedKernel:
         self._question: Message | None = None
         self._refused_at, self._cut_at = 0.0, 0
         self._is_retrying = False
+        self._changed_at, self._streak = 0.0, 0
         self.idle_since = time.monotonic()
 
     @property
@@ -222,6 +225,16 @@ class RelayedKernel:
             record.missed_first, record.missed_last = first, 0
 
     # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Pass new messages on: at once, or those of a few milliseconds together while many come."""
+        now = time.monotonic()
+        self._streak = self._streak + 1 if now - self._changed_at < _GAP_SECONDS else 0
+        self._changed_at = now
+        if self._streak < _STREAK:
+            self.deliver()
+        else:
+            self._retry(_TOGETHER_SECONDS)
 
     def deliver(self) -> None:
         """Pass the new messages of the journal on."""

@@ -190,8 +190,16 @@ class Relay:
         editor.tell(bound=True)
         if told.get("session"):
             self._go_on(editor, told["session"])
-        elif not self.kept():
-            self._give_new(editor)
+        elif not self._may_be_kept(editor):
+            self._give_new(editor)  # it starts while the editor does
+
+    def _may_be_kept(self, editor: Editor) -> bool:
+        """Return whether the notebook that the editor will name may have a kernel."""
+        folder = editor.start["folder"]
+        return any(
+            one.record.path and folder in {str(Path(one.record.path).parent), one.record.folder}
+            for one in self.kernels.values()
+        )
 
     def _go_on(self, editor: Editor, session_id: str) -> None:
         """Continue with the kernel of an editor whose relay was killed."""
@@ -447,7 +455,7 @@ class Relay:
         kernel = RelayedKernel(record, folder, wake=self.wake, later=self.loop.later, cut=self._cut)
         kernel.write()
         self.kernels[record.kernel_id] = kernel
-        kernel.watch = self._changes.watch(folder.journal.parent, kernel.deliver)
+        kernel.watch = self._changes.watch(folder.journal.parent, kernel.changed)
         return kernel
 
     def _give_new(self, editor: Editor) -> None:

@@ -19,6 +19,7 @@ from tests.conftest import end_everything_below, environment
 
 ROUNDS, CELLS, DISPLAYS = 5, 100, 2000
 DISPLAY = f"from IPython.display import display\nfor n in range({DISPLAYS}): display(n)"
+DEBUG_INFO = {"type": "request", "seq": 1, "command": "debugInfo"}
 
 
 class Measured:
@@ -43,7 +44,7 @@ class Measured:
             self.cells.append(time.monotonic() - began)
         for _ in range(CELLS):
             began = time.monotonic()
-            self.client.control_channel.send(self.client.session.msg("debug_request", {}))
+            self.client.control_channel.send(self.client.session.msg("debug_request", DEBUG_INFO))
             self.client.control_channel.get_msg(timeout=30)
             self.controls.append(time.monotonic() - began)
         began = time.monotonic()
@@ -90,9 +91,9 @@ def main():
     if len(sys.argv) > 1:
         print(json.dumps(measure(sys.argv[1]), indent=1))
         return
-    criu = criu_program.find()
+    criu = criu_program.find() or Path("~/.cache/jupyter-gpuckpt/criu/sbin/criu").expanduser()
     with tempfile.TemporaryDirectory(prefix="gpuckpt-", dir="/tmp") as folder:
-        env = environment(criu or Path("criu"), Path(folder))
+        env = environment(criu, Path(folder))
         command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "install-kernel", "--json"]
         done = subprocess.run(command, env=env, check=True, capture_output=True)
         name = Path(json.loads(done.stdout)["folder"]).name
