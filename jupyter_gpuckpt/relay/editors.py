@@ -41,6 +41,7 @@ class Editor:
         self.waiting: list[tuple[str, Message]] = []
         #: Lines for the output of the next cell that a person runs.
         self.notices: list[str] = []
+        self.was_told_of_kept = False
         self._requests: OrderedDict[str, bool] = OrderedDict()
         self._author = Author()
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import zmq
@@ -41,6 +41,8 @@ from .kept_records import KeptFolder, KeptRecord
 from .kernel_requests import KernelRequests
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from jupyter_client.connect import KernelConnectionInfo
 
 #: The timeouts of a kernel's start, of the agent's answers, of user functions, and of switching off peer access between GPUs.
@@ -129,7 +131,7 @@ class EngineKernels:
         asyncio.run(
             manager._async_start_kernel(cwd=start.folder, env=_environment(start.environment))
         )
-        provisioner = manager.provisioner
+        provisioner = cast("GpuCkptProvisioner", manager.provisioner)
         connection = _plain(manager.get_connection_info())
         poll = lambda: asyncio.run(provisioner.poll())  # noqa: E731
         try:
@@ -139,7 +141,7 @@ class EngineKernels:
             raise
         if provisioner.plain_reason:
             reason = f"{provisioner.plain_reason} {provisioner.plain_hint}".strip()
-            process = provisioner.process
+            process = cast("Popen[bytes]", provisioner.process)
             return Reached(connection, info, has_agent, resumed_at, reason, process.poll)
         exit_path = provisioner.incarnation
         provisioner.release()

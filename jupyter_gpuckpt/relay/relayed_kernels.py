@@ -67,6 +67,8 @@ class RelayedKernel:
         self.is_reached = self.is_changing = self.has_ended = False
         self.poll: Callable[[], int | None] | None = None
         self.exit_path = ""
+        #: The number by which the changes of the journal's folder are watched.
+        self.watch = 0
         #: The journal of a kernel that cannot write one.
         self._own_journal: Journal | None = None
         #: Of each request without a reply, and of those answered lately, the number of its first message.

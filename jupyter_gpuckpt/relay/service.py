@@ -9,6 +9,7 @@ import socket
 import time
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ class Relay:
         editor = Editor(program, sockets, start, told["parent"])
         self.editors.append(editor)
         for channel in CHANNELS:
-            self.loop.watch(sockets[channel], lambda c=channel: self._receive(editor, c))
+            self.loop.watch(sockets[channel], partial(self._receive, editor, channel))
         self.loop.watch(sockets["hb"], sockets.echo)
         self.loop.watch(sockets["iopub"], lambda: editor.greet(sockets.note_subscriptions()))
         self.loop.watch(program.fileno(), lambda: self._read_program(editor))
@@ -319,8 +320,8 @@ class Relay:
             self._handle(editor, channel, message)
 
     def _tell_of_kept(self, editor: Editor) -> None:
-        if kept := self.kept() if not editor.notices and not editor.path else []:
-            editor.path = "-"  # once
+        if not editor.was_told_of_kept and (kept := self.kept()):
+            editor.was_told_of_kept = True
             here = [one for one in kept if one.record.folder == editor.start["folder"]]
             if here:
                 count = (
@@ -423,7 +424,7 @@ class Relay:
                 self.end(former)
         record = kernel.record
         record.is_before_restart = False
-        if editor.path.startswith("/"):
+        if editor.path:
             record.path, record.identity = editor.path, identity_of(editor.path)
         was_ending, record.ends_at = record.ends_at, 0.0
         kernel.attach(editor)
@@ -446,7 +447,7 @@ class Relay:
             spec_digest=_digest(start["kernelspec"]),
             kernel_name=str(start["kernelspec"].get("display_name", "")),
             folder=start["folder"],
-            path=editor.path if editor.path.startswith("/") else "",
+            path=editor.path,
         )
         return self._add(record)
 
@@ -462,7 +463,7 @@ class Relay:
         """Give an editor a new kernel; one that nobody has used is as good."""
         if editor.kernel is not None and not editor.has_run_cell:
             kernel = editor.kernel
-            if editor.path.startswith("/"):
+            if editor.path:
                 kernel.record.path, kernel.record.identity = editor.path, identity_of(editor.path)
                 kernel.write()
                 if kernel.is_reached:
@@ -542,8 +543,7 @@ class Relay:
     def _watch_sockets(self, kernel: RelayedKernel) -> None:
         if kernel.sockets is not None:
             for name, one in kernel.sockets.sockets.items():
-                sockets = kernel.sockets
-                self.loop.watch(one, lambda n=name, s=sockets: s.receive(n, kernel.received))
+                self.loop.watch(one, partial(kernel.sockets.receive, name, kernel.received))
 
     def wake(self, kernel: RelayedKernel) -> None:
         """Bring a kernel back, or connect to one that runs; requests wait meanwhile."""

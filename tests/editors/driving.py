@@ -104,8 +104,8 @@ class Desk:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def window(self):
-        made = Driven(self.env)
+    def window(self, **others):
+        made = Driven({**self.env, **others})
         self.windows.append(made)
         return made
 

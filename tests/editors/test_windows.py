@@ -171,6 +171,12 @@ def test_a_kernel_that_ends_ends_its_program(desk):
     assert window.wait("ended")["code"] == 3
 
 
+def test_without_a_relay_it_is_an_ordinary_kernel(desk):
+    window = desk.window(JUPYTER_GPUCKPT_DATA_DIR="/dev/null/none")
+    window.start(desk.spec, desk.notebook("i.ipynb"))
+    assert window.run("import os; print(os.getpid())")[0] == f"{window.pid}\n"
+
+
 STOCK_CLIENT = """
 from traitlets.config import Config
 from jupyter_client.manager import start_new_kernel
