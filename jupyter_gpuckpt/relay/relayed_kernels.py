@@ -79,6 +79,10 @@ class RelayedKernel:
         self._is_retrying = False
         self._changed_at, self._streak = 0.0, 0
         self.idle_since = time.monotonic()
+        #: Whether the editor that it had when the last relay was killed may come back; until then its messages are for that editor.
+        self.is_awaited = not record.left_at and bool(self._tail.last)
+        if self.is_awaited and self.requests:
+            self._find_beginnings()
 
     @property
     def is_idle(self) -> bool:
@@ -178,6 +182,8 @@ class RelayedKernel:
 
     def attach(self, editor: Editor) -> None:
         """Give the kernel to an editor."""
+        if self.is_awaited:
+            self.give_up_waiting()
         self.editor = self.last_editor = editor
         editor.kernel = self
         self.record.left_at = 0.0
@@ -189,7 +195,7 @@ class RelayedKernel:
         """Give the kernel to an editor that had it when the last relay was killed; its requests are those without a reply."""
         for message in self.requests:
             editor.note_request(message, by_person=_is_by_person(message))
-        editor.has_run_cell = True
+        editor.has_run_cell, self.is_awaited = True, False
         self.record.missed_first = 0 if not self.record.missed_last else self.record.missed_first
         self.attach(editor)
         self._repeat_answers(editor)
@@ -207,6 +213,20 @@ class RelayedKernel:
                 editor.sockets.send("shell", _without_identity(message.idents), again)
             elif message.header.msg_type == "status":
                 editor.sockets.send("iopub", message.idents, again)
+
+    def give_up_waiting(self) -> None:
+        """Keep the kernel for another editor, because the one that it had is not coming back."""
+        self.is_awaited = False
+        self._note_missed()
+        self.record.left_at = time.time()
+        self.write()
+        self.deliver()
+
+    def _find_beginnings(self) -> None:
+        """Find the first message of each request without a reply."""
+        for number, _, message in messages_between(self.folder.journal, 1, self._tail.last):
+            if message.parent.msg_id in self.requests:
+                self._first.setdefault(message.parent.msg_id, number)
 
     def detach(self) -> None:
         """Keep the kernel without an editor. What its cells send from now on, and what may not have arrived, is missed."""
@@ -240,7 +260,7 @@ class RelayedKernel:
 
     def deliver(self) -> None:
         """Pass the new messages of the journal on."""
-        for _ in range(_AT_ONCE):
+        for _ in range(0 if self.is_awaited else _AT_ONCE):
             waiting = self._tail.peek()
             if waiting is None:
                 self._cut_journal()
@@ -251,7 +271,8 @@ class RelayedKernel:
                 return
             self._tail.take()
             self._position.set(number)
-        self._retry(0.0)
+        if not self.is_awaited:
+            self._retry(0.0)
 
     def _retry(self, seconds: float) -> None:
         if not self._is_retrying:

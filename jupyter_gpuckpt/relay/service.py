@@ -33,6 +33,8 @@ from .signed_messages import Message
 #: How long after the end of one program the start of another by the same parent is a restart, and how long the end of another editor
 #: with the same notebook is waited for.
 RESTART_SECONDS, HANDOVER_SECONDS = 2.0, 2.0
+#: How long the editor of a killed relay is waited for: its program connects as soon as it notices.
+_RETURN_SECONDS = 15.0
 #: How long a relay without editors and running kernels stays.
 _IDLE_EXIT_SECONDS = 60.0
 _BIND_SECONDS, _PAUSE = 5.0, 0.05
@@ -210,7 +212,7 @@ class Relay:
             return
         kernel = found[0]
         editor.path = kernel.record.path
-        self._wait_for_subscriber(kernel, editor, time.monotonic() + HANDOVER_SECONDS)
+        self._wait_for_subscriber(kernel, editor, time.monotonic() + _RETURN_SECONDS / 2)
 
     def _wait_for_subscriber(self, kernel: RelayedKernel, editor: Editor, deadline: float) -> None:
         if editor.sockets.has_subscriber or time.monotonic() > deadline:
@@ -299,8 +301,8 @@ class Relay:
             self._give_new(editor)
             return
         editor.has_run_cell = editor.has_run_cell or by_person
-        if by_person and not editor.path:
-            self._tell_of_kept(editor)
+        if by_person and not editor.path and content.get("allow_stdin"):
+            self._tell_of_kept(editor)  # programs that run notebooks cannot answer questions
         if kind == "execute_request" and not editor.has_run_cell and not editor.kernel.is_idle:
             # The editor's own code must not wait for a cell that may run for hours: the editor would give up.
             editor.answer("shell", message, cell_commands.DONE)
@@ -322,7 +324,8 @@ class Relay:
     def _tell_of_kept(self, editor: Editor) -> None:
         if not editor.was_told_of_kept and (kept := self.kept()):
             editor.was_told_of_kept = True
-            here = [one for one in kept if one.record.folder == editor.start["folder"]]
+            folder = editor.start["folder"]
+            here = [one for one in kept if one.record.folder == folder and not one.record.ends_at]
             if here:
                 count = (
                     "A kernel of this folder is"
@@ -536,9 +539,12 @@ class Relay:
                 continue  # it has ended with its relay
             kernel = self._add(record)
             if not record.left_at:
-                kernel._note_missed()
-                record.left_at = time.time()
-                kernel.write()
+                self.loop.later(_RETURN_SECONDS, partial(self._give_up_waiting, kernel))
+
+    def _give_up_waiting(self, kernel: RelayedKernel) -> None:
+        if kernel.editor is None and not kernel.has_ended and not kernel.record.left_at:
+            kernel.give_up_waiting()
+            self._describe(kernel, is_left=True)
 
     def _watch_sockets(self, kernel: RelayedKernel) -> None:
         if kernel.sockets is not None:
@@ -685,7 +691,7 @@ class Relay:
             self.loop.stop()
 
     def _is_due(self, kernel: RelayedKernel, now: float) -> bool:
-        if self._backend is None or kernel.record.ends_at:
+        if self._backend is None or kernel.record.ends_at or not kernel.record.left_at:
             return False
         if now < self._suspend_at.get(kernel.record.kernel_id, 0.0):
             return False

@@ -131,7 +131,7 @@ class Desk:
     def _is_relay(self, process):
         with suppress(psutil.Error):
             return (
-                process.cmdline()[-1] == "jupyter_gpuckpt.relay"
+                process.cmdline()[-1:] == ["jupyter_gpuckpt.relay"]
                 and process.environ().get("JUPYTER_GPUCKPT_DATA_DIR")
                 == self.env["JUPYTER_GPUCKPT_DATA_DIR"]
             )
