@@ -120,11 +120,7 @@ class Desk:
 
     def relay(self):
         """Return the relay's process."""
-        found = [
-            process
-            for process in psutil.process_iter()
-            if process.name().startswith("python") and self._is_relay(process)
-        ]
+        found = [process for process in psutil.process_iter() if self._is_relay(process)]
         assert len(found) == 1, found
         return found[0]
 

@@ -41,7 +41,9 @@ class Window:
         )
         argv = [word.replace("{connection_file}", self.file) for word in kernel["argv"]]
         began = time.monotonic()
-        self.process = subprocess.Popen(argv, cwd=folder or (Path(path).parent if path else None))
+        self.process = subprocess.Popen(
+            argv, stdout=subprocess.DEVNULL, cwd=folder or (Path(path).parent if path else None)
+        )
         self.client = BlockingKernelClient(connection_file=self.file)
         self.client.load_connection_file()
         self.client.start_channels(hb=False)
