@@ -33,7 +33,22 @@ BINARIES = {
     FERRY / "gpu-ferry.so": (
         [
             FERRY / f"ferry{part}"
-            for part in (".c", "_copy.c", "_digest.c", "_elsewhere.c", "_peers.c", "_gate.S")
+            for part in (
+                ".c",
+                *(
+                    f"_{name}.c"
+                    for name in (
+                        "children",
+                        "copy",
+                        "digest",
+                        "elsewhere",
+                        "imports",
+                        "ipc",
+                        "peers",
+                    )
+                ),
+                "_gate.S",
+            )
         ],
         [*_WITHOUT_LIBC, "-fvisibility=hidden"],
     ),

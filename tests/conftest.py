@@ -303,6 +303,7 @@ def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
         spill_dir=tmp_path / "spill",
         threads=2,
         user_namespace=not privileges.suffice(),
+        checked_share=1.0,
     )
 
 

@@ -12,6 +12,7 @@
 - `executing`: the command `jupyter gpuckpt execute`.
 - `hub_report`: the command `jupyter gpuckpt hub-report`.
 - `install_kernel`: the command `jupyter gpuckpt install-kernel`.
+- `mcp_command`: the command `jupyter gpuckpt mcp`.
 - `naming`: resolution of the arguments that name kernels and snapshots.
 - `notice`: the command `jupyter gpuckpt notice`.
 - `parser`: the class of the argument parser.
@@ -23,4 +24,5 @@
 - `snapshots`: commands for snapshots besides listing and deleting.
 - `stats_command`: the command `jupyter gpuckpt stats`.
 - `summary`: summaries of operations and snapshots as short texts.
+- `template_command`: the command `jupyter gpuckpt template`.
 """

@@ -28,6 +28,7 @@ from . import (
     executing,
     hub_report,
     install_kernel,
+    mcp_command,
     notice,
     printing,
     resuming,
@@ -35,6 +36,7 @@ from . import (
     slurm_script,
     stats_command,
     summary,
+    template_command,
 )
 from . import prune as pruning
 from . import snapshots as keeping
@@ -392,8 +394,10 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "execute": executing.execute,
     "hub-report": hub_report.run,
     "install-kernel": install_kernel.run,
+    "mcp": mcp_command.run,
     "notice": notice.run,
     "prune": _with_daemon(pruning.run),
     "remote": remote_command.run,
     "slurm-script": slurm_script.run,
+    "template": template_command.run,
 }

@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 from ..wire.protocol import package_version
 from ..wire.statuses import SOME_NOT_SAVED
-from . import executing, hub_report, install_kernel, notice, prune, slurm_script
+from . import (
+    executing,
+    hub_report,
+    install_kernel,
+    mcp_command,
+    notice,
+    prune,
+    slurm_script,
+    template_command,
+)
 from .parser import KERNEL_HELP, SNAPSHOT_HELP, Parser, title
 from .remote import move_command, remote_command
 
@@ -78,6 +87,7 @@ def parser(program: str = PROGRAM) -> Parser:
     install_kernel.add_arguments(
         command("install-kernel", install_kernel.SUMMARY, install_kernel.DESCRIPTION)
     )
+    mcp_command.add_arguments(command("mcp", mcp_command.SUMMARY, mcp_command.DESCRIPTION))
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION))
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remote_command.add_arguments(
@@ -85,6 +95,9 @@ def parser(program: str = PROGRAM) -> Parser:
     )
     slurm_script.add_arguments(
         command("slurm-script", slurm_script.SUMMARY, slurm_script.DESCRIPTION)
+    )
+    template_command.add_arguments(
+        command("template", template_command.SUMMARY, template_command.DESCRIPTION)
     )
     return top
 

@@ -38,8 +38,8 @@ def add_arguments(to: Parser) -> None:
     )
     to.flag("--allow-errors", "go on after errors of cells")
     to.seconds(
-        "--autosave",
-        "the interval of saves, in case the machine or container ends without a warning; default: never",
+        "--lose-at-most",
+        "how much work may be lost if the machine or container ends without a warning: the kernel is saved so often; default: all of it",
     )
     to.flag("--restart", "start a new execution; the kernel of the earlier one is suspended")
     to.add_argument(
@@ -61,7 +61,7 @@ def execute(args: Namespace) -> int:
         args.kernel,
         args.timeout,
         args.allow_errors,
-        args.autosave,
+        args.lose_at_most,
         args.restart,
         _snapshot_id(args.from_snapshot),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
+from ..wire import durations
 from ..wire.manifest_records import MAX_TITLE
 
 #: What names a kernel and a snapshot (`naming`).
@@ -53,7 +53,7 @@ def title(text: str) -> str:
 
 def _seconds(text: str) -> float:
     """Convert texts like `25s`, `2m` or `1.5` to seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25s, 2m or 90")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    try:
+        return durations.to_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None

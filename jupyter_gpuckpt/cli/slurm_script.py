@@ -18,7 +18,7 @@ DESCRIPTION = (
 )
 #: The example in the script, and the exit statuses that mean "stopped, with suspended kernels", by whether the command is a server.
 _OF_EXECUTE = (
-    "sbatch --time=4:00:00 slurm-job.sh jupyter gpuckpt execute training.ipynb -o done.ipynb --autosave 10m",
+    "sbatch --time=4:00:00 slurm-job.sh jupyter gpuckpt execute training.ipynb -o done.ipynb --lose-at-most 10m",
     "130 143",
 )
 _OF_SERVER = ("sbatch --time=4:00:00 slurm-job.sh jupyter lab --no-browser --ip=0.0.0.0", "0")

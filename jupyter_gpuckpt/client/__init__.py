@@ -4,21 +4,27 @@ The classes are imported at their first use, because importing httpx takes a ten
 setting or a record only.
 
 - `agent_code`: the code that installs the agent.
+- `agent_messages`: messages to the agent of a kernel without a server.
 - `async_client`: the client for callers on an event loop.
+- `cell_output`: the output of code that a program runs in a kernel.
+- `connection_files`: the connection file of a kernel.
 - `daemon_traits`: the daemon's settings as traits.
 - `holding`: an owner, and its connection.
+- `kernel_runs`: code that a program without a server runs in a kernel.
 - `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
 - `magics`: the magic `%gpuckpt`, for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.
 - `programs`: programs of this package that the client runs in processes of their own, without a daemon.
 - `quick_httpx`: an import of httpx without its command line.
+- `recipes`: the cells of a notebook, or a script, that prepare a kernel.
 - `relayed_kernelspecs`: kernelspecs whose kernels outlive their editor.
 - `reviving`: kernels that are created from a snapshot.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.
 - `starting`: finding the daemon of this place, and starting it if it does not run.
 - `sync_client`: the client for callers without an event loop.
+- `templates`: the templates of this user on disk.
 - `transport`: HTTP calls over the daemon's unix socket by httpx.
 """
 

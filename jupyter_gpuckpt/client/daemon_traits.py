@@ -8,7 +8,13 @@ from traitlets.config import Configurable
 
 from ..wire import daemon_settings
 from ..wire.daemon_settings import Settings
-from ..wire.retention_policy import MAX_BYTES, MAX_COUNT, MAX_SECONDS, RetentionPolicy
+from ..wire.retention_policy import (
+    KEPT_TOOL_SAVES,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_SECONDS,
+    RetentionPolicy,
+)
 
 
 def _of_environment(name: str) -> object:
@@ -87,6 +93,12 @@ class GpuCkptDaemon(Configurable):
         $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
     ).tag(config=True)
 
+    track_writes = Bool(
+        help="""Whether a save reads only the memory that the kernel has written since its last save (docs/small-changes.md).
+        Otherwise every save reads all memory, which takes 2 s of processor time for each GB. Default: no, because it was proved with
+        Linux 6.18 only, unless $JUPYTER_GPUCKPT_TRACK_WRITES is 1."""
+    ).tag(config=True)
+
     keep_last = Int(
         3,
         min=0,
@@ -103,6 +115,13 @@ class GpuCkptDaemon(Configurable):
         help="""How many of a kernel's suspends by hand are kept. Older ones are removed after a save or suspend, except those that
         are pinned, have a name or a note, or that a kernel needs. The other rules do not count or remove suspends by hand. Default: 10,
         enough to find a state of the last days; each takes the space of the changes since the one before. 0: all are kept.""",
+    ).tag(config=True)
+
+    keep_tool_saves = Int(
+        KEPT_TOOL_SAVES,
+        min=0,
+        help="""How many of the snapshots that tools for AI agents took of a kernel and of their branches of it are kept. Older ones are
+        removed, except those that are pinned or that a kernel needs. Default: 40. 0: they count as automatic ones.""",
     ).tag(config=True)
 
     keep_within = Float(
@@ -122,6 +141,7 @@ class GpuCkptDaemon(Configurable):
 
     _data_dir, _store_dir = _of_environment("data_dir"), _of_environment("store_dir")
     _criu, _reclaim_notices = _of_environment("criu"), _of_environment("reclaim_notices")
+    _track_writes = _of_environment("track_writes")
     _keep_last, _keep_suspends = _of_hub("keep_last"), _of_hub("keep_suspends")
     _keep_within, _max_bytes = _of_hub("keep_within"), _of_hub("max_bytes")
 
@@ -150,4 +170,5 @@ class GpuCkptDaemon(Configurable):
             min(self.keep_within, MAX_SECONDS),
             min(self.max_bytes, MAX_BYTES),
             keep_suspends=min(self.keep_suspends, MAX_COUNT),
+            keep_tool_saves=min(self.keep_tool_saves, MAX_COUNT),
         )

@@ -20,12 +20,14 @@ _FINGERPRINT_SECONDS, _ANSWER_SECONDS = 1.0, 5.0
 _IDLE_SECONDS = 3.0
 
 
-def variables_now(kernel_id: str, *, idle_only: bool = False) -> Variables | None:
+def variables_now(
+    kernel_id: str, *, idle_only: bool = False, connection_file: Path | None = None
+) -> Variables | None:
     """Return the variables of a running kernel of this user; None if they cannot be known: no agent, no connection file, no answer.
 
-    `idle_only`: also None while a cell runs, which may be changing them.
+    `idle_only`: also None while a cell runs, which may be changing them. `connection_file`: by default that in Jupyter's runtime directory.
     """
-    path = Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
+    path = connection_file or Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
     client = BlockingKernelClient()
     try:
         client.load_connection_file(str(path))

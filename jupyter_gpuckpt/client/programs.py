@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,6 +38,21 @@ def ask_remotes(call: RemoteCall) -> RemoteAnswer:
     """Run a call about remotes with the caller's credentials and return its answer, which may hold an error. Raises DaemonUnavailable."""
     told = command("daemon.remotes.without_daemon")
     return _answer("Remotes cannot be used", RemoteAnswer, told, msgspec.json.encode(call), {})
+
+
+def begin_build(name: str, log: Path) -> None:
+    """Begin to build a template in a process of its own, which outlives this one. Raises OSError."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        started = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [*command("cli"), "template", "rebuild", "--if-needed", name],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    # Somebody must ask for its exit status, or it would stay in the table of processes.
+    threading.Thread(target=started.wait, name="build", daemon=True).start()
 
 
 def _answer(

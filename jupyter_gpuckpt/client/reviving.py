@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..wire.manager_secrets import joined, parted
 from ..wire.manifest_records import LaunchSpec
 from ..wire.own_sockets import moved_address
 from ..wire.protocol import BranchRequest, OwnerKind
+from ..wire.tool_branches import console_row, is_tool_branch
 from . import socket_folders
 from .holding import this_owner
 from .sync_client import Client
@@ -36,6 +38,9 @@ def revive(
     made_id = kernel_id or launch.kernel_id
     folder = str(socket_folders.make(made_id)) if launch.own_sockets.folder else ""
     connection = moved_address(moved_connection(saved, launch.own_ports, free.ports), folder)
+    if is_tool_branch(name):
+        row = console_row(str(uuid.uuid4()), name, made_id)
+        described |= {"path": name, "sessions": [row]}
     jupyter, _ = parted({**described, "connection_info": connection, "output": {}})
     request = BranchRequest(owner_id, snapshot_id, made_id, free.ports, name, jupyter, folder)
     try:

@@ -9,7 +9,6 @@ no trial is remembered, because filters cannot be told apart.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -18,9 +17,18 @@ from pathlib import Path
 
 import msgspec
 
+from ..engine.gpu.ferry import ferry_trial
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import criu_program, doctor_checks, doctor_remedies, limits, privileges, processes
+from ..host import (
+    criu_program,
+    doctor_checks,
+    doctor_remedies,
+    limits,
+    privileges,
+    processes,
+    trial_memory,
+)
 from ..host.doctor_checks import CheckedFiles
 from ..store import stores
 from ..store.damage import damaged_snapshots
@@ -32,8 +40,6 @@ from . import lifetime
 
 #: The fields of /proc/self/status on which the result of a trial depends.
 _RIGHTS = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Groups")
-#: The number of successes that are remembered: containers and virtual machines may share a home directory.
-_REMEMBERED = 64
 
 
 def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
@@ -48,13 +54,15 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
             with suppress(OSError):
                 remembered.touch()  # the oldest files are removed
             yield Check("trial", True, "A small program was suspended and resumed.", required=True)
+            yield from _gpu_copies(fresh=False)
             return
         from ..snapshots import trial  # noqa: PLC0415 - slow to import, and most daemons find a remembered trial
 
         results = list(trial.checks(_engine(settings, criu), settings.data))
         if may_be_remembered and all(result.ok for result in results):
-            _remember(remembered)
+            trial_memory.remember(remembered)
         yield from results
+        yield from _gpu_copies(fresh=fresh)
 
     return doctor_checks.report(CheckedFiles(criu, INIT, settings.store), tried)
 
@@ -89,19 +97,23 @@ def _memory(settings: Settings, criu: Path) -> Path:
         limits.descriptors()[1],
         [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files],
     ]
-    digest = hashlib.blake2b(msgspec.json.encode(circumstances), digest_size=16).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(cache, "jupyter-gpuckpt", "trials", digest)
+    return trial_memory.file("trials", circumstances)
 
 
-def _remember(file: Path) -> None:
-    """Create the file, and remove the oldest ones above the limit. Without a home directory nothing is remembered."""
-    with suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        by_age = sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime)
-        for old in by_age[:-_REMEMBERED]:
-            old.unlink()
+def _gpu_copies(*, fresh: bool) -> Iterator[Check]:
+    """Yield a check of who copies GPU memory in kernels with the default of the option `gpu_copy`; none where that is not known.
+
+    Only a fresh report tries it, because it takes seconds on a machine with a GPU.
+    """
+    found = ferry_trial.made() if fresh else ferry_trial.remembered()
+    if found is None:
+        return
+    message = (
+        "GPU memory stays on the GPU during a save: it was handed over and back, and compared."
+    )
+    if not found.works:
+        message = f"The driver copies GPU memory for every save, because {found.reason}."
+    yield Check("gpu copies", found.works, message)
 
 
 def _runtime_directory(settings: Settings) -> Check:

@@ -18,8 +18,20 @@ if installed_version() != package_version():
     )
 
 from ..engine import park, recovery
+from ..engine.memory import tracked_kernels
 from ..remote import check_client, fetch, upload
-from ..snapshots import arrivals, changes, export, imports, notebooks, resume, save, trial, verify
+from ..snapshots import (
+    arrivals,
+    changes,
+    export,
+    imports,
+    notebooks,
+    resume,
+    save,
+    trial,
+    unpacked_snapshots,
+    verify,
+)
 from ..store import local
 
 __all__ = [
@@ -35,7 +47,9 @@ __all__ = [
     "recovery",
     "resume",
     "save",
+    "tracked_kernels",
     "trial",
+    "unpacked_snapshots",
     "upload",
     "verify",
 ]

@@ -10,10 +10,13 @@ from .memory.filling import PageSink
 
 
 class Writing(Protocol):
-    """The writing of streams into files, of which other threads use what is written already."""
+    """The reading of streams into files in memory, of which other threads use what is written already."""
 
     def run(self) -> None:
         """Write all of it, in parallel, each stream from its beginning on."""
+
+    def file(self, stream: str) -> int:
+        """Return a descriptor of the file that is as a stream. It can only be read, and other resumes may have the same."""
 
     def wait_for(self, stream: str, begin: int, end: int) -> int:
         """Wait until `run` has written a stream from `begin` to `end`; return the end of what it has written from there.
@@ -28,11 +31,14 @@ class Writing(Protocol):
 class Content(Protocol):
     """The source of a snapshot's bytes. All methods verify digests."""
 
+    def use(self, folder: Path) -> None:
+        """Use a folder of the new tree, on a tmpfs with huge pages, for files in memory that have no name."""
+
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
-    def writing(self, jobs: Sequence[tuple[str, Path]]) -> Writing:
-        """Look up the chunks of streams; return what writes them into the files."""
+    def writing(self, streams: Sequence[str]) -> Writing:
+        """Look up the chunks of streams; return what writes them into files."""
 
     def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
         """Make a file of the bytes of a stream between two offsets."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +40,7 @@ from .gpu.ferry.ferry_windows import StoreWindow
 from .gpu.gpu_processes import GpuProcesses
 from .memory.ghost import Ghost, MemoryWatch
 from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
+from .memory.tracked_kernels import TrackedKernel, Unwritten
 from .preflight import Plan
 from .settings import EngineSettings
 from .tcp import listeners
@@ -77,6 +79,10 @@ class Frozen(msgspec.Struct):
     #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
     copies: dict[str, Path] = {}
     frozen_seconds: float = 0.0
+    #: The memory of the kernel's own process, in a save that of its ghost, if it can be told what of it was not written since an earlier
+    #: snapshot.
+    tracked: ProcessMemory | None = None
+    unwritten: Unwritten | None = None
     _switches: dict[int, dict[int, int]] = {}
     _gpu_copying: Future[None] | None = None
     _kept: ExitStack = msgspec.field(default_factory=ExitStack)
@@ -116,13 +122,14 @@ def frozen(
     gpu_files_taken: FilesTaken = lambda files, copies: None,
     earlier_gpu: EarlierMemory | None = None,
     store_window: StoreWindow | None = None,
+    writes: TrackedKernel | None = None,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
     `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the ferry; in a save that is
     after the tasks run on. If memory was handed over, another thread calls it again with the files of that. `earlier_gpu`: what the
-    store has of the ferry's memory already. `store_window`: see `Ferries`.
+    store has of the ferry's memory already. `store_window`: see `Ferries`. `writes`: the tracking of the kernel's writes.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -168,7 +175,11 @@ def frozen(
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             keeping = host_cleanup.enter_context(ExitStack())
-            kept = memory if stop else _keep(tree, memory, unforked, settings, keeping)
+            kept = (
+                _Kept(memory, _of_kernel(tree, memory))
+                if stop
+                else _keep(tree, memory, unforked, settings, keeping, _usable(writes, gpu))
+            )
             _unlink(tree, links)
             tcp = tcp_record.Recorded(tree, widening=stop)
             rollback.callback(tcp.close)
@@ -176,7 +187,7 @@ def frozen(
         result.gone, result.facts, result._kept = gone, audit.read(), keeping
         result.copies = kept_file_copies.give_own_names(images, settings.kept_dir)
         if stop:
-            result._switches = _counted_once_stopped(tree)
+            result._switches, result.unwritten = _counted_once_stopped(tree), _look(writes, gpu)
             gpu_files_taken(gpu.files(), gpu.ferries.copies)
         else:
             with progress.stage(Stage.THAW):
@@ -359,38 +370,71 @@ def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemo
     ]
 
 
+class _Kept(NamedTuple):
+    """Memory that can be read when the tasks run again. `tracked`, `unwritten`: see `Frozen`."""
+
+    memory: Sequence[ProcessMemory | CopiedMemory]
+    tracked: ProcessMemory | None = None
+    unwritten: Unwritten | None = None
+
+
 def _keep(
     tree: Tree,
     memory: list[ProcessMemory],
     unforked: list[Area],
     settings: EngineSettings,
     keeping: ExitStack,
-) -> list[ProcessMemory | CopiedMemory]:
+    writes: TrackedKernel | None,
+) -> _Kept:
     """Return the memory in a form that can be read when the tasks run again: a ghost of the kernel, copies of other processes.
 
     Only the kernel gets a ghost: its parent is our keeper, which reaps any child. Another parent would see the ghost in
     os.wait(). If no ghost can be made, all memory is copied.
     """
     kept: list[ProcessMemory | CopiedMemory] = []
+    tracked, unwritten = None, None
     for part in memory:
         if part.pid == tree.kernel_pid:
             part.keep(unforked)
+            # What is written from here on counts for the next save, whether or not the ghost has it.
+            unwritten = writes.begin() if writes is not None else None
             try:
                 ghost = keeping.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:
+                unwritten = None
                 logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
             else:
+                if writes is not None and unwritten is not None:
+                    unwritten = writes.look_again(unwritten)
                 keeping.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
-                kept.append(part.of(ghost.pid))
+                tracked = part.of(ghost.pid)
+                kept.append(tracked)
                 continue
         kept.append(part.copied(settings.threads))
-    return kept
+    return _Kept(kept, tracked, unwritten)
+
+
+def _of_kernel(tree: Tree, memory: Sequence[ProcessMemory]) -> ProcessMemory | None:
+    return next((part for part in memory if part.pid == tree.kernel_pid), None)
+
+
+def _usable(writes: TrackedKernel | None, gpu: GpuProcesses) -> TrackedKernel | None:
+    """Return the tracking, but None for trees that use a GPU, for which it ends: nobody has proved what a driver does to pages."""
+    if writes is not None and gpu.records():
+        writes.switch_off("it uses a GPU")
+        return None
+    return writes
+
+
+def _look(writes: TrackedKernel | None, gpu: GpuProcesses) -> Unwritten | None:
+    usable = _usable(writes, gpu)
+    return usable.look() if usable is not None else None
 
 
 def _result(
     images: Path,
     listed: list[Process],
-    memory: Sequence[ProcessMemory | CopiedMemory],
+    kept: _Kept,
     captured: Capture,
     gpu: GpuProcesses,
     tcp: tcp_record.Recorded,
@@ -398,12 +442,14 @@ def _result(
     return Frozen(
         images=images,
         processes=listed,
-        memory=list(memory),
+        memory=list(kept.memory),
         captured=captured.files,
         captured_files=captured.sources,
         gpu=gpu.records(),
         gpu_bytes=gpu.stored_bytes,
         tcp=tcp,
+        tracked=kept.tracked,
+        unwritten=kept.unwritten,
     )
 
 

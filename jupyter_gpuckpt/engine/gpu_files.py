@@ -18,9 +18,10 @@ from .gpu.ferry import ferry_windows
 class GpuFiles:
     """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
-    CRIU compares size and mode of the files, so these are set first. The driver's are written before the ferries', which are needed later
-    and may be much larger. The ferries' bytes wait for `ferries_may`, since CRIU and the driver wait for all other memory; if that is at
-    most half as much (`other_bytes`), they do not wait, because most processors have nothing to do while CRIU works.
+    CRIU compares size and mode of the files, so these are set first. The ferries' files get no bytes: a ferry reads from any descriptor,
+    so its bytes are in a file that other resumes of the snapshot use as well. The driver's are written before them, because they are
+    needed earlier and may be much smaller. The ferries' bytes wait for `ferries_may`, since CRIU and the driver wait for all other memory;
+    if that is at most half as much (`other_bytes`), they do not wait, because most processors have nothing to do while CRIU works.
     `finish_drivers`, `wait_for` and `finish` return when bytes are complete and verified. `by_windows`: the caller writes the ferries',
     window by window.
     """
@@ -35,7 +36,7 @@ class GpuFiles:
         other_bytes: int,
         by_windows: bool,
     ) -> None:
-        self._drivers, self._ferries = list[tuple[str, Path]](), list[tuple[str, Path]]()
+        self._drivers, self._ferries = list[tuple[str, Path]](), list[str]()
         ferry_bytes = 0
         for process in manifest.gpu:
             for path in process.staging:
@@ -46,7 +47,7 @@ class GpuFiles:
                     os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(length)
                 if ferry_windows.is_ferries(path):
-                    self._ferries.append((f"gpu{path}", target))
+                    self._ferries.append(f"gpu{path}")
                     ferry_bytes += length
                 else:
                     self._drivers.append((f"gpu{path}", target))
@@ -106,10 +107,17 @@ class GpuFiles:
         Raises the thread's error.
         """
         self.ferries_may.set()
+        return self._ready().wait_for(stream, begin, end)
+
+    def file(self, stream: str) -> int:
+        """Return a descriptor of a ferry's file, to be read. Raises the thread's error."""
+        return self._ready().file(stream)
+
+    def _ready(self) -> Writing:
         self._begun.wait()
         if self._writing is None:
             raise self._error or RuntimeError("the thread has ended")
-        return self._writing.wait_for(stream, begin, end)
+        return self._writing
 
     def finish(self) -> None:
         """Wait until all is written. Raises the thread's error."""

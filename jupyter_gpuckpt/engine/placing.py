@@ -19,7 +19,6 @@ from ..errors import ThawFailed
 from ..store import manifest_checks
 from ..wire.manifest_records import CapturedFile, Manifest
 from .criu import images as criu_images
-from .tree import fresh_randomness
 
 #: The suffix of a link that is being written.
 _UNFINISHED = ".gpuckpt-unfinished"
@@ -84,7 +83,7 @@ class Placing:
         return jobs
 
     def finish(self) -> None:
-        """Make links, set owners, modes and times, and let the kernel know that it is another copy, when the bytes have been written."""
+        """Make links, set owners, modes and times, when the bytes have been written."""
         for record in self._manifest.captured:
             path = self._at(record.path)
             if record.path in self._links:
@@ -94,7 +93,6 @@ class Placing:
                 os.link(self._at(record.target), path)
             else:
                 _finish_private(record, path, owner=self._owners)
-        fresh_randomness.renew(self._inside)
 
     def make_folders(self, folder: Path, mode: int = 0o777) -> None:
         """Make a folder and its missing parents."""

@@ -44,6 +44,7 @@ from .criu import images as criu_images
 from .criu import log_causes as criu_log
 from .gpu import restore as gpu_restore
 from .gpu.ferry import ferry_windows
+from .gpu.ferry.ferry import FILES as GPU_FILES
 from .gpu_files import GpuFiles
 from .injection import task_memory
 from .memory.filling import Filling
@@ -52,7 +53,7 @@ from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp import unaccepted
 from .tcp.remake import RemadeConnections
-from .tree import affinity, server_files, socket_directories, user_namespaces
+from .tree import affinity, fresh_randomness, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree
 
@@ -89,6 +90,7 @@ class _Restore:
     user_namespace: bool
 
     def __post_init__(self) -> None:
+        self.content.use(self.inside(GPU_FILES))
         self.placing = Placing(self.manifest, self.inside, owners=not self.user_namespace)
 
     def inside(self, path: str) -> Path:
@@ -156,13 +158,15 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     allowed_gpus: Collection[str] | None = None,
     kept: Sequence[KeptFile] = (),
     force: bool = False,
+    is_copy: bool = False,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
-    GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads. Raises
-    HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
+    GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
+    `is_copy`: as in `fresh_randomness.renew`. Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's
+    error; then nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
@@ -207,19 +211,21 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
             _mend_images(images, ids)
-            folders = restore.placing.make_folders
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
-            made = missing_files.put_in_place(images, manifest.traveling, folders, force=force)
+            made = missing_files.put_in_place(
+                images, manifest.traveling, restore.placing.make_folders, force=force
+            )
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
+            not_new = fresh_randomness.renew(restore.inside, is_copy=is_copy)
             ports = _ports(manifest, own_ports)
             moved = _avoid_conflicts(restore, images, ports)
             cleanup.callback(moved.release)
             connections.enter(images)
-        filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
-        filling.prepare(manifest, images)
+            filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
+            filling.prepare(manifest, images)
         by_windows = ferry_windows.is_short_for(manifest, filling.shared_bytes)
         gpu = cleanup.enter_context(
             GpuFiles(
@@ -233,11 +239,12 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
         )
         with _RestoreWatch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch, gpu)
-        tree = _restored(restore, images, exit_path)
-        connections.finish({**ports, **moved.ports})
-        changed = mend(
-            tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
-        )
+        with progress.stage(Stage.AUDIT):
+            tree = _restored(restore, images, exit_path)
+            connections.finish({**ports, **moved.ports})
+            changed = not_new + mend(
+                tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+            )
         gpu.finish_drivers()
         gpu_restore.restore(
             tree,
@@ -247,6 +254,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             progress,
             ferries_written=gpu.finish,
             wait_for=gpu.wait_for,
+            file_of=gpu.file,
             read=content.to_window if by_windows else None,
         )
         with progress.stage(Stage.LET_GO):

@@ -10,4 +10,6 @@
 - `run_owner`: the owner of a batch run's kernel.
 - `runs`: a batch run on disk.
 - `scheduler`: jupyter-scheduler's jobs with kernels that can be saved, suspended and resumed, and outlive the process of the job.
+- `template_builds`: building templates.
+- `template_kernelspecs`: the kernelspecs of templates.
 """

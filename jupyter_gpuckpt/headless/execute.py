@@ -14,11 +14,11 @@ import nbformat
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
 from ..errors import ConfigurationError, GpuCkptError, StoreFull, StoreUnavailable, is_disk_full
+from ..linux.disk_reserve import write_atomically
 from ..wire import daemon_settings
 from .notebook_client import BatchClient
 from .preparing import prepared
 from .run_kernel_manager import BatchKernelManager, JournalClient, Stopped
-from .runs import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +31,14 @@ _WRITE_EVERY_SECONDS, _WRITE_PART = 0.5, 0.1
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """The options of an execution. `timeout_seconds` None: cells have no time limit. `autosave_seconds` None: no automatic saves."""
+    """The options of an execution. `timeout_seconds` None: cells have no time limit. `lose_at_most_seconds` None: no periodic saves."""
 
     notebook: Path
     output: Path
     kernel_name: str = ""
     timeout_seconds: float | None = None
     allow_errors: bool = False
-    autosave_seconds: float | None = None
+    lose_at_most_seconds: float | None = None
     restart: bool = False
     from_snapshot: str = ""
 
@@ -113,7 +113,7 @@ def execute(
                 on_cell_start=lambda cell, cell_index: progress(cell_index, count),
             )
             try:
-                asyncio.run(_run(client, manager, options.autosave_seconds, warn))
+                asyncio.run(_run(client, manager, options.lose_at_most_seconds, warn))
             finally:
                 client.write()
     except (CellControlSignal, CellExecutionError, DeadKernelError) as error:
@@ -124,12 +124,12 @@ def execute(
 async def _run(
     client: _Executing,
     manager: BatchKernelManager,
-    autosave_seconds: float | None,
+    lose_at_most_seconds: float | None,
     warn: Callable[[str], None],
 ) -> None:
     beside = [asyncio.ensure_future(client.write_often())]
-    if autosave_seconds is not None:
-        saving = _save_often(client, manager, autosave_seconds, warn)
+    if lose_at_most_seconds is not None:
+        saving = _save_often(client, manager, lose_at_most_seconds, warn)
         beside.append(asyncio.ensure_future(saving))
     try:
         await client.async_execute()

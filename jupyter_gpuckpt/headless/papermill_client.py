@@ -16,8 +16,8 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from papermill.log import logger
 from papermill.utils import merge_kwargs, remove_args
 
-from ..errors import GpuCkptError
-from ..wire import daemon_settings
+from ..errors import ConfigurationError, GpuCkptError
+from ..wire import daemon_settings, durations
 from .journal_reader import Rewound
 from .notebook_client import OutlivedClient
 from .preparing import prepared
@@ -54,7 +54,7 @@ class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
         stderr_file: Any = None,  # noqa: ANN401 - papermill's
         start_timeout: int = 60,
         execution_timeout: int | None = None,
-        gpuckpt_autosave: float | None = None,
+        gpuckpt_lose_at_most: float | str | None = None,
         **arguments: Any,  # noqa: ANN401 - papermill's
     ) -> None:
         """Execute a notebook."""
@@ -77,7 +77,7 @@ class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
                 prepared(nb_man.nb, output, settings, kernel_name=kernel_name) as manager,
             ):
                 until_suspended.enter_context(_stopped_by_sigterm(manager))
-                with _autosaved(manager, gpuckpt_autosave):
+                with _saved_often(manager, gpuckpt_lose_at_most):
                     _Client(nb_man, km=manager, **traits).execute()
                 # papermill raises errors of cells later, from the notebook.
                 manager.has_failed = bool(nb_man.nb.metadata.papermill.get("exception"))
@@ -111,11 +111,15 @@ def _stopped_by_sigterm(manager: BatchKernelManager) -> Iterator[None]:
 
 
 @contextmanager
-def _autosaved(manager: BatchKernelManager, seconds: float | None) -> Iterator[None]:
-    """Save the kernel every `seconds` during the block, in a thread, because papermill's event loop runs during cells only."""
-    if seconds is None:
+def _saved_often(manager: BatchKernelManager, lose_at_most: float | str | None) -> Iterator[None]:
+    """Save the kernel periodically during the block, in a thread, because papermill's event loop runs during cells only."""
+    if lose_at_most is None:
         yield
         return
+    try:
+        seconds = durations.to_seconds(lose_at_most)
+    except ValueError as error:
+        raise ConfigurationError(f"gpuckpt_lose_at_most: {error}") from None
     ended = threading.Event()
 
     def save_often() -> None:

@@ -13,7 +13,7 @@ class GpuCkptEngine:
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **arguments: Any) -> NotebookNode:  # noqa: ANN401 - papermill's
-        """Execute a notebook. `gpuckpt_autosave`: the interval of automatic saves in seconds."""
+        """Execute a notebook. `gpuckpt_lose_at_most`: how much work may be lost, in seconds or as "10m"."""
         from .papermill_client import Engine  # noqa: PLC0415 - heavy, and papermill itself is just being imported
 
         executed: NotebookNode = Engine.execute_notebook(nb, kernel_name, **arguments)

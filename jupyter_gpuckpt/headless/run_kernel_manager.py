@@ -19,6 +19,7 @@ from ..wire.states import ABSENT, KernelState
 from .journal_reader import JournalChannel, JournalReader, Rewound
 from .run_owner import BatchOwner
 from .runs import Run, RunRecord
+from .template_kernelspecs import PROVISIONER
 
 #: The timeouts of the agent's answers, of its installation, of user functions, and of switching off peer access between GPUs.
 _ANSWER_SECONDS, _START_SECONDS, _CALLS_SECONDS, _GPU_SECONDS = 5.0, 60.0, 12.0, 42.0
@@ -46,14 +47,15 @@ class BatchKernelManager(AsyncKernelManager):
     async def _async_start_kernel(self, **arguments: Any) -> None:  # noqa: ANN401 - as the base
         """Start the kernel, or connect to the one that the owner has found."""
         spec = self.kernel_spec
-        if spec is not None and "kernel_provisioner" in spec.metadata:
+        chosen = spec.metadata.get("kernel_provisioner", {}) if spec is not None else {}
+        if chosen.get("provisioner_name", PROVISIONER) != PROVISIONER:
             raise ConfigurationError(
                 f"Kernels of {self.kernel_name} have a provisioner of their own, so they end with this process.",
                 hint="Execute the notebook with another kernel, or with nbclient.",
             )
         self.kernel_id = self.record.kernel_id
         self.provisioner = GpuCkptProvisioner(
-            kernel_id=self.kernel_id, kernel_spec=spec, parent=self
+            kernel_id=self.kernel_id, kernel_spec=spec, parent=self, **chosen.get("config", {})
         )
         await super()._async_start_kernel(**arguments)
         if self.provisioner.plain_reason:

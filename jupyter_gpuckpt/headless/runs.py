@@ -21,7 +21,7 @@ import msgspec
 from nbformat import NotebookNode
 
 from ..errors import KernelBusy
-from ..linux.disk_reserve import with_room
+from ..linux.disk_reserve import with_room, write_atomically
 from ..wire import decoding
 
 
@@ -100,13 +100,3 @@ def digest_of(notebook: NotebookNode, kernel_name: str) -> str:
         [cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells
     ]
     return hashlib.sha256(msgspec.json.encode([kernel_name, cells])).hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers see the old or the new content, also after a kill of this process."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with_room(path, lambda: new.write_bytes(content))
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

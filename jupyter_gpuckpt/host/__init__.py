@@ -25,4 +25,5 @@
 - `processes`: facts about processes, read from /proc.
 - `seccomp`: seccomp filters of processes.
 - `tcp_table`: the TCP sockets of a process's network namespace.
+- `trial_memory`: the memory of trials on this machine.
 """

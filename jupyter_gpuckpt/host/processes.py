@@ -193,6 +193,15 @@ def processor_ticks(pid: int) -> int:
     return total
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the CPU time of a process and its children so far, in seconds, including the children that have ended."""
+    ticks = 0
+    for member in (pid, *children(pid)):
+        if stat := _stat(member):
+            ticks += sum(map(int, stat[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def thread_ticks(tid: int) -> int | None:
     """Return the CPU time of one thread so far, in clock ticks; None if it has ended."""
     # /proc/TID/stat of a main thread counts its whole process.

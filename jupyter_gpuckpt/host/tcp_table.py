@@ -58,6 +58,7 @@ class Row(NamedTuple):
     state: str
     inode: str
     queues: str = "0:0"
+    uid: str = ""
 
     @property
     def local(self) -> Endpoint:

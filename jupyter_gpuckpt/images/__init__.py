@@ -15,6 +15,7 @@
 - `unpack`: the writing of stored chunks to sinks of bytes.
 - `unpack_client`: the caller's side of unpack workers.
 - `unpack_worker`: the worker's side of unpacking.
+- `unpacked_file`: the bytes of some streams, read and verified once, in memory.
 - `worker_messages`: messages between this process and a worker.
 - `worker_processes`: worker processes, forked from a server.
 - `worker_threads`: distribution of tasks to threads.

@@ -194,7 +194,8 @@ class Predecessor:
     writer has pins in use on the chunks that it found.
     """
 
-    def __init__(self, streams: Iterable[Stream] = ()) -> None:
+    def __init__(self, streams: Iterable[Stream] = (), snapshot_id: str = "") -> None:
+        self.snapshot_id = snapshot_id
         self._streams = {stream.name: stream for stream in streams}
         self._layouts = dict[str, _Layout]()
         chunks = [chunk for stream in self._streams.values() for chunk in stream.chunks]
@@ -203,6 +204,10 @@ class Predecessor:
         self._lock = threading.Lock()
         # Composed chunks by digest, including those composed for the new snapshot.
         self._composed = {chunk.digest: chunk for chunk in chunks if chunk.parts}
+
+    def stream(self, name: str) -> Stream | None:
+        """Return one of its streams."""
+        return self._streams.get(name)
 
     def remember(self, composed: Mapping[bytes, Chunk]) -> None:
         """Remember chunks that were composed now, so that other segments can refer to them; their parts are in the store."""

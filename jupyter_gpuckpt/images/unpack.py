@@ -57,7 +57,7 @@ class Sink(Protocol):
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the stream; called by several threads at once, in no order.
 
-        Zeros are never written. `data` is writable memory of the caller and must not be kept.
+        Zeros are never written. `data` is memory of the caller, which must not be changed or kept.
         """
 
 
@@ -126,12 +126,12 @@ class Unpacking:
             self._written.fail(error)
             raise
 
-    def wait_for(self, stream: int, begin: int, end: int) -> int:
+    def wait_for(self, stream: int, begin: int, end: int, *, seconds: float | None = None) -> int:
         """Wait until `run` has written a stream, by its number, from `begin` to `end`; return the end of what it has written from there.
 
-        Raises the error of `run`, and waits for ever if that is not called.
+        After `seconds` it returns where less is written; without them it waits for ever if `run` is not called. Raises the error of `run`.
         """
-        return self._written.wait_for(stream, begin, end)
+        return self._written.wait_for(stream, begin, end, seconds=seconds)
 
     def stop(self) -> None:
         """Make `run` raise OperationCancelled after its next span of chunks, also if it is called later."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import socket
 import subprocess
 import threading
 import weakref
 
-from ..host import commands, own_programs
+from ..host import commands, own_programs, processes
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,14 @@ def fork() -> socket.socket:
 def is_ready() -> bool:
     """Return whether the fork server can fork at once."""
     return _fork_server.is_ready
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of all its workers until now, in seconds."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = own.ru_utime + own.ru_stime
+    pid = _fork_server.pid
+    return seconds if pid is None else seconds + processes.processor_seconds(pid)
 
 
 def warm_up(raw_bytes: int, threads: int) -> None:

@@ -45,10 +45,10 @@ class WrittenBytes:
             self._error = error
             self._changed.notify_all()
 
-    def wait_for(self, stream: int, begin: int, end: int) -> int:
+    def wait_for(self, stream: int, begin: int, end: int, *, seconds: float | None = None) -> int:
         """Wait until a stream is written from `begin` to `end`; return the end of what is written from `begin` on.
 
-        Raises the error of `fail`.
+        After `seconds` (None: never) it returns where less is written. Raises the error of `fail`.
         """
         base, limit = self._bounds[stream : stream + 2].tolist()
         first, last = self._places
@@ -60,15 +60,17 @@ class WrittenBytes:
                 if not len(spans):
                     return int(limit - base)
                 span = int(spans[np.argmin(first[spans])])
-                if (written := int(first[span]) - base) >= end:
-                    return int(written)
-                self._await(span)
+                written = int(first[span]) - base
+                if written >= end or not self._await(span, seconds):
+                    return max(int(written), begin)
 
-    def _await(self, span: int) -> None:
+    def _await(self, span: int, seconds: float | None) -> bool:
+        """Wait until a span is written or there is an error; return False after `seconds` without one of them."""
         self._awaited.append(span)
         try:
-            while self._left[span] and self._error is None:
-                self._changed.wait()
+            return self._changed.wait_for(
+                lambda: not self._left[span] or self._error is not None, seconds
+            )
         finally:
             self._awaited.remove(span)
 

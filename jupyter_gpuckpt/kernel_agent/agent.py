@@ -16,9 +16,15 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
-                     "connection_file": "...", "branched": ..., "gpu_is_back": ...}
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...]}
                                         take the new server's variables, and new ports of the kernel's own;
-                                        continue the history where it cannot collide
+                                        continue the history where it cannot collide; seed these modules' global
+                                        generators anew. The reply names what could not be renewed or seeded
+    gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
+                                        name what a recipe has left that copies of the kernel could not share, and the files that
+                                        they need; go to this folder
+    gpuckpt_request {"op": "become_new", "key": "...", ...}
+                                        in a copy of such a kernel: make it a new kernel; the reply is signed with the new key
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
@@ -53,10 +59,13 @@ from .addresses import deliver, may_be_lost, offered, other_address
 from .control_calls import beside, between_cells, result_of
 from .cuda_peer_access import PeerAccess, driver_is_loaded
 from .environment import take_ports, take_variables
-from .fresh_secrets import renew_secrets
+from .fresh_secrets import FreshSecrets
+from .global_generators import seed_anew
 from .history import History, last_cell
 from .message_journal import Journal
+from .new_kernels import become_new
 from .processor_clocks import ProcessorClocks
+from .recipe_ends import left_in, sources
 from .resumes import Resumes
 from .sent_messages import SentMessages, copied
 from .subscribers import Subscribers
@@ -102,8 +111,9 @@ class Agent:
         self._sent = SentMessages()
         self._journal = Journal()
         self._subscribers = Subscribers(kernel.parent)
+        self._secrets = FreshSecrets()
         self._resumes = Resumes(
-            renew_secrets,
+            self._secrets.renew,
             self._subscribers.expect_again,
             self._forget_processor_times,
             self._journal.note_resume,
@@ -225,7 +235,7 @@ class Agent:
         return (message, None, parent, *others)
 
     # Called in the control thread.
-    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
+    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912, PLR0915 - a table
         self._resumes.last()
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
@@ -260,8 +270,20 @@ class Agent:
             take_ports(request["moved_ports"], request["connection_file"], self._iopub)
             self._history.continue_after_resume(branched=request["branched"])
             self.user_requests.resumed()
+            content["not_renewed"] = self._secrets.not_renewed + seed_anew(
+                request.get("seed_anew", ())
+            )
             if request.get("gpu_is_back"):
                 await self._peers_on()
+        elif op == "recipe_ended":
+            log = parent["content"]["log"]
+            content.update(left=left_in(self._kernel, log), sources=sources())
+            os.chdir(parent["content"]["folder"])
+        elif op == "become_new":
+            try:
+                await self._become_new(parent["content"])
+            except Exception as error:
+                content.update(status="error", ename=type(error).__name__, evalue=str(error))
         elif op == "peers_off":
             content["peer_access"] = await self._peers_off()
             content["switched"] = self._peers.was_switched
@@ -288,6 +310,16 @@ class Agent:
             self._kept_replies.extend((now, r) for r in self._sent.replies_to(request["requests"]))
         self._answer_soon()
         return [part for parts in sent for part in parts]
+
+    async def _become_new(self, request: dict[str, Any]) -> None:
+        """Make a new kernel of this copy: one that has sent nothing and has no clients."""
+        become_new(self._kernel, request)
+        take_ports(request["moved_ports"], request["connection_file"], self._iopub)
+        self._sent.forget()
+        self._subscribers.forget()
+        self._history.continue_after_resume(branched=True)
+        await self._peers_on()
+        await self._call("on_resume")
 
     async def _call(self, event: str) -> bool:
         """Trigger an event of IPython's in the main thread; return False if a running cell prevented it."""

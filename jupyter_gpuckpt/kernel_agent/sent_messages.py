@@ -32,6 +32,13 @@ class SentMessages:
             while self._bytes > _MAX_MESSAGES_BYTES:
                 self._bytes -= self._messages.popleft()[0]
 
+    def forget(self) -> None:
+        """Forget everything: this is a new kernel, which has sent nothing."""
+        with self._lock:
+            self._messages.clear()
+            self._bytes = 0
+        self._replies.clear()
+
     def note_reply(self, reply: Sequence[Any]) -> None:
         """Add a reply that is being sent."""
         self._replies.append(copied(reply))

@@ -64,6 +64,11 @@ class Subscribers:
         self._expected, self._complete, self._deadlines = self._count, False, {}
         self._resumed = time.monotonic()
 
+    def forget(self) -> None:
+        """Forget all clients: this is a new kernel, to which none has connected yet."""
+        self._count, self._next_count, self._complete = 0, 0.0, True
+        self._clients, self._deadlines = set(), {}
+
     def are_missing(self, message: Any) -> bool:
         """Return whether to keep this output because its client may have no subscription after a resume."""
         if self._complete:

@@ -7,5 +7,6 @@
 - `ports`: ports reserved for a process that does not listen on them at the moment.
 - `pwrite`: writing all of a buffer at an offset of a file.
 - `shared_folders`: the check whether file locks in a folder work for every process that can write there, on this host and on others.
+- `tcp_callers`: the user of the program at the other end of a TCP connection of this machine.
 - `tcp_sockets`: the TCP sockets of a network namespace.
 """

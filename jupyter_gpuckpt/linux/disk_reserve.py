@@ -68,6 +68,16 @@ def with_room(path: Path, write: Callable[[], _Result], *, left_bytes: int = 0) 
                     raise
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically: readers see the old or the new content, also after a kill of this process."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with_room(path, lambda: new.write_bytes(content))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 @contextmanager
 def room_beside(folder: Path, path: Path) -> Iterator[None]:
     """Have room for files at `path`, which other programs write, inside the block, if the reserve of `folder` is on the same disk.

@@ -35,6 +35,7 @@ class Listed(NamedTuple):
     state: str
     inode: str
     queues: str
+    uid: str
 
 
 def of_this_namespace() -> list[Listed]:
@@ -51,7 +52,9 @@ def in_files(folder: Path) -> list[Listed]:
         with suppress(OSError):
             for line in (folder / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                found.append(Listed(fields[1], fields[2], fields[3], fields[9], fields[4]))
+                found.append(
+                    Listed(fields[1], fields[2], fields[3], fields[9], fields[4], fields[7])
+                )
     return found
 
 
@@ -79,7 +82,7 @@ def _listed(answer: bytes, at: int) -> Listed:
     family, state, _, _, _, _, *words = _ANSWER.unpack_from(answer, at)
     local, remote = _PORTS.unpack_from(answer, at + 4)
     count = 1 if family == socket.AF_INET else 4
-    _, unread, unsent, _, inode = words[8:]
+    _, unread, unsent, uid, inode = words[8:]
     return Listed(
         f"{_hexadecimal(words[:count])}:{local:04X}",
         f"{_hexadecimal(words[4 : 4 + count])}:{remote:04X}",
@@ -87,6 +90,7 @@ def _listed(answer: bytes, at: int) -> Listed:
         str(inode),
         # For a listener, the files have no second number.
         f"{0 if state == _LISTEN else unsent:08X}:{unread:08X}",
+        str(uid),
     )
 
 

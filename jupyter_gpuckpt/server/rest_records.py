@@ -33,6 +33,26 @@ class ErrorView(View, frozen=True):
     details: str | None = None
 
 
+class TemplateView(View, frozen=True):
+    """A template, or one that is being built for the first time, which has no title yet.
+
+    - `why`: Why its kernels are no copies now; empty if they are.
+    - `error`: The error of the last build.
+    """
+
+    name: str
+    title: str
+    is_being_built: bool
+    why: str
+    error: ErrorView | None
+
+
+class TemplatesView(View, frozen=True):
+    """The templates of this user, by name."""
+
+    templates: list[TemplateView]
+
+
 class ResultView(View, frozen=True):
     """The result of an operation.
 
@@ -98,6 +118,7 @@ class KernelView(View, frozen=True, kw_only=True):
     - `cells_resume`: Whether a cell that is sent to it resumes it.
     - `restart_save_seconds`: How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone.
     - `before_restart`: The snapshot with its state before its last restart; null: none.
+    - `before_tool`: The snapshot with its state before an AI agent's tool restored another, until a user restores one; null: none.
     - `former_kept`: Whether its process before its last restart is kept: `undo_restart`.
     - `restart_lost`: Why its last restart cannot be undone; null if it can.
     - `idle_seconds`: After how long without activity it is suspended; 0: never.
@@ -132,6 +153,7 @@ class KernelView(View, frozen=True, kw_only=True):
     cells_resume: bool = True
     restart_save_seconds: float = 0.0
     before_restart: str | None = None
+    before_tool: str | None = None
     former_kept: bool = False
     restart_lost: str | None = None
     idle_seconds: float = 0.0

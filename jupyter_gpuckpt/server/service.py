@@ -33,6 +33,7 @@ from .kernels.reconnector import Reconnector
 from .kernels.rollbacks import Rollbacks
 from .kernels.session_moves import Moves
 from .kernels.stored_notebooks import StoredNotebooks
+from .kernels.template_builders import TemplateBuilders
 from .messages.gate import GatedConnection
 from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
@@ -86,7 +87,7 @@ class Service:
                 OwnerKind.SERVER,
                 root_dir=str(kernels.root_dir),
                 jupyter_runtime_dir=serverapp.runtime_dir,
-                autosave_seconds=traits.autosave_interval,
+                autosave_seconds=traits.lose_at_most,
             ),
             refusal=traits.refusal,
             descriptions=descriptions,
@@ -163,12 +164,13 @@ class Service:
             kernels, operations, suspends, notice_seconds=traits.idle_notice, log=log
         )
         # Listeners are notified in this order: a periodic save is canceled first.
-        if traits.autosave_interval:
+        if traits.lose_at_most:
             listeners.add(
                 Autosave(
                     operations,
                     self.kernels,
-                    interval_seconds=traits.autosave_interval,
+                    wanted_seconds=traits.lose_at_most,
+                    share=traits.autosave_cost,
                     log=log,
                 )
             )
@@ -208,7 +210,7 @@ class Service:
         self.parts = Parts(
             link,
             operations,
-            gpu_room.resume,
+            gpu_room,
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
             notebooks,
@@ -216,6 +218,7 @@ class Service:
             shut_downs,
             restarts,
             idle,
+            TemplateBuilders(link.settings),
         )
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
         self._starts_clean = traits.clean_start

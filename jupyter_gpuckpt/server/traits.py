@@ -5,11 +5,34 @@ from __future__ import annotations
 import fnmatch
 import os
 
-from traitlets import Bool, Float, Int, List, Unicode, default
+from traitlets import Bool, Float, HasTraits, Int, List, TraitError, Unicode, default
 from traitlets.config import Configurable
+
+from ..wire import durations
 
 #: The environment variable by which a hub tells its user's choice of a clean start.
 CLEAN_START_ENV = "JUPYTER_GPUCKPT_CLEAN_START"
+
+
+class Duration(Float[float, float | str]):
+    """A trait for a duration in seconds that also takes texts such as "10m"."""
+
+    info_text = 'a number of seconds, or a text such as "30s", "10m" or "1h"'
+
+    def validate(self, obj: HasTraits | None, value: object) -> float:
+        """Return a value in seconds."""
+        try:
+            return durations.to_seconds(value)
+        except ValueError:
+            self.error(obj, value)
+            raise TraitError from None  # `error` raises
+
+    def from_string(self, s: str) -> float:
+        """Return the value of an option of the command line."""
+        try:
+            return durations.to_seconds(s)
+        except ValueError as error:
+            raise TraitError(str(error)) from None
 
 
 class ServerTraits(Configurable):
@@ -56,12 +79,20 @@ class ServerTraits(Configurable):
         CUDA_VISIBLE_DEVICES if its own names GPUs that this server's does not.""",
     ).tag(config=True)
 
-    autosave_interval = Float(
+    lose_at_most = Duration(
         0.0,
-        min=0.0,
-        help="""Seconds between a change in a running kernel and its next periodic save, while it runs on: the most work that is
-        lost if the machine fails. GpuCkptDaemon.keep_last and similar settings limit how many of these snapshots are kept.
-        0: never.""",
+        help="""The most work of a running kernel that is lost if the machine fails: a number of seconds, or a text such as "30s", "10m" or
+        "1h". A changed kernel is saved so often, while it runs on. Where its saves would cost more than `autosave_cost` allows, it is
+        saved less often, and the panel says how often. Older ones of these snapshots are removed: after an hour one of five minutes
+        is kept, after a day one an hour, later one a day, and at most 50 of a kernel; GpuCkptDaemon.keep_last and similar settings limit
+        them further. 0: kernels are not saved periodically.""",
+    ).tag(config=True)
+
+    autosave_cost = Float(
+        0.05,
+        min=0.001,
+        help="""The largest share of one processor that the periodic saves of a kernel may use. They stop it for a fifth of that share of
+        its time at most.""",
     ).tag(config=True)
 
     trim = Bool(
@@ -129,6 +160,12 @@ class ServerTraits(Configurable):
         min=0,
         help="""The most bytes of a kernel's output that are kept on disk while a cell runs or no page is connected, for the page
         that connects next. Messages beyond that are counted, and the page shows how many are missing.""",
+    ).tag(config=True)
+
+    tools_token = Unicode(
+        help="""The token by which an MCP client may use the tools that change kernels, where jupyter-server-mcp serves the tools for AI
+        agents in this server: the client sends it as the header `Authorization: Bearer TOKEN`. Empty: only tools that list and compare.
+        Only programs of this server's own user on this machine can use any of them. `jupyter gpuckpt mcp` needs no token."""
     ).tag(config=True)
 
     def refusal(self, kernel_name: str) -> str:

@@ -13,7 +13,10 @@
 - `resume`: from a snapshot in the store to a running process tree.
 - `room`: the memory and disk space that a resume needs, compared with those of this machine.
 - `save`: save and suspend.
+- `stored_content`: a snapshot's bytes for a thaw.
 - `stored_images`: a reader of CRIU's images from the store, except the large ones that hold memory.
 - `trial`: the trial of the engine on a small program.
+- `unpacked_snapshots`: what several resumes of one snapshot share.
+- `unwritten_memory`: the memory of a kernel that a save takes from the predecessor.
 - `verify`: verification of a snapshot.
 """

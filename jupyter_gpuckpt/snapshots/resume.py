@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,21 +16,19 @@ from ..engine import kept_file_copies as copies
 from ..engine import thaw
 from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
-from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
 from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
 from ..host import gpu, machine_profile
 from ..host.file_digests import FileDigests
-from ..images.sinks import FileSink, WindowSink
-from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..store.local import LocalStore
 from ..wire.file_records import MappedFile
-from ..wire.manifest_records import Gpu, Host, Manifest, Stream
+from ..wire.manifest_records import Gpu, Host, Manifest
 from ..wire.progress import Progress, Stage
 from ..wire.protocol import ResumeRequest
 from . import kept_files, open_files, room
-from .stored_images import IMAGES_STREAM
+from .stored_content import StoredContent
+from .unpacked_snapshots import UnpackedSnapshots
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class Resumed(NamedTuple):
     moved_ports: dict[int, int]
 
 
-def resume(
+def resume(  # noqa: PLR0913 - all but the first three by name
     manifest: Manifest,
     store: LocalStore,
     settings: EngineSettings,
@@ -56,17 +54,24 @@ def resume(
     own_ports: Sequence[int] | None = None,
     request: ResumeRequest | None = None,
     digests: FileDigests | None = None,
+    is_copy: bool = False,
+    unpacked: UnpackedSnapshots | None = None,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
-    and whether it is forced. `digests`: a cache of the digests of files.
+    and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`. `unpacked`: what
+    resumes of the same snapshot share.
     Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
     request, digests = request or ResumeRequest(), digests or FileDigests()
-    with copies.in_use(settings.kept_dir, manifest.kept):
+    unpacked = unpacked or UnpackedSnapshots()
+    with (
+        copies.in_use(settings.kept_dir, manifest.kept),
+        unpacked.used(manifest, store, settings) as shared,
+    ):
         with progress.stage(Stage.PREFLIGHT):
             here = machine_profile.host()
             allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
@@ -76,7 +81,7 @@ def resume(
         attempt = partial(
             thaw.thaw,
             manifest,
-            _StoredContent(manifest, store, settings, progress),
+            StoredContent(manifest, store, settings, progress, shared),
             settings,
             exit_path=exit_path,
             jupyter_runtime_dir=jupyter_runtime_dir,
@@ -84,6 +89,7 @@ def resume(
             allowed_gpus=allowed,
             kept=kept,
             force=request.force,
+            is_copy=is_copy,
             progress=progress,
         )
         try:
@@ -239,79 +245,3 @@ def _changed(file: MappedFile, digests: FileDigests) -> str:
     except OSError as error:
         return f"The file {file.path}, which the kernel uses, cannot be read: {error.strerror}."
     return f"The file {file.path}, which the kernel uses, was replaced ({was} then, {now} now)."
-
-
-class _Writing(NamedTuple):
-    """An implementation of `content.Writing`: the names of the streams, and their unpacking."""
-
-    names: Sequence[str]
-    unpacking: Unpacking
-    progress: Progress
-
-    def run(self) -> None:
-        self.unpacking.run(self.progress)
-
-    def wait_for(self, stream: str, begin: int, end: int) -> int:
-        return self.unpacking.wait_for(self.names.index(stream), begin, end)
-
-    def stop(self) -> None:
-        self.unpacking.stop()
-
-
-class _StoredContent:
-    """An implementation of `content.Content` that reads from the store."""
-
-    def __init__(
-        self, manifest: Manifest, store: LocalStore, settings: EngineSettings, progress: Progress
-    ) -> None:
-        self._manifest, self._store = manifest, store
-        self._settings, self._progress = settings, progress
-
-    def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        self._unpacking(self._files(jobs)).run(self._progress)
-
-    def writing(self, jobs: Sequence[tuple[str, Path]]) -> _Writing:
-        names = [name for name, _ in jobs]
-        found = self._unpacking(self._files(jobs), by_stream=True)
-        return _Writing(names, found, self._progress)
-
-    def _files(self, jobs: Sequence[tuple[str, Path]]) -> list[tuple[Stream, Sink]]:
-        return [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-
-    def to_window(self, stream: str, begin: int, end: int, target: Path) -> None:
-        found = part_of(self._manifest.stream(stream), [(begin, end)])
-        counted = Progress(lambda record: self._progress.advance(0))
-        with WindowSink(target, begin, end) as sink:
-            self._unpacking([(found, sink)]).run(counted)
-
-    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
-        parts: list[tuple[Stream, Sink]] = []
-        for name, sink in jobs:
-            wanted = ((piece.offset, piece.offset + piece.length) for piece in sink.pieces)
-            parts.append((part_of(self._manifest.stream(name), wanted), sink))
-        return partial(self._unpacking(parts).run, self._progress)
-
-    def _unpacking(
-        self, jobs: Sequence[tuple[Stream, Sink]], *, by_stream: bool = False
-    ) -> Unpacking:
-        return Unpacking(
-            jobs,
-            self._store,
-            threads=self._settings.threads,
-            memory_bytes=self._settings.memory_bytes,
-            by_stream=by_stream,
-        )
-
-    def images(self, directory: Path) -> None:
-        small = memoryview(read_stream(self._manifest.stream(IMAGES_STREAM), self._store))
-        large = []
-        for image in self._manifest.images:
-            path = directory / image.name
-            if image.stream:
-                large.append((image.stream, path))
-            else:
-                path.write_bytes(small[image.offset : image.offset + image.length])
-        self.to_file(large)
-
-    def reader(self, stream: str) -> Callable[[int, int], bytes]:
-        return StreamReader(self._manifest.stream(stream), self._store).read

@@ -18,6 +18,7 @@ import msgspec
 from ..engine.audit import fact_records as audit_records
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
+from ..engine.memory.tracked_kernels import TrackedKernel
 from ..engine.preflight import Plan, plan
 from ..engine.settings import EngineSettings
 from ..engine.tcp import record as tcp_record
@@ -56,7 +57,7 @@ from ..wire.manifest_records import (
 from ..wire.plurals import some
 from ..wire.progress import Progress, Stage
 from ..wire.snapshot_order import Making, next_number
-from . import kept_files, notebooks, open_files
+from . import kept_files, notebooks, open_files, unwritten_memory
 from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
@@ -101,7 +102,7 @@ class EarlierSnapshots:
         try:
             if newest is not None:
                 streams = self._store.manifest(newest.snapshot_id).streams
-                predecessor = Predecessor(streams)
+                predecessor = Predecessor(streams, newest.snapshot_id)
                 return predecessor, EarlierGpuMemory(streams, self._store, predecessor.digests)
         except StoreError as error:
             logger.warning(
@@ -140,6 +141,7 @@ def save(
     progress: Progress,
     digests: FileDigests | None = None,
     new: Making | None = None,
+    writes: TrackedKernel | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`; with `options.stop` the tree is gone on return.
 
@@ -147,7 +149,7 @@ def save(
     snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
     reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
     resume found obstacles. Raises KernelLost if the kernel ended meanwhile. `digests`: a cache of the digests of programs and libraries.
-    `new`: the snapshot's id and what is known of its number (default: nothing).
+    `new`: the snapshot's id and what is known of its number (default: nothing). `writes`: the tracking of the kernel's writes.
     """
     began, stop, variables = time.time(), options.stop, options.variables
     begun = time.monotonic()
@@ -176,10 +178,16 @@ def save(
             gpu_files_taken=gpu_packing.begin,
             earlier_gpu=prepared.earlier_gpu,
             store_window=partial(gpu_packing.store_window, progress),
+            writes=writes,
             progress=progress,
         ) as state,
     ):
-        images, sources = _sources(state)
+        # A suspend has no ghost, and no later save.
+        saved_memory = None if stop else unwritten_memory.saved_in(new.snapshot_id, state, writes)
+        memory = unwritten_memory.sources(
+            state, prepared.predecessor, store, settings.checked_share, writes
+        )
+        images, sources = _sources(state, memory)
         kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
         sources += kept_sources
         sources += notebook.sources if notebook is not None else []
@@ -258,6 +266,8 @@ def save(
         if state.tcp.unaccepted:
             manifest = _published_with_unaccepted(manifest, state, store, settings, progress)
         complete.append(manifest.info)
+        if writes and saved_memory:
+            writes.complete(saved_memory)
         if stop:
             with progress.stage(Stage.STOP):
                 kill(tree)
@@ -333,10 +343,10 @@ def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
         raise
 
 
-def _sources(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
+def _sources(state: Frozen, memory: Sequence[Source]) -> tuple[list[ImageFile], list[Source]]:
     """Return the list of images, and the sources of all that the frozen tree consists of."""
     images, sources = _images(state)
-    sources += state.memory
+    sources += memory
     sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
     if state.tcp.queues:  # what was received and not read
         sources.append(BytesSource(tcp_record.STREAM, state.tcp.queues))

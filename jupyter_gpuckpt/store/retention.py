@@ -6,12 +6,14 @@ kernel's latest snapshot instead of from now, so that a notebook that was not op
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
-from ..wire.manifest_records import SnapshotInfo
+from ..wire.manifest_records import Cause, SnapshotInfo
 from ..wire.snapshot_order import newest_first
 from ..wire.snapshot_records import RetentionPolicy, Verdict
+from ..wire.tool_branches import origin_of
 
 NEEDED = "a kernel needs it"
 LATEST = "the latest snapshot of a kernel that is resumed from it"
@@ -21,6 +23,12 @@ NO_RULE = "no rule is set"
 WITHIN_BUDGET = "within the limit of bytes"
 OVER_BUDGET = "beyond the limit of bytes"
 NOT_KEPT = "no rule keeps it"
+THINNED = "a later periodic save of its time is kept"
+#: How periodic saves are thinned. Up to an age, in seconds before the kernel's latest snapshot, one is kept of each period of so many
+#: seconds (0: all).
+_THINNING = ((60.0, 0.0), (3600.0, 300.0), (86_400.0, 3600.0), (math.inf, 86_400.0))
+#: The most periodic saves of a kernel.
+_MOST_PERIODIC = 50
 
 
 class Scales(Protocol):
@@ -55,10 +63,17 @@ def judge(
     for infos in _by_kernel(suspends):
         reason = f"among the last {policy.keep_suspends} suspends of its kernel"
         exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_suspends]}
+    by_tools = [one for one in ordered if _is_by_tool(one, policy)]
+    for infos in _grouped(by_tools, lambda info: origin_of(info.name, info.kernel_id)):
+        reason = (
+            f"among the last {policy.keep_tool_saves} by tools of its kernel and their branches"
+        )
+        exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_tool_saves]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
-    # The older of these suspends are left to no rule.
-    judged = {info.snapshot_id for info in suspends} | exempt.keys()
+    thinned = _thinned(ordered) - held.keys() if policy.thins else set()
+    # The older of these suspends and saves by tools, and thinned saves, are left to no rule.
+    judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys() | thinned
     for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
         kept |= _kept_by_rules(infos, policy)
     kept |= held
@@ -66,7 +81,26 @@ def judge(
     if policy.max_bytes:
         wanted = [info for info in ordered if info.snapshot_id in kept]
         over = over_budget(wanted, held, policy.max_bytes, scales)
-    return [_verdict(info, policy, kept, over) for info in ordered]
+    return [_verdict(info, policy, kept, over, thinned) for info in ordered]
+
+
+def _thinned(ordered: Iterable[SnapshotInfo]) -> set[str]:
+    """Return the ids of the periodic saves that are not kept, because later ones of the same time are (`_THINNING`)."""
+    found: set[str] = set()
+    for infos in _by_kernel(ordered):
+        latest, kept = infos[0].created, set[tuple[float, float | str]]()
+        for info in infos:
+            if info.cause is not Cause.AUTOSAVE or info.title or info.note:
+                continue
+            # A clock that was set makes ages wrong. Snapshots that seem to be from the future count as new.
+            age = latest - info.created
+            period = next(period for until, period in _THINNING if age <= until)
+            slot = (period, info.created // period if period else info.snapshot_id)
+            if slot in kept or len(kept) == _MOST_PERIODIC:
+                found.add(info.snapshot_id)
+            else:
+                kept.add(slot)
+    return found
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
@@ -86,6 +120,11 @@ def _is_limited(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
     return bool(requested and policy.keep_suspends) and not (info.pinned or info.title or info.note)
 
 
+def _is_by_tool(info: SnapshotInfo, policy: RetentionPolicy) -> bool:
+    """Return whether `keep_tool_saves` applies to a snapshot."""
+    return bool(policy.keep_tool_saves) and info.cause is Cause.TOOL and not info.pinned
+
+
 def _needed(
     ordered: Iterable[SnapshotInfo], needed: Collection[str], living: Collection[str]
 ) -> dict[str, str]:
@@ -102,9 +141,15 @@ def _needed(
 
 
 def _by_kernel(infos: Iterable[SnapshotInfo]) -> Iterator[list[SnapshotInfo]]:
+    return _grouped(infos, lambda info: info.kernel_id)
+
+
+def _grouped(
+    infos: Iterable[SnapshotInfo], key: Callable[[SnapshotInfo], str]
+) -> Iterator[list[SnapshotInfo]]:
     groups: dict[str, list[SnapshotInfo]] = {}
     for info in infos:
-        groups.setdefault(info.kernel_id, []).append(info)
+        groups.setdefault(key(info), []).append(info)
     yield from groups.values()
 
 
@@ -160,13 +205,18 @@ def over_budget(
 
 
 def _verdict(
-    info: SnapshotInfo, policy: RetentionPolicy, kept: dict[str, str], over: set[str]
+    info: SnapshotInfo,
+    policy: RetentionPolicy,
+    kept: dict[str, str],
+    over: set[str],
+    thinned: set[str],
 ) -> Verdict:
     if info.snapshot_id in over:
         return Verdict(info, removed=True, reason=OVER_BUDGET)
     why = kept.get(info.snapshot_id)
     if why is None:
-        return Verdict(info, removed=True, reason=NOT_KEPT)
+        reason = THINNED if info.snapshot_id in thinned else NOT_KEPT
+        return Verdict(info, removed=True, reason=reason)
     if why == NO_RULE and policy.max_bytes:
         why = WITHIN_BUDGET
     return Verdict(info, removed=False, reason=why)

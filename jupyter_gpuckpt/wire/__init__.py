@@ -6,6 +6,7 @@
 - `daemon_settings`: the settings that a daemon gets at its start.
 - `deadlines`: deadlines that outlive a process and do not move when the time of day is set.
 - `decoding`: decoding of bytes from files, sockets and other programs to records.
+- `durations`: durations as users write them.
 - `file_records`: the records of a snapshot that describe files on the disk.
 - `hub_records`: the records that the hub's spawner keeps in its state.
 - `ids`: validation of ids of kernels, snapshots, operations and owners.
@@ -28,5 +29,7 @@
 - `states`: the states of a kernel.
 - `statuses`: HTTP status and exit code of each error.
 - `stripes`: files that together hold one sequence of bytes.
+- `template_records`: the records of templates.
+- `tool_branches`: the names of branches that tools make.
 - `variable_changes`: the differences between the variables of two moments.
 """

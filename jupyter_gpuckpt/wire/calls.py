@@ -143,6 +143,8 @@ host = Route(protocol.HostReport, "GET", "/host")
 memory = Route(list[protocol.MemoryUse], "GET", "/memory")
 #: The start of a kernel for an owner whose connection is open.
 launch = Route(Kernel, "POST", "/kernels", protocol.LaunchRequest, _CREATED, seconds=LAUNCH_SECONDS)
+#: The start of a kernel for such an owner as a copy of the process in a snapshot. If that is impossible, nothing is left of it.
+copy = Route(Kernel, "POST", "/copies", protocol.CopyRequest, _CREATED, seconds=KILL_SECONDS)
 #: All kernels of this place, and one of them.
 kernels = Route(list[Kernel], "GET", "/kernels")
 kernel = Route(Kernel, "GET", _KERNEL)

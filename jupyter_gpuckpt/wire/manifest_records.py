@@ -265,6 +265,8 @@ class Cause(StrEnum):
     ROLLBACK = "rollback"
     #: Taken before a restart of the kernel.
     RESTART = "restart"
+    #: Taken by a tool for programs (`tools/`), for instance an AI agent's.
+    TOOL = "tool"
 
     @property
     def automatic(self) -> bool:

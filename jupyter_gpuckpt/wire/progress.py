@@ -34,6 +34,7 @@ class Stage(StrEnum):
     IMAGES = "images"
     RESTORE = "restore"
     PAGES = "pages"
+    AUDIT = "audit"
     GPU_FILES = "gpu files"
     GPU_RESTORE = "gpu restore"
     LET_GO = "let go"
@@ -72,6 +73,7 @@ RESUME_STAGES = (
     Stage.IMAGES,
     Stage.RESTORE,
     Stage.PAGES,
+    Stage.AUDIT,
     Stage.GPU_FILES,
     Stage.GPU_RESTORE,
     Stage.LET_GO,

@@ -98,6 +98,18 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spec: LaunchSpec
 
 
+class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /copies: start a new kernel whose process is a copy of the one in a snapshot, instead of starting the program of `spec`.
+
+    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`.
+    """
+
+    owner_id: str
+    snapshot_id: str
+    spec: LaunchSpec
+    visible_gpus: str = ""
+
+
 class Result(msgspec.Struct, frozen=True):
     """The result of an operation."""
 
@@ -112,6 +124,8 @@ class Result(msgspec.Struct, frozen=True):
     moved_ports: dict[int, int] = {}
     #: When the notebook's file that is in the new snapshot was last written, in seconds since the epoch; 0: it contains none.
     notebook_modified: float = 0.0
+    #: The processor time of the daemon and its workers during a save, which includes that of other operations at the same time.
+    processor_seconds: float = 0.0
 
 
 class OperationKind(StrEnum):
@@ -279,15 +293,23 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChangedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PUT /kernels/{id}/changed. `at`: when it changed for the first time after its last snapshot (seconds since the epoch)."""
+    """PUT /kernels/{id}/changed. `at`: when it changed for the first time after its last snapshot (seconds since the epoch).
+
+    `autosave_seconds`: how long after that it is saved.
+    """
 
     at: Annotated[float, msgspec.Meta(ge=0)]
+    autosave_seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /kernels/{id}/park. `peer_access_off`: as in `SaveRequest`."""
+    """Body of POST /kernels/{id}/park. `peer_access_off`: as in `SaveRequest`.
+
+    `keep_contexts`: CUDA contexts, half a gigabyte each, stay on the GPU where hardly anything else is left there, which is faster.
+    """
 
     peer_access_off: bool = False
+    keep_contexts: bool = False
 
 
 class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

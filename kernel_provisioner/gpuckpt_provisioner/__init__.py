@@ -6,6 +6,7 @@
 - `launch_spec`: the launch spec of a kernel.
 - `owner`: the owner of the kernels that this process launches.
 - `provisioner`: the launch of a kernel through the daemon, its watch, and its end.
+- `template_starts`: starts of kernels as copies of a template's kernel.
 """
 
 from .provisioner import GpuCkptProvisioner

@@ -40,14 +40,21 @@ async def _install(connection: KernelConnectionInfo) -> None:
 
 
 async def answer(
-    client: AsyncKernelClient, kind: str, content: dict[str, Any], seconds: float
+    client: AsyncKernelClient,
+    kind: str,
+    content: dict[str, Any],
+    seconds: float,
+    *,
+    reply_key: bytes | None = None,
 ) -> dict[str, Any]:
     """Send a request over the control channel; return the content of its reply, empty if none comes in time.
 
-    Only one caller at a time: it would drop the reply to another.
+    Only one caller at a time: it would drop the reply to another. `reply_key`: with which the reply is signed, if not the request's.
     """
     request = client.session.msg(kind, content)
     client.control_channel.send(request)
+    if reply_key is not None:
+        client.session.key = reply_key
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         try:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 OnLostLease = Literal["auto", "continue", "pause"]
 GpuCopy = Literal["driver", "own"]
 
+#: hwloc, which mpi4py loads, opens GPU devices for good, and CRIU cannot save them. With these components off it opens none.
+_HWLOC_COMPONENTS = "-nvml,-cuda,-opencl,-gl,-rsmi,-levelzero"
+
 
 def launch_spec(  # noqa: PLR0913 - all but the first three by name
     kernel_id: str,
@@ -43,7 +46,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     """Return the spec of a kernel that `Popen(command, **arguments)` would start; raise OSError where Popen would."""
     # ipykernel exits when its parent's pid changes, as it does at a resume. 1 means "no parent to watch", and also avoids the log's
     # advice for kernels that were started by hand. It must not be the pid of a real parent.
-    env = {**arguments["env"], "JPY_PARENT_PID": "1"}
+    env = {"HWLOC_COMPONENTS": _HWLOC_COMPONENTS, **arguments["env"], "JPY_PARENT_PID": "1"}
     cwd = Path(arguments.get("cwd") or Path.cwd()).absolute()
     if not cwd.is_dir():
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")

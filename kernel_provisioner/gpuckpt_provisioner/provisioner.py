@@ -31,6 +31,7 @@ from jupyter_gpuckpt.wire import calls, manager_secrets
 from jupyter_gpuckpt.wire.place import start_time
 from jupyter_gpuckpt.wire.states import ABSENT, KernelState
 
+from . import template_starts
 from .exit_status import KILLED, exit_code
 from .kernel_ports import KernelPorts
 from .launch_spec import connection_room, launch_spec, log_path, saved_manager
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.client import Client
+    from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
     from jupyter_gpuckpt.wire.protocol import Kernel, Position, SuspendedKernel
 
     from .launch_spec import GpuCopy, OnLostLease
@@ -68,11 +70,12 @@ class GpuCkptProvisioner(LocalProvisioner):
     ).tag(config=True)
 
     gpu_copy = Enum(
-        ["driver", "own"],
-        help="""Who copies GPU memory: the NVIDIA driver (`driver`), or a library of this project (`own`), which kernels then load. It
-        allocates GPU memory of 2 MB and more in a form that can be handed to another process. A save then stops a kernel with one GPU for
-        less than a second, whatever its GPU memory. Programs in such kernels cannot share GPU memory with other processes by CUDA IPC
-        (`torch.multiprocessing` with tensors on the GPU). Default: the environment variable JUPYTER_GPUCKPT_GPU_COPY, else `driver`.""",
+        ["own", "driver"],
+        help="""Who copies GPU memory: a library of this project (`own`), which kernels then load, or the NVIDIA driver (`driver`). The
+        library allocates GPU memory of 2 MB and more in a form that can be handed to another process. A save then stops a kernel with
+        one GPU for less than a second, whatever its GPU memory. It is tried once after each boot of a machine with a GPU; where that
+        fails, the driver copies, and `jupyter gpuckpt doctor` says why. Default: the environment variable JUPYTER_GPUCKPT_GPU_COPY,
+        else `own`.""",
     ).tag(config=True)
 
     on_lost_lease = Enum(
@@ -93,9 +96,14 @@ class GpuCkptProvisioner(LocalProvisioner):
         were; the machine's own files are not changed.""",
     ).tag(config=True)
 
+    template = Unicode(
+        help="""The template of which kernels are copies (`jupyter gpuckpt template`); the kernelspec of a template sets it. Where no
+        copy can be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
+    ).tag(config=True)
+
     @default("gpu_copy")
     def _default_gpu_copy(self) -> str:
-        return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "driver"
+        return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "own"
 
     #: Whether the notice was logged, which is done once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
@@ -200,10 +208,33 @@ class GpuCkptProvisioner(LocalProvisioner):
         )
         owner.attach(self.kernel_id, self)
         try:
+            if self.template and (copied := self._copied(client, owner, spec)):
+                return copied
             return client.send(calls.launch(owner.owner_id, spec))
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
+
+    def _copied(self, client: Client, owner: KernelOwner, spec: LaunchSpec) -> Kernel | None:
+        """Start the kernel as a copy of the template's; return None if that is impossible."""
+        started = template_starts.start(
+            self.template,
+            owner.settings,
+            client,
+            owner.owner_id,
+            spec,
+            cast("dict[str, Any]", self._manager.get_connection_info()),
+            self._manager.connection_file,
+        )
+        if not isinstance(started, str):
+            return started
+        self.log.warning(
+            "Kernel %s is no copy of the template %s, and runs its recipe before its first cell: %s.",
+            self.kernel_id,
+            self.template,
+            started.rstrip("."),
+        )
+        return None
 
     def _load_connection(self, saved: dict[str, Any]) -> None:
         """Connect the manager to the ports on which the kernel listens already."""

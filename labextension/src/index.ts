@@ -42,6 +42,7 @@ import {
 } from './remote/new-remote-dialog';
 import { IRemotes } from './remote/remotes';
 import { restarts } from './kernel/restart-dialog';
+import { unparkInFront } from './kernel/unpark-in-front';
 import { SessionButton } from './kernel/session-button';
 import { SessionsPanel, showSessionsId } from './sessions-panel';
 import {
@@ -132,8 +133,15 @@ const commands: JupyterFrontEndPlugin<void> = {
     const isBusy = (path: string) =>
       [...sessions.running()].some(session => session.path === path);
     const notify = addCommands(commands, targets, states, kernelActions);
+    const look = unparkInFront(
+      states,
+      snapshots.api,
+      () => targets.of({}).kernelId
+    );
     tracker?.currentChanged.connect(notify);
+    tracker?.currentChanged.connect(look);
     shell.currentChanged?.connect((_, { newValue }) => {
+      look();
       if (hasSession(newValue)) {
         newValue.sessionContext.kernelChanged.connect(notify);
       }
@@ -150,6 +158,7 @@ const commands: JupyterFrontEndPlugin<void> = {
       kernelActions,
       undo,
       settings,
+      () => serviceManager.kernelspecs.refreshSpecs(),
       path => cellsOf(panelAt(path))
     );
     addSnapshotCommands(commands, snapshots, states, isBusy, snapshotActions);

@@ -10,6 +10,7 @@ import { actions, buttonKey, commandIds, icons } from './kernel/commands';
 import type { KernelView, IOperation, SnapshotView } from './shared/records';
 import { openMenu } from './shared/reason-menu';
 import type { SessionsPanel } from './sessions-panel';
+import { snapshotCommandIds } from './snapshot/snapshot-commands';
 import { snapshotTitle } from './snapshot/snapshot-texts';
 import {
   currentReason,
@@ -71,6 +72,9 @@ export function KernelCard(props: IProps): JSX.Element {
     );
   const parent = context.snapshots.list?.find(
     ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
+  );
+  const beforeTool = snapshots.find(
+    ({ snapshot_id }) => snapshot_id === kernel.before_tool
   );
   const count = snapshots.length + others.length;
   const usage = usageTexts(kernel);
@@ -140,6 +144,19 @@ export function KernelCard(props: IProps): JSX.Element {
         </p>
       ) : null}
       {reason ? <p className="jp-GpuCkptKernel-reason">{reason}</p> : null}
+      {beforeTool ? (
+        <p className="jp-GpuCkptKernel-usage" data-by-tool>
+          {trans.__('An AI agent restored another state.')}{' '}
+          <CommandButton
+            commands={commands}
+            id={snapshotCommandIds.goBack}
+            args={{ snapshotId: beforeTool.snapshot_id }}
+            icon={icons.resume}
+            label={trans.__('Undo')}
+            about={name}
+          />
+        </p>
+      ) : null}
       {kernel.operation ? (
         <OperationBar operation={kernel.operation} name={name} />
       ) : null}

@@ -10,13 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 from msgspec.structs import replace
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
@@ -76,6 +77,9 @@ class EngineKernel:
     settings: EngineSettings
     client: BlockingKernelClient
     directory: Path
+    tracked: TrackedKernels = field(default_factory=TrackedKernels)
+    #: Whether saves read only what was written since the last one, as those of a daemon do.
+    is_tracked: bool = True
 
     def run(self, code: str) -> None:
         """Run a cell; it must succeed."""
@@ -100,6 +104,7 @@ class EngineKernel:
             store,
             self.settings,
             SaveOptions(name="benchmark", stop=stop),
+            writes=self.tracked.of(self.tree) if self.is_tracked else None,
             progress=progress or Progress(),
         ).manifest
 

@@ -41,8 +41,9 @@ FIRST_SUSPENDS = 2
 UNUSED = 'import torch; x = torch.empty(size // 8, device="cuda", dtype=torch.int64); total = int'
 FITS_TIMES = 1.6
 #: In seconds: what a save stops a kernel for, and how much longer for the larger size; a second save with nothing changed; a resume; a
-#: turn of two kernels.
-BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME, BUDGET_TURN = 0.9, 0.1, 1.5, 2.5, 2.5
+#: turn of two kernels, and one in which their contexts stay on the GPU.
+BUDGET_STILL, BUDGET_MORE_STILL, BUDGET_SECOND, BUDGET_RESUME = 0.9, 0.1, 1.5, 2.5
+BUDGET_TURN, BUDGET_SHORT_TURN = 2.5, 1.5
 #: In percent of the memory, in times of what was changed, and in GB/s without the context's time.
 BUDGET_NEW, BUDGET_TENTH, BUDGET_PARK = 0.1, 1.2, 40.0
 #: In times of writing the same packs alone, and in seconds.
@@ -163,8 +164,8 @@ class _Kernel(ExitStack):
         require_right_answer(self.channel)
         return time.monotonic() - began, result
 
-    def park(self) -> Result:
-        return self.done(self._client.send(calls.park(self.kernel_id)))
+    def park(self, *, keep_contexts: bool = False) -> Result:
+        return self.done(self._client.send(calls.park(self.kernel_id, keep_contexts=keep_contexts)))
 
     def unpark(self) -> Result:
         return self.done(self._client.send(calls.resume(self.kernel_id)))
@@ -234,20 +235,23 @@ def _stages(name: str, found: list[Result], budget: float | None = None) -> Iter
 
 def _turns(client: Client, size: float) -> Iterator[Row]:
     """Let two kernels that do not fit on the GPU together take turns: one is on the GPU while the other one is parked."""
-    seconds = list[float]()
+    seconds = dict[bool, list[float]]({False: [], True: []})
     rest = max(gpu.free_bytes().values()) / GB - FITS_TIMES * size
     with _Kernel(client, rest, UNUSED), _Kernel(client, size) as one:
         one.park()
         with _Kernel(client, size) as other:
             here, away = other, one
-            for _ in range(TURNS):
-                began = time.monotonic()
-                here.park()
-                away.unpark()
-                seconds.append(time.monotonic() - began)
-                here, away = away, here
-                require_right_answer(here.channel)
+            for keep_contexts, spent in seconds.items():
+                for _ in range(TURNS):
+                    began = time.monotonic()
+                    here.park(keep_contexts=keep_contexts)
+                    away.unpark()
+                    spent.append(time.monotonic() - began)
+                    here, away = away, here
+                    require_right_answer(here.channel)
             here.park()
             away.unpark()
             require_right_answer(away.channel)
-    yield Row(f"ferry: a turn of two kernels of {size:g} GB each", seconds, budget=BUDGET_TURN)
+    name = f"ferry: a turn of two kernels of {size:g} GB each"
+    yield Row(name, seconds[False], budget=BUDGET_TURN)
+    yield Row("    whose contexts stay on the GPU", seconds[True], budget=BUDGET_SHORT_TURN)

@@ -32,10 +32,12 @@ COMMANDS = [
     "stats",
     "execute",
     "hub-report",
+    "mcp",
     "notice",
     "prune",
     "remote",
     "slurm-script",
+    "template",
 ]
 
 

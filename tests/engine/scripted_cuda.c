@@ -4,7 +4,8 @@
  *     scripted-cuda FOLDER DEVICES LENGTH [spawn|fork]...
  *
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
- * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the ferry was compared. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
+ * and PID.ticks, where its main thread, the user's code, counts, and writes how often all memory of the ferry was compared and between how
+ * many pairs of contexts peer access is on. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
  * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without the driver.
  * With SCRIPTED_FERRY in its environment libcuda.so.1 is the driver of ferry/driver.c, and a thread of the user's launches kernels on
@@ -59,7 +60,7 @@ static void acquire(void)
 
 /* The ferry's part: the driver's functions as a program gets them, and memory in three pieces. */
 typedef unsigned long long address;
-static long (*counted)(int);
+static long (*counted)(int), (*peers)(void);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, address *, void *);
 static const size_t pieces[] = {5 << 20, 16 << 20, 2 << 20};
 static volatile unsigned long rounds;
@@ -151,7 +152,7 @@ static void open_ferry(const char *path)
 	void *library = dlopen(path, RTLD_NOW);
 	pthread_t user;
 
-	if (!library || !(counted = dlsym(library, "driver_count")) || !(get = dlsym(library, "cuGetProcAddress_v2")))
+	if (!library || !(counted = dlsym(library, "driver_count")) || !(peers = dlsym(library, "driver_peers")) || !(get = dlsym(library, "cuGetProcAddress_v2")))
 		exit(10);
 	if (get("cuInit", &start, 12000, 0, &status) || get("cuMemAlloc", &allocate, 12000, 0, &status) ||
 	    get("cuLaunchKernel", &launch, 12000, 0, &status) || start(0))
@@ -195,8 +196,8 @@ static int checkpoint(void)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
-	/* Memory of the ferry must be gone, and no kernel runs. */
-	if (counted && (counted(1) || counted(2) || counted(4)))
+	/* Memory of the ferry must be gone, no kernel runs, and no GPU has access to another. */
+	if (counted && (counted(1) || counted(2) || counted(4) || peers()))
 		return -1;
 	if (host) {
 		kept = *host;
@@ -343,6 +344,7 @@ int main(int count, char **words)
 	/* It is ready when this exists. */
 	for (ticks = counter();; ++*ticks) {
 		ticks[1] = rounds;
+		ticks[2] = peers ? peers() : 0;
 		usleep(1000);
 	}
 }

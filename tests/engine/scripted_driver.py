@@ -222,6 +222,10 @@ class ScriptedDriver:
         """How often the process has compared all memory of its ferry."""
         return self._counted(pid, 1)
 
+    def peers(self, pid: int) -> int:
+        """Between how many pairs of its contexts the process has peer access."""
+        return self._counted(pid, 2)
+
     def _counted(self, pid: int, which: int) -> int:
         path = self._folder / f"{processes.nspid(pid)}.ticks"
         return int.from_bytes(path.read_bytes()[8 * which :][:8], "little")

@@ -80,13 +80,19 @@ class Gpu(NamedTuple):
             self.driver.once.add((step, number))
         return number
 
-    def park(self, *, peer_access_off=False):
+    def park(self, *, peer_access_off=False, keep_contexts=False):
         return park.park(
             self.program.tree,
             self.program.engine,
             gpu_bytes=0,
             peer_access_off=peer_access_off,
+            keep_contexts=keep_contexts,
             progress=Progress(),
+        )
+
+    def park_contexts(self):
+        return park.park_contexts(
+            self.program.tree, self.program.engine, gpu_bytes=0, progress=Progress()
         )
 
     def unpark(self):

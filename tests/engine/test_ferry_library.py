@@ -15,7 +15,7 @@ import pytest
 from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import StagingFile, striped
 from jupyter_gpuckpt.engine.gpu.ferry import ferry as ferry_module
 from jupyter_gpuckpt.engine.gpu.ferry.ferry import Ferry
-from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Order, Range
+from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Order, Range, close
 from jupyter_gpuckpt.engine.tree import ferry_library
 from jupyter_gpuckpt.errors import FreezeFailed
 from tests.conftest import wait_for
@@ -402,3 +402,63 @@ def test_a_limit_of_threads_ends_with_the_connection(run, short_dir, monkeypatch
     told(process)
     threads = min(16, len(os.sched_getaffinity(process.pid)))
     assert said(process) == [str(threads * 2 * (4 << 20))]
+
+
+def test_more_memory_than_init_may_hold_descriptors_for_is_the_drivers(run):
+    """A save gives each part to init as a descriptor; the hard limit is inherited by both."""
+    process = run("""
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (134, 134))
+        memory = [allocate(2 * MB) for _ in range(4)]
+        print(count("handles"), count("plain"))
+        huge = allocate(3 << 30)  # three parts, of which there is room for two
+        print(count("handles"), count("plain"))
+        memory += [allocate(2 * MB) for _ in range(4)]
+        print(count("handles"), count("plain"))
+        print(add(memory[-1], 2 * MB, 3) and add(memory[-1], 2 * MB, 0) >> 8 != 255, *map(free, [*memory, huge]))
+        memory = allocate(2 * MB)
+        print(count("handles"), count("plain"), count("mapped"), count("reserved"))
+    """)
+    assert said(process) == ["4", "0"]
+    assert said(process) == ["4", "1"]
+    assert said(process) == ["6", "3"]
+    assert said(process) == ["True", *["0"] * 9]
+    assert said(process) == ["1", "0", "1", "1"]
+
+
+def test_descriptors_are_given_in_several_messages_where_few_files_may_be_open(run, short_dir):
+    process = run("""
+        memory = [allocate(2 * MB) for _ in range(10)]
+        for line in sys.stdin:
+            print("go")
+    """)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
+    ferry.close_gate(30)
+    limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+    spare = [number for number in range(256) if number not in used]
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (spare[4] + 1, limits[1]))
+    got: list[int] = []
+    with ferry._connected() as library:
+        while len(got) < 10:
+            got += library.descriptors(len(got))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+    assert len(set(got)) == 10
+    close(got)
+
+
+def test_the_socket_of_a_process_that_has_ended_is_not_anothers(run, short_dir):
+    first = run("""
+        memory = allocate(2 * MB)
+        sys.stdin.readline()
+    """)
+    wait_for(lambda: ferry_of(first, short_dir).is_there)
+    other = run("print('ready', flush=True)\nsys.stdin.readline()", with_ferry=False)
+    said(other)
+    first.kill()
+    first.wait()
+    # As if it had the pid of the first.
+    (short_dir / "ferry" / str(first.pid)).rename(short_dir / "ferry" / str(other.pid))
+    assert not ferry_of(other, short_dir).is_there
+    assert not ferry_of(first, short_dir).is_there

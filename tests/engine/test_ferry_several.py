@@ -282,7 +282,66 @@ print(nccl.nccl_allocate(ctypes.byref(address), number(5 * MB)), count("handles"
 print(share(handle, address), share(handle, allocate(5 * MB)), free(address.value), count("plain"))
 """)
     assert said(process) == ["0", "0", "1"]
-    assert said(process) == ["0", "1", "0", "0"]
+    assert said(process) == ["0", "0", "0", "0"]
+
+
+#: Peer access between contexts, also of one that is not primary; the last is switched on without the library's notice.
+PEERS = """
+memory, small = allocate(5 * MB), on(2, allocate, 1000)
+print(enable(2, 0), on(5, enable, 2, 0), reach(small, 1000), flush=True)
+driver.driver_enable(2, 1)
+for line in sys.stdin:
+    print(driver.driver_peers(), flush=True)
+"""
+
+
+def test_peer_access_of_the_driver_is_off_for_a_save_and_on_again_after_it(begin, short_dir):
+    process = begin(PEERS)
+    assert said(process) == ["0", "0", "0"]
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
+    for _ in range(3):
+        assert peers(process) == "3"
+        ferry.close_gate(30)
+        ferry.switch_peers_off()
+        assert peers(process) == "0"
+        ferry.switch_peers_off()
+        ferry.open_gate()
+
+
+def peers(process):
+    """Return between how many pairs of contexts the driver has peer access."""
+    told(process)
+    return said(process)[0]
+
+
+def test_peer_access_that_cannot_be_switched_off_stays_on_and_the_save_fails(
+    begin, short_dir, monkeypatch
+):
+    monkeypatch.setenv("DRIVER_KEEPS_PEER", "2")
+    process = begin(PEERS)
+    said(process)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
+    ferry.close_gate(30)
+    with pytest.raises(GpuCkptError) as caught:
+        ferry.switch_peers_off()
+    assert "PEERS: CUresult 999" in caught.value.details
+    assert peers(process) == "3"
+    ferry.open_gate()
+    assert peers(process) == "3"
+
+
+def test_a_process_with_little_memory_on_several_gpus_can_be_asked(begin, short_dir):
+    process = begin("""
+small = allocate(1000), on(2, allocate, 1000)
+print("ready", flush=True)
+sys.stdin.readline()
+""")
+    said(process)
+    ferry = ferry_of(process, short_dir)
+    wait_for(lambda: ferry.is_there)
+    assert ferry.sharing == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -71,9 +72,12 @@ def driver_library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def begin_with_ferry(run, executable, devices, driver_library, tmp_path, monkeypatch):
-    """Return a function that starts one process with a ferry on these GPUs, and a child of it without one; `more`: its variables."""
+    """Return a function that starts one process with a ferry on these GPUs, and children; `more`: its variables.
 
-    def begin(*gpus: str, **more: str) -> Gpu:
+    By default it has one child, without a ferry.
+    """
+
+    def begin(*gpus: str, children: Sequence[str] = ("spawn",), **more: str) -> Gpu:
         folder = tmp_path / "cuda"
         folder.mkdir()
         shutil.copyfile(driver_library, folder / "libcuda.so.1")
@@ -82,7 +86,7 @@ def begin_with_ferry(run, executable, devices, driver_library, tmp_path, monkeyp
             nvml.add(uuid)
         driver = ScriptedDriver(folder, nvml)
         put_in(monkeypatch, driver, nvml)
-        words = [str(executable), str(folder), devices, str(LENGTH), "spawn"]
+        words = [str(executable), str(folder), devices, str(LENGTH), *children]
         variables = {**ferry_library.environment({}), "SCRIPTED_FERRY": "1", **more}
         variables["DRIVER_REFUSES"] = str(folder / "refuses")
         program = run(
@@ -90,7 +94,7 @@ def begin_with_ferry(run, executable, devices, driver_library, tmp_path, monkeyp
             gpu_copy="own",
         )
         found = Gpu(folder, driver, nvml, program)
-        wait_for(lambda: len(found.numbers()) == 2)
+        wait_for(lambda: len(found.numbers()) == 1 + children.count("spawn"))
         wait_for(lambda: ferry_of(found).is_there)
         return found
 

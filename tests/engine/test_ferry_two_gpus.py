@@ -22,7 +22,9 @@ from jupyter_gpuckpt.engine.gpu.ferry.ferry_orders import Allocation
 from jupyter_gpuckpt.engine.gpu.ferry.ferry_room import by_gpu, located, without
 from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place
 from jupyter_gpuckpt.errors import GpuCkptError
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.wire.manifest_records import Gpu as Model
+from tests.conftest import wait_for
 from tests.engine.scripted_driver import Error
 from tests.engine.scripted_gpu import (
     ONE,
@@ -37,13 +39,13 @@ from tests.engine.test_ferry_snapshots import (
     GB,
     MEMORY,
     begin_with_ferry,
-    check_running,
     die_at,
     driver_library,
     ferry_of,
     ferry_streams,
     state_of,
 )
+from tests.engine.test_ferry_snapshots import check_running as check_memory
 from tests.parameters import some_slow
 
 __all__ = ["begin_with_ferry", "devices", "driver_library", "executable", "run", "store"]
@@ -69,8 +71,17 @@ def use(gpu):
     gpu.nvml.used[OTHER] = {gpu.program.tree.kernel_pid: GB}
 
 
+def check_running(gpu):
+    """Its memory is right, and peer access is as it was."""
+    check_memory(gpu)
+    pid = gpu.program.tree.kernel_pid
+    before = 2 if "SCRIPTED_PEERS" in processes.environment(pid) else 0
+    wait_for(lambda: gpu.driver.peers(pid) == before)
+
+
 def save(gpu, **options):
-    return gpu.program.save(peer_access_off=True, **options)
+    """Save without the agent, which would switch peer access off; the library does it."""
+    return gpu.program.save(**options)
 
 
 def resumed(gpu, saved, memory):
@@ -158,7 +169,7 @@ def test_room_is_held_on_both_gpus_and_each_gets_its_own_needs(gpu, monkeypatch)
 
 def test_a_parked_process_gets_the_memory_of_both_gpus_back(gpu):
     for _ in range(2):
-        gpu.park(peer_access_off=True)
+        gpu.park()
         assert ferry_of(gpu).file.length == MEMORY + (1 << 20)
         gpu.unpark()
         check_running(gpu)
@@ -179,7 +190,7 @@ def test_a_gpu_that_has_no_room_for_a_while_costs_nothing(gpu, monkeypatch, devi
         return original(self, *arguments, **options)
 
     if way == "parked":
-        gpu.park(peer_access_off=True)
+        gpu.park()
     with monkeypatch.context() as patched:
         patched.setattr(Ferry, "_give_back", refused)
         with pytest.raises(GpuCkptError, match="GPU has no room"):

@@ -26,7 +26,8 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.pack import join
 from jupyter_gpuckpt.images.partial import around
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.snapshots import gpu_packing, resume, room, save
+from jupyter_gpuckpt.snapshots import gpu_packing, room, save, stored_content
+from jupyter_gpuckpt.snapshots.stored_content import StoredContent
 from jupyter_gpuckpt.wire.progress import Progress
 from tests.engine.scripted_driver import Error
 from tests.engine.scripted_gpu import ONE, devices, executable, run, store
@@ -74,7 +75,7 @@ class Short:
         monkeypatch.setattr(ferry_windows, "WINDOW_BYTES", WINDOW)
         monkeypatch.setattr(ferry_windows, "mem_available", lambda pid=None: 2 * WINDOW)
         monkeypatch.setattr(ferry_windows, "_SPARE_BYTES", WINDOW)
-        striped, opened = ferry_copies.striped, resume.WindowSink
+        striped, opened = ferry_copies.striped, stored_content.WindowSink
 
         def noting(tree, pid, file):
             self.lengths.append(file.length)
@@ -85,7 +86,7 @@ class Short:
             return opened(target, begin, end)
 
         monkeypatch.setattr(ferry_copies, "striped", noting)
-        monkeypatch.setattr(resume, "WindowSink", open_window)
+        monkeypatch.setattr(stored_content, "WindowSink", open_window)
 
 
 @pytest.fixture
@@ -467,7 +468,7 @@ def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
 ):
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
     gpu.driver.come_back(memory)
-    original, seen = resume._StoredContent.to_window, []
+    original, seen = StoredContent.to_window, []
 
     def reading(self, *given):
         seen.append(given)
@@ -477,7 +478,7 @@ def test_a_window_that_cannot_be_read_fails_the_resume_before_any_code_runs(
 
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     with monkeypatch.context() as patched:
-        patched.setattr(resume._StoredContent, "to_window", reading)
+        patched.setattr(StoredContent, "to_window", reading)
         with pytest.raises(GpuCkptError, match="a chunk is damaged"):
             gpu.program.resume(saved.manifest.info.snapshot_id)
     assert {path: path.read_bytes() for path in ticks} == ticks
@@ -490,7 +491,7 @@ def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
     saved, memory = gpu.program.save(stop=True), gpu.driver.memory()
     gpu.driver.come_back(memory)
     monkeypatch.setattr(restore, "_FERRY_SECONDS", 0.2)
-    original = resume._StoredContent.to_window
+    original = StoredContent.to_window
     ticks = {path: path.read_bytes() for path in gpu.folder.glob("*.ticks")}
     seen = []
 
@@ -499,7 +500,7 @@ def test_threads_are_held_as_long_as_windows_are_read(gpu, short, monkeypatch):
         seen.append({path: path.read_bytes() for path in ticks} == ticks)
         original(self, *given)
 
-    monkeypatch.setattr(resume._StoredContent, "to_window", reading)
+    monkeypatch.setattr(StoredContent, "to_window", reading)
     resumed(gpu, saved, memory)
     assert seen
     assert all(seen)

@@ -12,10 +12,23 @@ from jupyter_gpuckpt.engine.gpu import gpu_processes
 from jupyter_gpuckpt.engine.gpu.driver import cuda
 from jupyter_gpuckpt.engine.gpu.gpu_processes import GpuProcesses
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable, ToolMissing
+from jupyter_gpuckpt.errors import (
+    FreezeFailed,
+    GpuCkptError,
+    HostIncompatible,
+    KernelNotCheckpointable,
+    ToolMissing,
+)
 from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.wire.progress import Progress
-from tests.engine.scripted_driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Error
+from tests.engine.scripted_driver import (
+    CHECKPOINTED,
+    FAILED,
+    LOCKED,
+    RUNNING,
+    Error,
+    ScriptedDriver,
+)
 from tests.engine.scripted_gpu import (
     LENGTH,
     ONE,
@@ -270,6 +283,24 @@ def test_memory_goes_to_the_other_gpu_where_its_own_is_full(scripted):
     # A pair for every GPU that the driver knows.
     assert {ONE: OTHER, OTHER: ONE} in scripted.driver.maps
     assert sorted(scripted.nvml.used[OTHER].values())[-1] == 2 * GB
+    scripted.check_running()
+
+
+@pytest.mark.parametrize("found", [None, object], ids=["13.0 and 13.3.0", "12.8"])
+def test_where_the_bindings_know_no_other_gpu_the_memory_stays_in_ram(scripted, monkeypatch, found):
+    scripted.nvml.add(OTHER)
+    scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), GB)
+    scripted.park()
+    scripted.nvml.others[ONE] = 9 * GB
+    with monkeypatch.context() as patched:
+        if found is None:
+            patched.delattr(ScriptedDriver, "CUcheckpointRestoreArgs")
+        else:
+            patched.setattr(ScriptedDriver, "CUcheckpointRestoreArgs", found)
+        with pytest.raises(HostIncompatible, match="another version of cuda-bindings"):
+            scripted.unpark()
+    scripted.unpark()
+    assert len(scripted.nvml.used[OTHER]) > 0
     scripted.check_running()
 
 

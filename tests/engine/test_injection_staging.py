@@ -91,6 +91,15 @@ def test_the_thread_is_let_go_soon_after_the_call(driver, directory):
     assert len(staging.files) == 1
 
 
+def test_the_thread_is_let_go_where_that_call_does_not_come(driver, directory):
+    status = Path(f"/proc/{driver.pid}/task/{driver.tid}/status")
+    with FileStaging(driver.tree, driver.pid, driver.tid, directory) as staging:
+        assert "TracerPid:\t0\n" not in status.read_text()
+        driver.map(1 * MB, extra="calls")
+        assert "TracerPid:\t0\n" in status.read_text()
+    assert staging.files == []
+
+
 @pytest.mark.parametrize(
     ("length", "flags"),
     [(1 * MB, CALL), (8 * MB, 0x22), (8 * MB, 0x21 | 0x8000)],

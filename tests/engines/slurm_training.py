@@ -76,7 +76,7 @@ class Training:
     def submit(self, *options: str, autosave: str = "", command: str = EXECUTE) -> str:
         """Submit the job; return its id."""
         execute = command.format("training.ipynb", self.output.name).split()
-        execute += ["--autosave", autosave] * bool(autosave)
+        execute += ["--lose-at-most", autosave] * bool(autosave)
         place = [f"--chdir={self.folder}", f"--output={self.log}", "--partition=low"]
         self.job_id = self.cluster.submit(*place, *options, str(self.script), *execute)
         return self.job_id

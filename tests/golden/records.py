@@ -29,6 +29,8 @@ KEPT = (
     "remote.remote_list:_File",
     "remote.seen:_File",
     "remote.remote_sessions:RemoteSession",
+    "wire.template_records:Template",
+    "wire.template_records:Building",
 )
 #: What stands for each simple type.
 _SIMPLE = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.server.conftest import make_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.gpu
 
-GB = 1 << 30
+MB, GB = 1 << 20, 1 << 30
 #: 6 GB; what is checked covers all of it.
 SETUP = """
 import torch, time
@@ -34,13 +34,14 @@ def two(
     make_server: Callable,  # noqa: F811
     hog: Callable[..., AbstractContextManager[None]],
 ):
-    """Yield a server with options, and two pages whose kernels together do not fit on the GPU."""
+    """Return a function that starts a server with options, and two pages whose kernels together do not fit into what it leaves."""
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")
-    with hog(leave=9 * GB):
+    with ExitStack() as hogs:
 
-        def start(*options: str):
+        def start(*options: str, leave: int = 9 * GB):
+            hogs.enter_context(hog(leave=leave))
             server = make_server(*options).start()
             first, second = server.open("first.ipynb"), server.open("second.ipynb")
             first.run(SETUP)
@@ -49,6 +50,11 @@ def two(
             return server, first, second
 
         yield start
+
+
+def used() -> int:
+    """Return the bytes of the first GPU that are in use."""
+    return gpu.gpus()[0].memory_bytes - next(iter(gpu.free_bytes().values()))
 
 
 def state(server, page) -> str:
@@ -70,6 +76,38 @@ def test_two_kernels_that_do_not_fit_together_take_turns_and_lose_nothing(two) -
     assert pages[1].run(STEP) == f"{{{CYCLES + 1}}}\n"
     assert pages[0].run(STEP) == f"{{{CYCLES + 1}}}\n"
     assert state(server, pages[1]) == "parked"
+
+
+def test_a_kernel_that_gives_way_keeps_its_context_until_a_user_parks_it(two) -> None:
+    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own", leave=12 * GB)
+    assert first.run(STEP) == "{1}\n"
+    assert state(server, second) == "parked"
+    before = used()
+    server.do("park", second.kernel_id)
+    assert state(server, second) == "parked"
+    assert 200 * MB < before - used() < 2 * GB
+    assert second.run(STEP) == "{1}\n"
+    assert state(server, first) == "parked"
+    # What is parked so can be saved, suspended and resumed.
+    server.do("save", first.kernel_id)
+    server.do("suspend", first.kernel_id)
+    assert first.run(STEP) == "{2}\n"
+    assert second.run(STEP) == "{2}\n"
+
+
+def test_a_page_in_front_brings_back_what_no_user_has_parked(two) -> None:
+    server, first, second = two("--GpuCkptProvisioner.gpu_copy=own")
+
+    def come_to_the_front(page) -> str:
+        path = f"api/gpuckpt/kernels/{page.kernel_id}/expect_cell"
+        return str(server.request("POST", path).json()["state"])
+
+    assert come_to_the_front(first) == "parked", "a user has parked it"
+    assert first.run(STEP) == "{1}\n"
+    assert come_to_the_front(second) == "parked", "the other one was used a moment ago"
+    server.do("park", first.kernel_id)
+    assert come_to_the_front(second) == "running"
+    assert second.run(STEP) == "{1}\n"
 
 
 def test_a_kernel_waits_for_one_that_computes_and_says_so(two) -> None:

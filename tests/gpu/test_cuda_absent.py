@@ -1,6 +1,8 @@
 """Without a GPU, a driver or the package: told as a reason, never as a crash."""
 
+import ctypes
 import os
+import struct
 import subprocess
 import sys
 import uuid
@@ -46,8 +48,23 @@ def test_the_package_is_imported_only_when_asked():
     )
 
 
-def test_a_map_of_gpus_becomes_pairs_of_uuids():
+def test_a_map_of_gpus_is_laid_out_as_the_driver_reads_it():
+    """As in cuda.h: a pointer to pairs of UUIDs, their number, and zeros."""
+    # 13.0 and 13.3.0 have no such arguments.
+    pytest.importorskip("cuda.bindings", minversion="13.3.1")
     driver = pytest.importorskip("cuda.bindings.driver")
-    old, new = uuid.uuid4(), uuid.uuid4()
-    pair = cuda._pair(driver, f"GPU-{old}", str(new))
-    assert (bytes(pair.oldUuid.bytes), bytes(pair.newUuid.bytes)) == (old.bytes, new.bytes)
+    gpu_map = {uuid.uuid4(): uuid.uuid4() for _ in range(3)}
+    arguments = cuda._moving(driver, {f"GPU-{old}": f"GPU-{gpu_map[old]}" for old in gpu_map})
+    data = ctypes.string_at(arguments.getPtr(), 64)
+    pairs, number = struct.unpack_from("QI", data)
+    assert number == 3
+    assert not any(data[12:])
+    expected = b"".join(old.bytes + new.bytes for old, new in gpu_map.items())
+    assert ctypes.string_at(pairs, len(expected)) == expected
+
+
+def test_the_limit_of_a_lock_is_laid_out_as_the_driver_reads_it():
+    driver = pytest.importorskip("cuda.bindings.driver")
+    arguments = driver.CUcheckpointLockArgs()
+    arguments.timeoutMs = 1234
+    assert ctypes.string_at(arguments.getPtr(), 64) == struct.pack("I60x", 1234)

@@ -19,6 +19,7 @@ from jupyter_gpuckpt.engine.gpu.driver.cuda import ProcessState
 from jupyter_gpuckpt.engine.gpu.driver.gpu_staging import FileStaging
 from jupyter_gpuckpt.engine.gpu.driver.release import release
 from jupyter_gpuckpt.engine.gpu.gpu_processes import GpuProcesses
+from jupyter_gpuckpt.engine.injection import ptrace
 from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
@@ -212,6 +213,36 @@ def test_gpu_memory_is_staged_in_a_file_in_every_generation(program, directory):
         program.do("x += 1")
         total += program.ask("x.numel()")
         assert program.sum() == total
+
+
+def test_a_process_without_a_context_is_not_traced_to_its_end(directory, monkeypatch):
+    code = "import torch; assert torch.cuda.is_available(); print('ready', flush=True); input()"
+    calls, original = [], ptrace.syscall_stop
+
+    def counted(tid):
+        stop = original(tid)
+        calls.extend([stop] if stop.op == ptrace.SYSCALL_ENTRY else [])
+        return stop
+
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        pid = process.pid
+        tree = Tree(pid, processes.start_time(pid), 0, 0, pid, pid, "")
+        cuda.lock(pid, 10)
+        tid = cuda.restore_thread(pid)
+        with monkeypatch.context() as patched:
+            patched.setattr(ptrace, "syscall_stop", counted)
+            with FileStaging(tree, pid, tid, directory) as staging:
+                cuda.checkpoint(pid)
+        assert staging.files == []
+        # It makes thousands, because tracing makes them slow: it looks again and again whether the GPU is done.
+        assert 41 < len(calls) < 1000
+        cuda.restore(pid)
+        cuda.unlock(pid)
+        process.communicate("\n")
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("gigabytes", [4, 8])

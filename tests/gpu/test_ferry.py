@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.errors import KernelNotCheckpointable
+from jupyter_gpuckpt.host import gpu
 from jupyter_gpuckpt.wire import calls
 from tests.gpu.test_kernel import done, kernel, reconnected, run
 
@@ -26,6 +28,59 @@ def check():
     return all(
         torch.equal(part.cpu(), kept) for part, kept in zip(big.split(1 << 24), wanted.split(1 << 24))
     )
+"""
+#: A child with CUDA to which a tensor is given; it evaluates what it is asked.
+SHARES = """
+import sys, tempfile, textwrap, torch.multiprocessing
+folder = tempfile.mkdtemp()
+with open(f"{folder}/child.py", "w") as file:
+    file.write(textwrap.dedent('''
+        import torch
+        def serve(pipe):
+            while True:
+                asked = pipe.recv()
+                if isinstance(asked, torch.Tensor):
+                    globals()["x"] = asked
+                    pipe.send(None)
+                else:
+                    found = eval(asked, globals())
+                    torch.cuda.synchronize()
+                    pipe.send(found)
+                del asked
+    '''))
+sys.path.insert(0, folder)
+import child
+context = torch.multiprocessing.get_context("spawn")
+ours, theirs = context.Pipe()
+context.Process(target=child.serve, args=(theirs,), daemon=True).start()
+def ask(what):
+    ours.send(what)
+    assert ours.poll(120)
+    return ours.recv()
+def give():
+    ask(big)
+give()
+"""
+#: Copies by address between two GPUs in small and large memory; each step checks them.
+PEERS = """
+one = [torch.zeros(size, dtype=torch.int64, device="cuda:0") for size in (100, 1 << 20)]
+two = [part.to("cuda:1") for part in one]
+go, steps = True, 0
+def step():
+    global steps
+    for first, second in zip(one, two):
+        first.copy_(second + 1)
+        second.copy_(first)
+    steps += 1
+def right():
+    return all(int(part.min()) == int(part.max()) in (steps, steps + 1) for part in one + two)
+def peers():
+    import ctypes
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda")
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1)
+    return driver.cuCtxEnablePeerAccess(context, 0) == 704
 """
 #: A thread that captures graphs without a pause, in the mode in which other threads must leave the driver alone.
 CAPTURES = """
@@ -48,11 +103,6 @@ def capture():
 thread = threading.Thread(target=capture)
 thread.start()
 """
-
-
-@pytest.fixture(autouse=True)
-def ferry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_COPY", "own")
 
 
 def logged(daemon_env: dict[str, str]) -> str:
@@ -101,14 +151,56 @@ def test_only_what_changed_is_stored_and_all_of_it_comes_back(kernel, daemon_env
     assert "digests cannot be used" not in logged(daemon_env)
 
 
-def test_a_call_that_would_share_memory_with_another_process_fails_and_nothing_else(kernel):
+def test_a_process_that_has_opened_memory_of_another_one_is_refused_until_it_drops_it(kernel):
     manager, client = kernel
     run(client, SETUP)
-    shares = "try: big.untyped_storage()._share_cuda_()\nexcept RuntimeError as error: print('CUDA error' in str(error))"
-    assert run(client, shares) == "True\n"
+    run(client, SHARES)
+    assert (
+        run(client, "print(ask('int(x[0])') == int(big[0]), ask('int(x[-1])') == int(big[-1]))")
+        == "True True\n"
+    )
+    run(client, "big[0] = 5; torch.cuda.synchronize(); wanted[0] = 5")
+    assert run(client, "print(ask('int(x[0])'))") == "5\n"
+    kernel_id = manager.provisioner.kernel_id
     with Client.connect() as daemon:
-        done(daemon, daemon.send(calls.save(manager.provisioner.kernel_id)))
-    assert run(client, "print(check())") == "True\n"
+        for call in (calls.save, calls.suspend, calls.park):
+            with pytest.raises(KernelNotCheckpointable, match="CUDA IPC"):
+                done(daemon, daemon.send(call(kernel_id)))
+        assert run(client, "print(check(), ask('int(x[0])'))") == "True 5\n"
+        # The memory is the ferry's, and so is the child's own.
+        run(
+            client,
+            "ask('globals().update(own=x[:1 << 20].clone())'); ask('globals().pop(\"x\") is None')",
+        )
+        done(daemon, daemon.send(calls.save(kernel_id)))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
+        reconnected(client)
+        assert run(client, "print(check(), ask('int(own[0])'))") == "True 5\n"
+        # A handle from before is that of the same memory.
+        run(client, "give()")
+        assert (
+            run(client, "print(ask('int(x[0])'), ask('int(x[-1])') == int(big[-1]))") == "5 True\n"
+        )
+
+
+@pytest.mark.several_gpus
+def test_a_kernel_with_peer_access_between_its_gpus_is_saved_without_its_agent_in_mid_cell(kernel):
+    if len(gpu.gpus()) < 2:
+        pytest.skip("two GPUs are needed")
+    manager, client = kernel
+    run(client, SETUP + PEERS)
+    kernel_id = manager.provisioner.kernel_id
+    client.execute("while go: step()")
+    with Client.connect() as daemon:
+        done(daemon, daemon.send(calls.save(kernel_id)))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
+        done(daemon, daemon.send(calls.park(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
+    manager.interrupt_kernel()
+    reconnected(client)
+    assert run(client, "print(check(), right(), steps > 3, peers())") == "True True True True\n"
 
 
 def test_a_graph_that_is_captured_while_the_memory_is_read_is_not_disturbed(kernel, daemon_env):

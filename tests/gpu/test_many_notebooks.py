@@ -44,7 +44,7 @@ def step():
 
 
 def expected(cell: int) -> list[int]:
-    """Return what the parts sum up to after so many cells."""
+    """Return the expected sum of each part after a number of cells."""
     return [(number + cell) << 28 for number in range(NOTEBOOK_GB - 1)]
 
 

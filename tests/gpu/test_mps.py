@@ -28,8 +28,8 @@ EXPECTED = str((1 << 24) * ((1 << 24) - 1) // 2)
 @pytest.fixture(params=["ferry", "driver"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Choose how GPU memory is saved: by the ferry, or by the driver."""
-    if request.param == "ferry":
-        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_COPY", "own")
+    if request.param == "driver":
+        monkeypatch.setenv("JUPYTER_GPUCKPT_GPU_COPY", "driver")
     return str(request.param)
 
 

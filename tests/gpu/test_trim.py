@@ -107,7 +107,7 @@ def test_what_a_framework_keeps_does_not_reach_a_periodic_snapshot(
     eventually: Callable[..., Any],
     framework: str,
 ) -> None:
-    options = {"autosave_interval": INTERVAL}
+    options = {"lose_at_most": INTERVAL, "autosave_cost": 1000}
     words = [f"--GpuCkptServer.{name}={value}" for name, value in options.items()]
     server = make_server(*words).start()
     page = filled(server, framework)

@@ -55,7 +55,7 @@ def kill_at_random(env: dict[str, str], folder: Path, kills: int, seed: int) -> 
     while killed.total() < kills:
         runs += 1
         runner = _new_runner(env, folder / f"run-{runs}")
-        runner.start("--autosave", "1s")
+        runner.start("--lose-at-most", "1s")
         while killed.total() < kills:
             victim = chosen.choices(list(VICTIMS), list(VICTIMS.values()))[0]
             assert runner.process is not None
@@ -71,7 +71,7 @@ def kill_at_random(env: dict[str, str], folder: Path, kills: int, seed: int) -> 
             is_daemons = victim == "daemon"
             runner.kill(runner=not is_daemons, daemon=everything or is_daemons, kernel=everything)
             if not is_daemons:
-                runner.start("--autosave", "1s")
+                runner.start("--lose-at-most", "1s")
         _compare(runner, expected, f"run {runs} of seed {seed}, after {killed}")
     server.kill()
     server.wait()
@@ -85,7 +85,7 @@ def kill_containers(env: dict[str, str], folder: Path, kills: int, seed: int) ->
     while killed.total() < kills:
         runs += 1
         runner = _new_runner(env, folder / f"run-{runs}")
-        runner.start("--autosave", "1s", within=CONTAINER)
+        runner.start("--lose-at-most", "1s", within=CONTAINER)
         while killed.total() < kills:
             if _ends_within(runner, chosen.uniform(0, _LONGEST_SECONDS)):
                 break
@@ -93,7 +93,7 @@ def kill_containers(env: dict[str, str], folder: Path, kills: int, seed: int) ->
             runner.kill()
             # A container is started again only when all of its processes have ended; one may have been killed while it was made.
             end_everything_below(runner.data.parent)
-            runner.start("--autosave", "1s", within=CONTAINER)
+            runner.start("--lose-at-most", "1s", within=CONTAINER)
         _compare(runner, expected, f"run {runs} of seed {seed}, after {killed}")
     return killed
 

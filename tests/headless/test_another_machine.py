@@ -55,7 +55,7 @@ def test_a_run_goes_on_from_a_remote_when_its_machine_is_gone(criu, short_dir):
         there = Runner(environment(criu, second), notebook, short_dir / "out.ipynb")
         where = ("offsite", f"file://{short_dir}/offsite", "--key-file", str(short_dir / "key"))
         command(here, "remote", "create", *where)
-        here.start("--autosave", "1s")
+        here.start("--lose-at-most", "1s")
         wait_for(lambda: here.has_shown(AT_FIRST))
         here.open_gate(10)
         wait_for(lambda: here.has_shown(AT_SECOND))

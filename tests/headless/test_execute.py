@@ -39,7 +39,7 @@ def test_the_next_runner_goes_on_with_the_kernel_of_one_that_was_killed(runner):
 
 def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner, tmp_path):
     add_remote(runner.data, "share", f"file://{tmp_path / 'share'}", automatic=False)
-    runner.start("--autosave", "1s")
+    runner.start("--lose-at-most", "1s")
     wait_for(lambda: runner.has_shown(AT_FIRST) and runner.snapshots())
     runner.open_gate(10)
     wait_for(lambda: runner.has_shown(AT_SECOND))

@@ -49,8 +49,9 @@ def in_server(monkeypatch):
 
 def test_servers_have_the_rules_of_the_hub_and_users_may_have_their_own(in_server):
     spawner = made(retention={"keep_last": 1, "keep_within": 3600.0, "keep_suspends": 2})
-    assert in_server(spawner) == RetentionPolicy(1, 3600.0, 0, keep_suspends=2)
-    assert in_server(spawner, keep_last=7) == RetentionPolicy(7, 3600.0, 0, keep_suspends=2)
+    others = {"keep_suspends": 2, "keep_tool_saves": 40}
+    assert in_server(spawner) == RetentionPolicy(1, 3600.0, 0, **others)
+    assert in_server(spawner, keep_last=7) == RetentionPolicy(7, 3600.0, 0, **others)
 
 
 def test_servers_remove_automatic_snapshots_beyond_the_limit_unless_a_rule_says_else(in_server):

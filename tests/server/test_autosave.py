@@ -29,7 +29,8 @@ def start(server_with):
 
 def every(interval):
     """Return the options of a server that saves every `interval` seconds."""
-    return [f"--GpuCkptServer.autosave_interval={interval}"]
+    # Of a small kernel a save costs as much as ten intervals may.
+    return [f"--GpuCkptServer.lose_at_most={interval}", "--GpuCkptServer.autosave_cost=1000"]
 
 
 def snapshots(server, kernel_id, cause="autosave", after=0.0):
@@ -229,3 +230,30 @@ def test_it_is_told_since_when_a_kernel_is_not_saved(start):
     eventually(lambda: server.kernel(page.kernel_id)["changed_at"] is None, server)
     page.run("x = 42")
     assert eventually(lambda: server.kernel(page.kernel_id)["changed_at"], server) > changed_at
+
+
+def test_a_save_that_costs_too_much_for_its_interval_makes_it_longer_and_that_is_told(server_with):
+    server = server_with(f"--GpuCkptServer.lose_at_most={INTERVAL}")
+    page = server.open()
+    assert server.kernel(page.kernel_id)["autosave_seconds"] == INTERVAL
+    page.run("x = 41")
+    first = eventually(lambda: snapshots(server, page.kernel_id), server)[0]
+    eventually(lambda: server.kernel(page.kernel_id)["changed_at"] is None, server)
+    page.run("x = 42")
+    eventually(lambda: server.kernel(page.kernel_id)["changed_at"], server)
+    view = server.kernel(page.kernel_id)
+    # A save computes for a tenth of a second at least, which is a twentieth of this.
+    assert view["autosave_seconds"] > 2
+    assert snapshots(server, page.kernel_id) == [first]
+
+
+@pytest.mark.slow
+def test_the_next_one_comes_as_soon_as_that_is_not_too_much(server_with):
+    server = server_with(*every(INTERVAL)[:1], "--GpuCkptServer.autosave_cost=0.5")
+    page = server.open()
+    for number in range(3):
+        page.run(f"x = {number}")
+        eventually(lambda number=number: len(snapshots(server, page.kernel_id)) > number, server)
+    made = [one["created"] for one in server.get("api/gpuckpt/snapshots")["snapshots"]]
+    told = server.kernel(page.kernel_id)["autosave_seconds"]
+    assert max(made) - min(made) > told

@@ -200,7 +200,12 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("GET", f"{snapshot}/changes")
     ask("GET", f"{snapshot}/notebook")
     ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
+    ask("GET", f"compare?first={snapshot_id}&second={page.kernel_id}")
+    ask("GET", "templates")
+    ask("POST", "templates", ok=False, json={"name": "made", "snapshot_id": "f" * 32})
+    ask("DELETE", f"{kernel}/branch", ok=False)  # It is no branch.
     ask("POST", f"{kernel}/keep_running")
+    ask("POST", f"{kernel}/expect_cell")
     ask("POST", f"{kernel}/keep_saving")
     ask("PATCH", snapshot, json={"title": "a title", "pinned": False})
     ask("POST", f"{snapshot}/verify")

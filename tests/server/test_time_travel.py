@@ -87,27 +87,41 @@ def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
 
 #: Prints what a stranger must not be able to guess from another copy, then what goes on in each copy as it was.
 SECRETS = """
-import multiprocessing, ssl, tempfile
-from cryptography.hazmat.primitives.asymmetric import ed25519
-key = ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex()
+import hashlib, multiprocessing, ssl, tempfile
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, x25519
+formats = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+keys = ed25519.Ed25519PrivateKey, x25519.X25519PrivateKey
+made = [*(key.generate() for key in keys), ec.generate_private_key(ec.SECP256R1())]
+print(*(hashlib.sha256(key.private_bytes(*formats)).hexdigest() for key in made))
 name, own = next(tempfile._get_candidate_names()), multiprocessing.current_process().authkey.hex()
-print(key, ssl.RAND_bytes(16).hex(), name, own, dice.random())
+print(ssl.RAND_bytes(16).hex(), name, own, dice.random())
 """
 
 
-@pytest.mark.slow  # tests/snapshots draws secrets in copies in every run
-def test_secrets_are_new_in_every_branch_and_after_every_way_back(server, page):
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_secrets_are_new_in_every_branch_and_after_every_way_back(server, page, count):
     page.run(f"import random; dice = random.Random(1)\n{SECRETS}")
     snapshot_id = server.do("save", page.kernel_id)["result"]["snapshot_id"]
-    found = [branch(server, snapshot_id).run(SECRETS).split() for _ in range(2)]
+    found = []
+    for _ in range(count):
+        made = branch(server, snapshot_id)
+        found.append(made.run(SECRETS).split())
+        server.request("DELETE", f"api/kernels/{made.kernel_id}")
     for _ in range(2):
         found.append(page.run(SECRETS).split())
         server.do("roll_back", page.kernel_id, snapshot_id=snapshot_id)
     *secrets, numbers = zip(*found, strict=True)
-    assert [len(set(drawn)) for drawn in secrets[:2]] == [4, 4]
-    # These belong to a program as long as it runs.
-    assert [len(set(drawn)) for drawn in secrets[2:]] == [4, 4]
+    assert [len(set(values)) for values in secrets] == [count + 2] * len(secrets)
     assert len(set(numbers)) == 1
+
+
+def test_a_suspended_kernel_goes_on_with_the_key_that_others_may_know(server, page):
+    key = "import multiprocessing; print(multiprocessing.current_process().authkey.hex())"
+    before = page.run(key)
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert page.run(key) == before
 
 
 def test_a_branch_tells_where_the_users_own_ports_are_now(server, page):

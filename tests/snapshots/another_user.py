@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import GpuCkptError
@@ -62,7 +63,8 @@ def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
         return Program(CODE, folder, engine, store)
     found = Program.__new__(Program)
     found.engine, found.store, found._directory = engine, store, folder
-    found.log, found._generation, found._trees = folder / "program.log", 0, []
+    found.tracked = TrackedKernels()
+    found.log, found._trees = folder / "program.log", []
     found._exit_path = lambda: directory / f"exit-{os.geteuid()}"  # type: ignore[method-assign]
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -13,11 +15,14 @@ from typing import Literal, Protocol
 
 import pytest
 
+from jupyter_gpuckpt.engine.memory.tracked_kernels import TrackedKernels
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
+from jupyter_gpuckpt.snapshots import unwritten_memory
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
+from jupyter_gpuckpt.snapshots.unpacked_snapshots import UnpackedSnapshots
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.manifest_records import Cause, LaunchSpec, SaveOptions
 from jupyter_gpuckpt.wire.progress import Progress
@@ -57,7 +62,7 @@ class Program:
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
-        self._generation = 0
+        self._generations = itertools.count(1)
         self.spec = LaunchSpec(
             kernel_id="program",
             argv=[sys.executable, "-c", textwrap.dedent(code)],
@@ -71,10 +76,10 @@ class Program:
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
         self._trees = [self.tree]
+        self.tracked = TrackedKernels()
 
     def _exit_path(self) -> Path:
-        self._generation += 1
-        return self._directory / f"exit-{self._generation}"
+        return self._directory / f"exit-{next(self._generations)}"
 
     def lines(self, *, more_than: int = 0, seconds: float = PATIENCE) -> list[str]:
         """Return the log's complete lines, once there are more than `more_than`."""
@@ -107,19 +112,28 @@ class Program:
             self.store,
             self.engine,
             SaveOptions(stop=stop, name="program", cause=cause, peer_access_off=peer_access_off),
+            writes=self.tracked.of(self.tree),
             progress=progress or Progress(),
         )
 
     def resume(
-        self, snapshot_id: str, *, force: bool = False, progress: Progress | None = None
+        self,
+        snapshot_id: str,
+        *,
+        force: bool = False,
+        is_copy: bool = False,
+        unpacked: UnpackedSnapshots | None = None,
+        progress: Progress | None = None,
     ) -> Resumed:
-        """Bring it back from a snapshot."""
+        """Bring it back from a snapshot. `unpacked`: what its resumes share. Several threads may do it at the same time."""
         resumed = resume(
             self.store.manifest(snapshot_id),
             self.store,
             self.engine,
             exit_path=self._exit_path(),
             request=ResumeRequest(force=force),
+            is_copy=is_copy,
+            unpacked=unpacked,
             progress=progress or Progress(),
         )
         self.follow(resumed.tree)
@@ -134,6 +148,15 @@ class Program:
         """Kill it, in all that it was resumed in: an older snapshot may have been resumed beside it."""
         for tree in self._trees:
             launch.kill(tree)
+
+
+@pytest.fixture(autouse=True)
+def no_write_unseen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which memory had changed that the tracking of writes believed unwritten; all of it is compared."""
+    yield
+    for when in ("setup", "call"):
+        wrong = [one for one in caplog.get_records(when) if one.name == unwritten_memory.__name__]
+        assert not [one for one in wrong if one.levelno >= logging.ERROR]
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ class Content:
     def to_file(self, jobs):
         self.asked += [stream for stream, _ in jobs]
 
-    def writing(self, jobs):
-        self.asked += [stream for stream, _ in jobs]
+    def writing(self, streams):
+        self.asked += streams
         return self.writes
 
 

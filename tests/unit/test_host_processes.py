@@ -329,3 +329,15 @@ def test_a_real_limit_of_processor_time_is_found():
         assert found.stdout == "1\n"
     finally:
         group.rmdir()
+
+
+def test_the_processor_time_has_that_of_children_that_have_ended():
+    """A worker's time is still counted when it has ended."""
+    work = "t=time.process_time()\nwhile time.process_time() < t + 0.2: pass"
+    code = f"import os, sys, time\nif not os.fork():\n exec({work!r})\n os._exit(0)\nos.wait()\nprint()\nsys.stdin.read()"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"\n"
+        assert processes.children(program.pid) == []
+        assert processes.processor_seconds(program.pid) >= 0.18
+    assert processes.processor_seconds(program.pid) == 0

@@ -242,3 +242,85 @@ def test_the_newest_is_kept_although_its_clock_was_behind():
     assert removed([last, *numbered], keep_last=1, living={"k"}, max_bytes=1) == ["a0", "a1", "a2"]
     verdicts = judge([*numbered, last], RetentionPolicy(keep_last=1, max_bytes=1), living={"k"})
     assert (verdicts[0].snapshot.snapshot_id, verdicts[0].removed) == ("a33", False)
+
+
+def by_tools(count, letter="a", **fields):
+    return series(count, letter, cause=Cause.TOOL, **fields)
+
+
+def named(infos, name, kernel="k"):
+    return [msgspec.structs.replace(info, name=name, kernel_id=kernel) for info in infos]
+
+
+def test_of_what_tools_saved_of_a_kernel_and_its_branches_the_last_stay():
+    assert removed(by_tools(4), keep_tool_saves=2) == ["a2", "a3"]
+    # Other rules are not about them, and those that a user pins stay.
+    saves = series(3, "s")
+    found = removed([*by_tools(3), *saves], keep_tool_saves=2, keep_last=2)
+    assert sorted(found) == ["a2", "s2"]
+    assert removed(by_tools(4, pinned=True), keep_tool_saves=2) == []
+    assert removed(by_tools(4), keep_tool_saves=2, needed=["a3"]) == ["a2"]
+    # Those of ended branches count with the kernel from which they come; other kernels have their own.
+    of_kernel = named(by_tools(2), "n.ipynb", "12345678-9")
+    of_branches = [
+        *named([snapshot("b2", cause=Cause.TOOL)], "n.ipynb-tool-12345678-aaaa", "aaaa"),
+        *named([snapshot("b3", cause=Cause.TOOL)], "n.ipynb-tool-12345678-bbbb", "bbbb"),
+    ]
+    others = named(by_tools(2, "c"), "n.ipynb", "87654321-0")
+    found = removed([*of_kernel, *of_branches, *others], keep_tool_saves=2)
+    assert sorted(found) == ["b2", "b3"]
+    # Without that rule they are as other automatic ones.
+    assert removed(by_tools(4), keep_last=3) == ["a3"]
+
+
+def periodic_saves(seconds, every, **fields):
+    """Return the periodic saves of a kernel in so many seconds, newest first."""
+    now = 100 * DAY
+    return [
+        snapshot(f"p{age}", now - age, cause=Cause.AUTOSAVE, **fields)
+        for age in range(0, seconds, every)
+    ]
+
+
+def test_periodic_saves_are_thinned_the_more_the_older_they_are():
+    saves = periodic_saves(3600, 10)
+    kept = {one.snapshot_id for one in saves} - {*removed(saves, thins=True)}
+    ages = sorted(int(name[1:]) for name in kept)
+    assert ages[:7] == [0, 10, 20, 30, 40, 50, 60]
+    assert all(later - age >= 300 for age, later in itertools.pairwise(ages[8:]))
+    assert len(ages) <= 7 + 3600 // 300 + 1
+    # Nothing goes without being asked for.
+    assert removed(saves) == []
+
+
+def test_a_day_of_saves_leaves_few_whenever_they_are_thinned():
+    """Thinning after each save leaves what thinning at the end would, and never more than the most."""
+    kept = []
+    for age in range(2 * int(DAY), -1, -30):
+        kept.insert(0, snapshot(f"p{age}", 100 * DAY - age, cause=Cause.AUTOSAVE))
+        gone = {*removed(kept, thins=True)}
+        kept = [one for one in kept if one.snapshot_id not in gone]
+        assert len(kept) <= 50
+    ages = [int(one.snapshot_id[1:]) for one in kept]
+    assert ages[0] == 0
+    for limit, period in ((3600, 300), (DAY, 3600)):
+        young = [age for age in ages if age <= limit]
+        assert max(later - age for age, later in itertools.pairwise(young)) <= 2 * period
+
+
+def test_only_periodic_saves_without_a_name_are_thinned():
+    saves = [
+        msgspec.structs.replace(one, **fields)
+        for one, fields in zip(
+            periodic_saves(4000, 1000),
+            ({}, {"title": "mine"}, {"note": "look"}, {"cause": Cause.IDLE}),
+            strict=True,
+        )
+    ]
+    same_time = [msgspec.structs.replace(one, created=100 * DAY - 3700) for one in saves[1:]]
+    assert removed([saves[0], *same_time], thins=True) == []
+    # Nor is one that a kernel needs, and the other rules apply to those that are left.
+    saves = periodic_saves(3600, 10)
+    needed = saves[-2].snapshot_id
+    assert needed not in removed(saves, thins=True, needed=[needed])
+    assert len(removed(saves, thins=True, keep_last=2)) == len(saves) - 2

@@ -87,15 +87,16 @@ def restarted(monkeypatch):
     return ask
 
 
-def test_gpu_memory_leaves_the_gpu_before_the_new_process_comes(restarted):
-    world = World(gpu_bytes=1)
+@pytest.mark.parametrize("state", [KernelState.RUNNING, KernelState.PARKED])
+def test_gpu_memory_leaves_the_gpu_before_the_new_process_comes(restarted, state):
+    world = World(gpu_bytes=1, state=state)  # a parked one may have its context there
     assert restarted(world)
     assert world.done == ["watch no more", "park", "set aside", "forget"]
     assert world.served.is_former_kept
 
 
 @pytest.mark.parametrize(
-    "world", [World(), World(gpu_bytes=1, state=KernelState.PARKED)], ids=["none", "parked"]
+    "world", [World(), World(state=KernelState.PARKED)], ids=["none", "parked"]
 )
 def test_without_memory_on_the_gpu_nothing_is_moved(restarted, world):
     assert restarted(world)

@@ -90,7 +90,7 @@ def test_what_is_so_already_is_not_done_again() -> None:
     nothing = pairs(A.NOTHING)
     assert {verb for _, verb in nothing} == {V.SUSPEND, V.PARK, V.RESUME, V.INTERRUPT}
     assert {s for s, verb in nothing if verb is V.SUSPEND} == {S.SUSPENDING, S.SUSPENDED}
-    assert {s for s, verb in nothing if verb is V.PARK} == {S.PARKING, S.PARKED}
+    assert {s for s, verb in nothing if verb is V.PARK} == {S.PARKING}
     resumed = {s for s, verb in nothing if verb is V.RESUME}
     assert resumed == {S.STARTING, S.RUNNING, S.SAVING, S.UNPARKING}
 

@@ -74,6 +74,16 @@ async def _launch(handler: BaseHandler, request: protocol.LaunchRequest) -> Mana
     return kernel
 
 
+@_answers(calls.copy)
+async def _copy(handler: BaseHandler, request: protocol.CopyRequest) -> ManagedKernel | None:
+    owner = await handler.daemon.owners.awaited(request.owner_id)
+    kernel = await handler.daemon.verbs.copy(owner, request)
+    if handler.is_abandoned:
+        await handler.daemon.verbs.kill(kernel.kernel_id)
+        return None
+    return kernel
+
+
 @_answers(calls.kernel)
 async def _kernel(handler: BaseHandler, kernel_id: str) -> ManagedKernel:
     kernel = handler.daemon.kernels.get(kernel_id)
@@ -120,7 +130,9 @@ async def _changed(
     handler: BaseHandler, kernel_id: str, request: protocol.ChangedRequest
 ) -> ManagedKernel:
     kernel = handler.daemon.kernels.get(kernel_id)
-    await handler.daemon.kernels.update(kernel, changed_at=request.at)
+    await handler.daemon.kernels.update(
+        kernel, changed_at=request.at, autosave_seconds=request.autosave_seconds
+    )
     return kernel
 
 

@@ -1,6 +1,7 @@
 """Kernels in the daemon: their records, owners, operations and streams of events.
 
 - `endings`: shutdowns that can be undone for a while.
+- `ferry_choice`: whether kernels that are started load the ferry library.
 - `former`: former processes.
 - `jobs`: the jobs of the operations.
 - `kernel_records`: the records of kernels on disk.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...errors import KernelLost
+from ...images import worker_processes
 from ...wire.manifest_records import Sizes
 from ...wire.protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
 from ...wire.snapshot_order import Making
@@ -71,6 +72,7 @@ def freeze(
         jupyter = record.jupyter if request.jupyter is None else request.jupyter
         if record.tree is None:
             raise KernelLost("The kernel has no process.")
+        began = worker_processes.processor_seconds()
         saved = machine.save(
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
@@ -101,6 +103,8 @@ def freeze(
                 dict(operation.progress.seconds_by_stage),
                 list(saved.warnings),
                 notebook_modified=saved.manifest.notebook_modified,
+                # Workers may have been lost meanwhile, and their times with them.
+                processor_seconds=max(0.0, worker_processes.processor_seconds() - began),
             ),
         )
 
@@ -118,14 +122,13 @@ def freeze(
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
-    """Return the job that moves a kernel's GPU memory into RAM."""
+    """Return the job that moves a kernel's GPU memory into RAM; if it is parked already, what is left of it on the GPU."""
 
     def work(operation: RunningOperation) -> Outcome:
         if record.tree is None:
             raise KernelLost("The kernel has no process.")
-        moved = machine.park(
-            record.tree, operation.progress, peer_access_off=request.peer_access_off
-        )
+        is_parked = record.previous is KernelState.PARKED
+        moved = machine.park(record.tree, operation.progress, request, is_parked=is_parked)
         result = _moved(record, operation, Sizes(gpu_bytes=moved))
         return Outcome(KernelState.PARKED, {"error": None}, result)
 
@@ -158,6 +161,8 @@ def thaw(
     leases: Leases,
 ) -> Job:
     """Return the job of a resume from the snapshot that `request` names, or from the latest one."""
+    # A kernel that never had a process was branched from another's snapshot.
+    is_branch = not record.exit_path
 
     def work(operation: RunningOperation) -> Outcome:
         try:
@@ -171,10 +176,18 @@ def thaw(
         warnings = leases.require(
             record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
         )
-        found = machine.resume(manifest, record, exit_path, operation.progress, request=request)
-        leases.resumed(record.kernel_id)
         info = manifest.info
         chosen = info.snapshot_id
+        is_other = info.kernel_id != record.kernel_id or chosen != record.snapshot_id
+        found = machine.resume(
+            manifest,
+            record,
+            exit_path,
+            operation.progress,
+            request=request,
+            is_copy=is_branch or is_other,
+        )
+        leases.resumed(record.kernel_id)
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)
         moved = {before: after for before, after in own if before != after}
         return Outcome(
@@ -199,6 +212,5 @@ def thaw(
             ),
         )
 
-    # A kernel that never had a process was branched from another's snapshot.
-    kind = OperationKind.RESUME if record.exit_path else OperationKind.BRANCH
+    kind = OperationKind.BRANCH if is_branch else OperationKind.RESUME
     return Job(Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)})

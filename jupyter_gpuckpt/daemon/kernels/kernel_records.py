@@ -102,6 +102,8 @@ class KernelRecord(msgspec.Struct):
     taken_over: str = ""
     #: When it changed for the first time after its last snapshot (seconds since the epoch); 0: not known, or it did not.
     changed_at: float = 0.0
+    #: How long after that its server saves it; 0: as its owner says.
+    autosave_seconds: float = 0.0
     #: The remote to which it was moved for another machine, until it is resumed here; empty: it was not.
     moved_to: str = ""
     #: The ports, besides its own, on which it listened when it was suspended.

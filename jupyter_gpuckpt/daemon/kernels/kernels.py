@@ -133,7 +133,7 @@ class ManagedKernel:
             taken_over=record.taken_over,
             changed_at=record.changed_at,
             listening=record.listening if record.state in ABSENT else [],
-            autosave_seconds=record.owner.autosave_seconds,
+            autosave_seconds=record.autosave_seconds or record.owner.autosave_seconds,
             position=self._streams.position,
         )
 

@@ -37,19 +37,30 @@ from ...wire.daemon_settings import Settings
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
-from ...wire.protocol import GpuRoom, HostReport, Owner, ResumeRequest
+from ...wire.protocol import (
+    CopyRequest,
+    GpuRoom,
+    HostReport,
+    Owner,
+    ParkRequest,
+    ResumeRequest,
+)
 from ...wire.snapshot_order import Making
 from ...wire.snapshot_records import Changes, SnapshotChange, SnapshotVariables
 from ...wire.states import KernelState
+from ...wire.tool_branches import is_branch_of
 from .. import host_report
+from .ferry_choice import FerryChoice
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
 
 if TYPE_CHECKING:
+    from ...engine.memory.tracked_kernels import TrackedKernel, TrackedKernels
     from ...snapshots.arrivals import Arrival
     from ...snapshots.resume import Resumed
     from ...snapshots.save import Saved
+    from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
@@ -88,10 +99,14 @@ class Machine:
         self._in_other_stores: dict[Path, str] = {}
         self._report: HostReport | None = None
         self._criu: Path | None = None
+        self._ferry = FerryChoice()
         self._store: LocalStore | None = None
+        self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
+        #: Made by the first save.
+        self._writes: TrackedKernels | None = None
         #: Numbers of snapshots that are to be made of former processes, by kernel: its other snapshots come after them.
         self.reserved_numbers: dict[str, int] = {}
 
@@ -129,6 +144,7 @@ class Machine:
 
     def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
         """Start a kernel. Raises ToolMissing or PrivilegeMissing if the engine cannot work here."""
+        spec = self._ferry.resolve(spec)
         return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
 
     def protect_servers(self, tree: Tree, owner: Owner) -> None:
@@ -208,8 +224,19 @@ class Machine:
             options,
             new=new._replace(above=above),
             digests=self._digests,
+            writes=self._tracked(tree),
             progress=progress,
         )
+
+    def _tracked(self, tree: Tree) -> TrackedKernel | None:
+        if not self._settings.track_writes:
+            return None
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._writes is None:
+                self._writes = late_modules.tracked_kernels.TrackedKernels()
+        return self._writes.of(tree)
 
     def learn_programs(self, tree: Tree) -> None:
         """Compute the digests of a tree's programs and libraries in the background, so that a suspend has them; never raises."""
@@ -219,13 +246,24 @@ class Machine:
             paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
             self._digests.learn(paths, max_bytes=0)
 
-    def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
-        """Move a tree's GPU memory into RAM; return the bytes that were moved."""
+    def park(self, tree: Tree, progress: Progress, request: ParkRequest, *, is_parked: bool) -> int:
+        """Move a tree's GPU memory into RAM; return the bytes that were moved. `is_parked`: at most its contexts are left."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         held = sum(gpu.memory_of(trees.pids(tree)).values())
+        if is_parked:
+            if request.keep_contexts:
+                return 0
+            return late_modules.park.park_contexts(
+                tree, self._engine(), gpu_bytes=held, progress=progress
+            )
         return late_modules.park.park(
-            tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
+            tree,
+            self._engine(),
+            gpu_bytes=held,
+            peer_access_off=request.peer_access_off,
+            keep_contexts=request.keep_contexts,
+            progress=progress,
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
@@ -255,6 +293,7 @@ class Machine:
         progress: Progress,
         *,
         request: ResumeRequest,
+        is_copy: bool,
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -274,12 +313,54 @@ class Machine:
                 own_ports=record.spec.own_ports,
                 request=request,
                 digests=self._digests,
+                is_copy=is_copy,
+                unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    def copy(
+        self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
+    ) -> Resumed:
+        """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
+
+        `spec`: of the new kernel.
+        """
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        manifest, progress = self.store.manifest(request.snapshot_id), Progress()
+        with self._local_chunks(self._settings.data, self.store, manifest.info, progress):
+            found = late_modules.resume.resume(
+                manifest,
+                self.store,
+                self._engine(),
+                exit_path=exit_path,
+                jupyter_runtime_dir=owner.jupyter_runtime_dir,
+                own_ports=spec.own_ports,
+                request=ResumeRequest(visible_gpus=request.visible_gpus),
+                digests=self._digests,
+                is_copy=True,
+                unpacked=self._unpacked_snapshots(),
+                progress=progress,
+            )
+        try:
+            # Those of the snapshot's kernel came with its memory; the next server needs this one's.
+            kept_secrets.install(Path(f"/proc/{found.tree.init_pid}/root"), spec.secrets)
+        except BaseException:
+            trees.kill(found.tree)
+            raise
+        return found
+
+    def _unpacked_snapshots(self) -> UnpackedSnapshots:
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if self._unpacked is None:
+                self._unpacked = late_modules.unpacked_snapshots.UnpackedSnapshots()
+            return self._unpacked
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
         """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""
@@ -321,7 +402,10 @@ class Machine:
         return late_modules.arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
-        """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""
+        """Return the manifest of a kernel's snapshot (default: its newest), its branch's origin, or of a tool's branch of it.
+
+        Raises SnapshotNotFound.
+        """
         kernel_id = record.kernel_id
         if not snapshot_id:
             snapshots = self.snapshots(kernel_id)
@@ -333,7 +417,8 @@ class Machine:
         except SnapshotNotFound:
             others = stores.others(self._settings.store, self.store)
             manifest = bringing.bring_from(self.store, others, snapshot_id)
-        if manifest.info.kernel_id != kernel_id and snapshot_id != record.parent_snapshot_id:
+        is_own = manifest.info.kernel_id == kernel_id or snapshot_id == record.parent_snapshot_id
+        if not is_own and not is_branch_of(manifest.info.name, kernel_id):
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
         return manifest
 
@@ -370,6 +455,9 @@ class Machine:
         """Release the store and stop background work."""
         self._digests.close()
         with self._lock:
+            if self._unpacked is not None:
+                self._unpacked.close()
+                self._unpacked = None
             if self._store is not None:
                 self._store.close()
                 self._store = None

@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from ...engine.tree import outside_signals
+from ...engine.tree.tree import Tree
 from ...errors import (
     ConfigurationError,
     KernelBusy,
@@ -32,7 +34,15 @@ from ...host import processes
 from ...wire.ids import is_id
 from ...wire.manifest_records import LaunchSpec
 from ...wire.place import Place
-from ...wire.protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
+from ...wire.protocol import (
+    BranchRequest,
+    CopyRequest,
+    Owner,
+    ParkRequest,
+    Result,
+    ResumeRequest,
+    SaveRequest,
+)
 from ...wire.states import GPU_AWAY, Answer, KernelState, Verb, answer
 from .. import late_imports
 from ..repeating import Tasks
@@ -64,6 +74,13 @@ _POINTER_BYTES, _ROOM_BYTES = 8, 64 << 10
 _log = logging.getLogger(__name__)
 
 
+class _Started(NamedTuple):
+    """The process tree of a kernel that was just started, and the ports on which a copy listens, by those of its snapshot."""
+
+    tree: Tree
+    moved_ports: dict[int, int]
+
+
 class Verbs:
     """The entry points of the verbs, for all kernels. `on_end`: called at the end of each operation."""
 
@@ -89,6 +106,42 @@ class Verbs:
         A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
         and the error that prevents the engine from working here; then no kernel is left.
         """
+
+        async def start(exit_path: Path) -> _Started:
+            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path, owner)
+            return _Started(tree, {})
+
+        return await self._start(owner, spec, start)
+
+    async def copy(self, owner: Owner, request: CopyRequest) -> ManagedKernel:
+        """Start a kernel as a copy of the process in a snapshot; return when it runs. After an error nothing is left of it."""
+        manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
+        made = manifest.launch
+        if len(request.spec.own_ports) != len(made.own_ports) or made.own_sockets.names:
+            raise ConfigurationError(
+                f"A copy of snapshot {request.snapshot_id} would not listen on the ports of the new kernel."
+            )
+        # What the start of the process has decided.
+        spec = msgspec.structs.replace(
+            request.spec,
+            private_shm=made.private_shm,
+            io_uring=made.io_uring,
+            gpu_copy=made.gpu_copy,
+        )
+
+        async def start(exit_path: Path) -> _Started:
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._machine.copy, request, spec, exit_path, owner
+            )
+            own = zip(made.own_ports, spec.own_ports, strict=True)
+            return _Started(found.tree, dict(own) | found.moved_ports)
+
+        return await self._start(owner, spec, start)
+
+    async def _start(
+        self, owner: Owner, spec: LaunchSpec, start: Callable[[Path], Awaitable[_Started]]
+    ) -> ManagedKernel:
+        """Add a kernel whose process `start` starts, which is told the path of its exit file."""
         await asyncio.to_thread(_check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         await asyncio.to_thread(late_imports.load)
@@ -107,8 +160,10 @@ class Verbs:
         kernel, tree = self._kernels.add(record), None
         try:
             await self._kernels.update(kernel)
-            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path, owner)
-            await self._kernels.move(kernel, KernelState.RUNNING, tree=tree)
+            tree, moved_ports = await start(exit_path)
+            await self._kernels.move(
+                kernel, KernelState.RUNNING, tree=tree, moved_ports=moved_ports
+            )
         except BaseException:
             if tree is not None:  # its record found no room: the next daemon would not know it
                 kernel.doomed = True

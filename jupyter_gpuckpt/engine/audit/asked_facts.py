@@ -128,6 +128,11 @@ def setting(fact: str, values: Values) -> list[Call]:
     return [Call(call, (*arguments, number))]
 
 
+def setting_lost(values: Values) -> list[Call]:
+    """Return the calls by which a process sets what every restore changes to that of `values` again. Raises ValueError."""
+    return setting(_TRAP, values) if int(values.get(_TRAP, "0"), 0) else []
+
+
 def _setting_of_shown(fact: str, value: str) -> list[Call]:
     """Return the calls that set a fact which /proc shows."""
     if fact == LOCKED_WHEN_USED:

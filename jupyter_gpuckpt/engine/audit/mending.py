@@ -51,7 +51,7 @@ def mend(
         lost = _fill_terminals(tree, before)
         if before.version != VERSION:
             return lost
-        after = _read(tree)
+        after = _read(tree, lost=before)
         found = differences(before, after, Changes(made, own_sockets))
         if was_set := _set(tree, before, found):
             again = {process.pid: process for process in _read(tree, was_set).processes}
@@ -80,17 +80,29 @@ def _fill_terminals(tree: Tree, before: Facts) -> list[str]:
     ]
 
 
-def _read(tree: Tree, only: Collection[int] | None = None) -> Facts:
-    """Read the facts of the tree, or of some of its processes."""
+def _read(tree: Tree, only: Collection[int] | None = None, *, lost: Facts | None = None) -> Facts:
+    """Read the facts of the tree, or of some of its processes. `lost`: set again what every restore changes, while threads are held."""
     answers: reading.Answers = {}
+    known = {process.pid: process for process in lost.processes} if lost is not None else {}
     _await_stopped(tree)
     members = [pid for pid in pids(tree) if processes.state(pid) not in (None, "Z", "X")]
     for pid in members:
         if only is None or pid in only:
             with ThreadsHeld(pid) as held:
+                _set_lost(held, known)
                 answers |= reading.ask(held)
     descriptors = {pid: sorted(processes.descriptors(pid)) for pid in members}
     return reading.facts(reading.read(members, descriptors, only), answers)
+
+
+def _set_lost(held: ThreadsHeld, known: Mapping[int, ProcessFacts]) -> None:
+    """Set what every restore changes; what is not set is found by the comparison. `known`: the processes' former facts."""
+    with suppress(*_FAILURES):
+        first = held.tracee()
+        ids = proc_facts.ids(proc_facts.look(held.pid, first.tid))
+        if ids[0] in known and (calls := asked_facts.setting_lost(known[ids[0]].process)):
+            with CallTables(first) as tables:
+                tables.run(first, ids, Table(calls))
 
 
 def _set(tree: Tree, before: Facts, found: list[Difference]) -> set[int]:

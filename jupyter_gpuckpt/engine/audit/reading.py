@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ...host import processes
 from ..injection.call_tables import CallTables
 from ..injection.threads_held import ThreadsHeld
+from ..injection.tracee import Tracee
 from ..tree.tree import Tree
 from . import asked_facts, descriptor_facts, proc_facts
 from .fact_records import Facts, ProcessFacts, TerminalQueue, plain
@@ -33,21 +34,25 @@ Answers = dict[int, dict[int, Answer]]
 def ask(held: ThreadsHeld) -> Answers:
     """Look at the held threads of a process, and ask them. What this finds is understood later (`facts`)."""
     found = dict[int, Answer]()
+    asked = list[tuple[Tracee, tuple[int, int]]]()
     for tracee in held.tracees():
         with suppress(OSError):  # it has ended
-            found[tracee.tid] = Answer(proc_facts.look(held.pid, tracee.tid), b"", is_main=False)
-    main = True
-    with suppress(OSError, ValueError), CallTables(held.tracee()) as tables:
-        for tracee in held.tracees():
-            if tracee.tid not in found:
-                continue
-            look, table = found[tracee.tid].look, asked_facts.table(main=main)
-            try:
-                results = tables.run(tracee, proc_facts.ids(look), table)
-            except (OSError, ValueError) as error:
-                logger.info("thread %d could not be asked for the audit: %s", tracee.tid, error)
-            else:
-                found[tracee.tid], main = Answer(look, results, main), False
+            look = proc_facts.look(held.pid, tracee.tid)
+            found[tracee.tid] = Answer(look, b"", is_main=False)
+            with suppress(ValueError):
+                asked.append((tracee, proc_facts.ids(look)))
+    with suppress(OSError), CallTables(held.tracee()) as tables:
+        main = True
+        while asked:
+            # The first thread that answers is asked for its process, too; then all others at the same time.
+            now, asked = (asked[:1], asked[1:]) if main else (asked, [])
+            results = tables.run_all(now, asked_facts.table(main=main))
+            for (tracee, _), result in zip(now, results, strict=True):
+                if isinstance(result, OSError):
+                    logger.info("thread %d was not asked for the audit: %s", tracee.tid, result)
+                    continue
+                found[tracee.tid] = found[tracee.tid]._replace(table=result, is_main=main)
+                main = False
     return {held.pid: found}
 
 

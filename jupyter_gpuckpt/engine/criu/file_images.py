@@ -113,10 +113,12 @@ def _edit(path: Path, changes: Mapping[int, _Change]) -> None:
     """Replace the fields of every entry of the kinds that `changes` names, in one pass."""
     edited = []
     for message in criu_images.messages(path):
-        parts = list(criu_images.fields(message))
+        parts, is_edited = list(criu_images.fields(message)), False
         for index, (number, wire, value) in enumerate(parts):
             if number in changes and isinstance(value, bytes):
-                changed = changes[number](list(criu_images.fields(value)))
-                parts[index] = (number, wire, criu_images.encode(changed))
-        edited.append(criu_images.encode(parts))
+                before = list(criu_images.fields(value))
+                if (changed := changes[number](before)) != before:
+                    parts[index] = (number, wire, criu_images.encode(changed))
+                    is_edited = True
+        edited.append(criu_images.encode(parts) if is_edited else message)
     criu_images.replace(path, edited)

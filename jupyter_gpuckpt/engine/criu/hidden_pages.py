@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from ...host import pagemap_scan, processes
 from ...wire.manifest_records import SCRATCH
 from . import images as criu_images
@@ -26,8 +24,6 @@ from .images import Extent
 LIST = f"{SCRATCH}/hidden"
 VARIABLE = "GPUCKPT_HIDDEN"
 
-#: Regions per scan: a scan for more than fit into Linux's buffer reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
-_REGIONS = 512
 #: The smallest area that is hidden; CRIU handles smaller ones.
 _SMALLEST = 1 << 20
 #: The most areas in the list (MAX_AREAS in preload.c).
@@ -103,13 +99,5 @@ def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
     """Yield the private pages in `areas`: in memory or swapped out; not a file's, not the zero page, not a guard page."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
         for start, end in areas:
-            for first, last in _scanned(pagemap.fileno(), start, end):
+            for first, last in pagemap_scan.own_pages(pagemap.fileno(), start, end):
                 yield Extent(first, last - first, lazy=True)
-
-
-def _scanned(descriptor: int, start: int, end: int) -> Iterator[Area]:
-    regions = np.zeros((_REGIONS, 3), np.uint64)
-    while start < end:
-        count, start = pagemap_scan.own_pages(descriptor, start, end, regions.ctypes.data, _REGIONS)
-        for first, last, _ in regions[:count].tolist():
-            yield first, last

@@ -24,7 +24,7 @@ from ...errors import ObjectCorrupt
 _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
 _COPY_BYTES = 4 << 20
-#: The size of a files.img, with a few thousand files, up to which its content is remembered.
+#: The size of a files.img or a pagemap, with a few thousand entries, up to which its content is remembered.
 _REMEMBERED_BYTES = 1 << 20
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -149,10 +149,11 @@ def encode(parts: list[Field]) -> bytes:
 
 def messages(path: Path) -> Iterator[bytes]:
     """Yield the messages of an image file."""
-    return _split(path.read_bytes())
+    return split_messages(path.read_bytes())
 
 
-def _split(data: bytes) -> Iterator[bytes]:
+def split_messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of an image's content."""
     at = _MAGIC_BYTES
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
@@ -195,10 +196,13 @@ def inner(message: bytes, number: int) -> Iterator[bytes]:
 
 def with_inner(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
     """Return a message in which every message in the field `number` is replaced by what `change` returns for it."""
+    parts = list(fields(message))
+    if all(found != number for found, _, _ in parts):
+        return message
     return encode(
         [
             (found, wire, change(value) if found == number and isinstance(value, bytes) else value)
-            for found, wire, value in fields(message)
+            for found, wire, value in parts
         ]
     )
 
@@ -219,14 +223,26 @@ class Extent(msgspec.Struct, frozen=True):
 @strict
 def pagemap(images: Path, nspid: int) -> list[Extent]:
     """Return the pages of a process in the order of its pagemap; the bytes of lazy pages are not in the images."""
-    entries = messages(images / f"pagemap-{nspid}.img")
+    content = (images / f"pagemap-{nspid}.img").read_bytes()
+    if len(content) > _REMEMBERED_BYTES:
+        return list(_extents(content))
+    return list(_remembered_extents(content))
+
+
+def _extents(content: bytes) -> tuple[Extent, ...]:
+    entries = split_messages(content)
     next(entries)
-    found = []
-    for entry in entries:
-        values = numbers(entry)
-        count = values.get(PAGEMAP_COUNT) or values[2]
-        found.append(Extent(values[1], count * PAGE, bool(values.get(PAGEMAP_FLAGS, 0) & PE_LAZY)))
-    return found
+    return tuple(map(_extent, entries))
+
+
+#: A resume asks several times, and each copy of a snapshot does.
+_remembered_extents = lru_cache(maxsize=8)(_extents)
+
+
+def _extent(entry: bytes) -> Extent:
+    values = numbers(entry)
+    count = values.get(PAGEMAP_COUNT) or values[2]
+    return Extent(values[1], count * PAGE, bool(values.get(PAGEMAP_FLAGS, 0) & PE_LAZY))
 
 
 @strict
@@ -319,7 +335,7 @@ def regular_files(images: Path) -> list[RegularFile]:
 
 def _files(content: bytes) -> tuple[RegularFile, ...]:
     return tuple(
-        _regular(file) for message in _split(content) for file in inner(message, _FILE_REG)
+        _regular(file) for message in split_messages(content) for file in inner(message, _FILE_REG)
     )
 
 

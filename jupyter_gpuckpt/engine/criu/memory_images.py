@@ -9,8 +9,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +33,7 @@ from .images import (
     messages,
     numbers,
     replace,
+    split_messages,
     strict,
     with_inner,
 )
@@ -50,6 +53,8 @@ _IS_OF_FILE = 1 << 6 | 1 << 7
 _IS_MEMFD = 1 << 14
 #: Flags of mmap: huge pages, and the place of the logarithm of their size.
 _HUGETLB, _HUGE_SHIFT, _HUGE_MASK = 0x40000, 26, 0x3F
+#: The size of an image of areas, with a few thousand of them, up to which its content is remembered.
+_REMEMBERED_BYTES = 1 << 18
 _POOLS = Path("/sys/kernel/mm/hugepages")
 #: VMA_AREA_VSYSCALL, VDSO, VVAR, AIORING and SHSTK.
 _IS_SPECIAL = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
@@ -65,15 +70,57 @@ class Area(msgspec.Struct, frozen=True):
     is_special: bool = False
 
 
+class _Entry(NamedTuple):
+    """A vma_entry: an area as CRIU lists it, also if it is a guard region."""
+
+    start: int
+    end: int
+    offset: int
+    file: int
+    protection: int
+    flags: int
+    status: int
+    advice: int
+
+
+class _Memory(NamedTuple):
+    """An mm_entry: the id of the process's program file, and its areas."""
+
+    program: int | None
+    entries: tuple[_Entry, ...]
+
+
+def _entries(path: Path) -> tuple[_Entry, ...]:
+    return _memory(path).entries
+
+
+def _memory(path: Path) -> _Memory:
+    content = path.read_bytes()
+    return _remembered(content) if len(content) <= _REMEMBERED_BYTES else _decoded(content)
+
+
+def _decoded(content: bytes) -> _Memory:
+    first, *others = split_messages(content)
+    entries = tuple(
+        _entry_of(numbers(area)) for message in (first, *others) for area in inner(message, _AREAS)
+    )
+    return _Memory(numbers(first).get(_PROGRAM), entries)
+
+
+#: A resume asks several times, and each copy of a snapshot does; most of a save's images are those of the last one.
+_remembered = lru_cache(maxsize=8)(_decoded)
+
+
+def _entry_of(values: dict[int, int]) -> _Entry:
+    needed = (_START, _END, _OFFSET, _FILE, _PROTECTION, _MAPPED_AS, _STATUS)
+    return _Entry._make([*(values[number] for number in needed), values.get(_ADVICE, 0)])
+
+
 @strict
 def areas(images: Path, nspid: int) -> list[Area]:
     """Return the memory areas of a process in the order of addresses, without guard regions."""
-    found = []
-    for message in messages(images / f"mm-{nspid}.img"):
-        for entry in inner(message, _AREAS):
-            values = numbers(entry)
-            if not values[_STATUS] & _IS_GUARD:
-                found.append(_area(values))
+    entries = _entries(images / f"mm-{nspid}.img")
+    found = [_area(entry) for entry in entries if not entry.status & _IS_GUARD]
     return sorted(found, key=lambda area: area.start)
 
 
@@ -82,11 +129,10 @@ def mapped_ends(images: Path) -> dict[int, int]:
     """Return up to which byte each file is mapped by the processes, by the file's id; an area may end beyond the file's end."""
     found: dict[int, int] = {}
     for path in images.glob("mm-*.img"):
-        for entry in inner(next(messages(path)), _AREAS):
-            values = numbers(entry)
-            if values[_STATUS] & _IS_OF_FILE:
-                end = values[_OFFSET] + values[_END] - values[_START]
-                found[values[_FILE]] = max(found.get(values[_FILE], 0), end)
+        for entry in _entries(path):
+            if entry.status & _IS_OF_FILE:
+                end = entry.offset + entry.end - entry.start
+                found[entry.file] = max(found.get(entry.file, 0), end)
     return found
 
 
@@ -95,14 +141,15 @@ def _huge_bytes(images: Path) -> Counter[int]:
     """Return the bytes of anonymous huge pages (hugetlb) of the processes, by the size of pages. Shared memory counts once."""
     found, shared = Counter[int](), dict[int, tuple[int, int]]()
     for path in images.glob("mm-*.img"):
-        for entry in (entry for message in messages(path) for entry in inner(message, _AREAS)):
-            values = numbers(entry)
-            flags, status = values[_MAPPED_AS], values[_STATUS]
-            size, length = 1 << (flags >> _HUGE_SHIFT & _HUGE_MASK), values[_END] - values[_START]
-            if flags & _HUGETLB and status & _IS_MEMFD:
-                end = values[_OFFSET] + length
-                shared[values[_FILE]] = size, max(end, shared.get(values[_FILE], (0, 0))[1])
-            elif flags & _HUGETLB and not status & _IS_OF_FILE:
+        for entry in _entries(path):
+            if not entry.flags & _HUGETLB:
+                continue
+            size = 1 << (entry.flags >> _HUGE_SHIFT & _HUGE_MASK)
+            length = entry.end - entry.start
+            if entry.status & _IS_MEMFD:
+                end = entry.offset + length
+                shared[entry.file] = size, max(end, shared.get(entry.file, (0, 0))[1])
+            elif not entry.status & _IS_OF_FILE:
                 found[size] += length
     for size, length in shared.values():
         found[size] += length
@@ -114,17 +161,16 @@ def wiped_on_fork(images: Path) -> dict[int, list[tuple[int, int]]]:
     """Return start and end of the areas that Linux empties in a forked process (MADV_WIPEONFORK), by process."""
     found: dict[int, list[tuple[int, int]]] = {}
     for path in images.glob("mm-*.img"):
-        for entry in inner(next(messages(path)), _AREAS):
-            values = numbers(entry)
-            if values.get(_ADVICE, 0) & _WIPE_ON_FORK:
+        for entry in _entries(path):
+            if entry.advice & _WIPE_ON_FORK:
                 nspid = int(path.stem.removeprefix("mm-"))
-                found.setdefault(nspid, []).append((values[_START], values[_END]))
+                found.setdefault(nspid, []).append((entry.start, entry.end))
     return found
 
 
-def _area(values: dict[int, int]) -> Area:
-    kind = values[_PROTECTION], values[_MAPPED_AS]
-    return Area(values[_START], values[_END], *kind, bool(values[_STATUS] & _IS_SPECIAL))
+def _area(entry: _Entry) -> Area:
+    kind = entry.protection, entry.flags
+    return Area(entry.start, entry.end, *kind, bool(entry.status & _IS_SPECIAL))
 
 
 @strict
@@ -138,14 +184,12 @@ def split(
     for number, wire, value in fields(head):
         pieces = [value]
         if number == _AREAS and isinstance(value, bytes):
-            area = numbers(value)
-            if not area[_STATUS] & _IS_GUARD and is_split(_area(area)):
+            area = _entry_of(numbers(value))
+            if not area.status & _IS_GUARD and is_split(_area(area)):
                 inside = addresses[
-                    bisect_right(addresses, area[_START]) : bisect_left(addresses, area[_END])
+                    bisect_right(addresses, area.start) : bisect_left(addresses, area.end)
                 ]
-                pieces = [
-                    _part(value, *ends) for ends in pairwise((area[_START], *inside, area[_END]))
-                ]
+                pieces = [_part(value, *ends) for ends in pairwise((area.start, *inside, area.end))]
         parts += [(number, wire, piece) for piece in pieces]
     replace(path, [encode(parts), *others])
 
@@ -178,10 +222,10 @@ def _map_otherwise(
     images: Path, nspid: int, is_meant: Callable[[Area], bool], changed: Callable[[int], int]
 ) -> None:
     def change(value: bytes) -> bytes:
-        values = numbers(value)
-        if values[_STATUS] & _IS_GUARD or not is_meant(_area(values)):
+        entry = _entry_of(numbers(value))
+        if entry.status & _IS_GUARD or not is_meant(_area(entry)):
             return value
-        flags = {_MAPPED_AS: changed(values[_MAPPED_AS])}
+        flags = {_MAPPED_AS: changed(entry.flags)}
         return encode(
             [(number, wire, flags.get(number, found)) for number, wire, found in fields(value)]
         )
@@ -192,7 +236,10 @@ def _map_otherwise(
 @strict
 def program_id(images: Path, nspid: int) -> int:
     """Return the id of the program file of a process; processes of one program have the same id."""
-    return numbers(next(messages(images / f"mm-{nspid}.img")))[_PROGRAM]
+    program = _memory(images / f"mm-{nspid}.img").program
+    if program is None:
+        raise ValueError(f"process {nspid} has no program")
+    return program
 
 
 @strict

@@ -27,6 +27,7 @@ from .driver import cuda, release
 from .driver.gpu_staging import FileStaging, StagingFile
 from .ferry.ferries import Ferries, Until
 from .ferry.ferry import FILES, Ferry
+from .ferry.ferry_room import without
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
     PATIENCE_SECONDS,
@@ -39,8 +40,10 @@ from .restore import (
 logger = logging.getLogger(__name__)
 
 DIRECTORY = FILES
-#: The file with the bytes that each checkpointed process needs on each GPU, by its pid in the kernel's namespace.
+#: The file with the bytes that each process whose memory was taken needs on each GPU, by its pid in the kernel's namespace.
 _NEEDS = "needs.json"
+#: The most bytes that a process may keep on the GPUs where a park leaves its context there: a context has half a gigabyte.
+_MAX_KEPT_BYTES = 1 << 30
 
 
 class _TakenFromGpu(msgspec.Struct, frozen=True):
@@ -63,6 +66,8 @@ class GpuProcesses:
         self._bytes: dict[int, int] = {}
         #: Processes that were parked before this freeze, and stay parked after it.
         self._parked: set[int] = set()
+        #: Processes whose ferries' memory is in RAM, while their contexts are still on the GPU.
+        self._with_context: set[int] = set()
         #: Pids in the namespaces of the tree, noted by the first call of `records`.
         self._nspids: dict[int, int] = {}
         #: Bytes that each process needs, by GPU.
@@ -78,16 +83,19 @@ class GpuProcesses:
         until: Until = Until.UNPARKED,
         parked: bool = False,
         peer_access_off: bool = False,
+        keep_contexts: bool = False,
     ) -> None:
         """Lock and checkpoint every CUDA process, and take from forked children the descriptors and mappings they cannot use.
 
         `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked; otherwise memory that
         an earlier save could not give back is given back first. `until`: how long memory will be away; in a save
-        `copy_handed_over` must follow. `peer_access_off`: see `gpu_refusals.py`. Without a GPU nothing happens.
+        `copy_handed_over` must follow. `peer_access_off`: the agent in the kernel's own process has switched it off. `keep_contexts`:
+        take only the memory of ferries, where nearly all of it is theirs, and checkpoint nothing. Without a GPU nothing happens.
         Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored. After an error
         `give_back` undoes what was done.
         """
         if parked:
+            self.take_contexts(lock_seconds)
             self._take_parked()
         else:
             self.give_back_parked()
@@ -101,21 +109,26 @@ class GpuProcesses:
                 hint="pip install 'jupyter-gpuckpt[gpu]'; `jupyter gpuckpt doctor` lists what else is missing.",
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
-        gpu_refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
+        peers_off = {self._tree.kernel_pid} if peer_access_off else set[int]()
+        gpu_refusals.refuse(self._tree, owners, peers_off)
         for pid in set(with_gpu) - set(owners):
             gpu_refusals.refuse_unknown(pid)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
                 self.ferries.close_gate(pid, lock_seconds)
+                gpu_refusals.refuse_opened(self._tree, pid)  # now it can open no more
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
         # This is checked again: a process may have begun to use a second GPU before the Lock. From now on none can.
-        gpu_refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
+        gpu_refusals.refuse_several(owners, peers_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             for pid in owners:
                 self.ferries.empty(pid, lock_seconds, self._needs[pid], until)
             self._note_needs()  # without the memory that init holds
+            if keep_contexts and self._leaves_only_contexts(owners):
+                self._unlock_all()
+                return
             drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
             for pid, thread in drivers.items():
                 self.threads.hold(pid, thread)
@@ -131,6 +144,66 @@ class GpuProcesses:
                 release.release(pid)
         for pid in owners:
             gpu_refusals.refuse_leftovers(pid)
+
+    def _leaves_only_contexts(self, owners: Iterable[int]) -> bool:
+        """Return whether these processes have hardly more than their contexts on the GPUs, and their threads wait at a gate.
+
+        Where the driver does not report how much they have, it is assumed to be more.
+        """
+        return all(
+            pid in self.ferries.waiting
+            and 0
+            < sum(self._needs[pid].values()) - self.ferries.taken_bytes(pid)
+            <= _MAX_KEPT_BYTES
+            for pid in owners
+        ) and any(self.ferries.taken_bytes(pid) for pid in owners)
+
+    def _unlock_all(self) -> None:
+        while self._locked:
+            cuda.unlock(self._locked[-1])
+            self._bytes[self._locked.pop()] = 0  # of the driver's
+
+    def take_contexts(self, lock_seconds: float) -> None:
+        """Checkpoint the processes whose contexts a park has left on the GPU.
+
+        The caller releases the threads. Raises what `take` raises; the processes are parked as before then.
+        """
+        if not (found := self._find_with_context()):
+            return
+        self._with_context = found
+        try:
+            with self._progress.stage(Stage.GPU_LOCK):
+                for pid in found:
+                    cuda.lock(pid, lock_seconds)
+                    self._locked.append(pid)
+                    self._needs[pid] = gpu.used_by(pid)
+            with self._progress.stage(Stage.GPU_CHECKPOINT):
+                drivers = {pid: driver_thread(pid, FreezeFailed) for pid in self._locked}
+                for pid, thread in drivers.items():
+                    self.threads.hold(pid, thread)
+                side_by_side(
+                    lambda pid: self._checkpoint(pid, drivers[pid]), drivers, held=self.threads
+                )
+            for pid in self._locked:
+                gpu_refusals.refuse_leftovers(pid)
+        except BaseException:
+            for pid in self._restore(later=False):
+                self._staged.pop(pid, None)  # it stays checkpointed, which is parked, too
+            self.threads.release_all()
+            self.drop_files()
+            raise
+        self._locked, self._with_context = [], set()
+
+    def _find_with_context(self) -> set[int]:
+        """Return the processes whose ferries' memory a park has taken, and whose contexts are on the GPU."""
+        return {
+            pid
+            for pid in pids(self._tree)
+            if (ferry := Ferry(self._tree, pid)).is_there
+            and ferry.bytes_in_files
+            and cuda.holds_gpu(pid)
+            and ferry.status().closed
+        }
 
     def _checkpoint(self, pid: int, thread: int) -> None:
         before = processes.memory(pid).private_bytes
@@ -219,6 +292,8 @@ class GpuProcesses:
         return {pid: failed[pid] for pid in waiting if pid in failed}
 
     def _needs_now(self, pid: int) -> dict[str, int]:
+        if pid in self._with_context:
+            return without(self._needs.get(pid, {}), gpu.used_by(pid))
         # A process whose Checkpoint was refused still has its memory on the GPU, and only needs to be unlocked.
         taken = cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
         return self._to_restore(pid) if taken else {}
@@ -230,7 +305,7 @@ class GpuProcesses:
         needs, here = self._needs_now(pid), gpu.gpus()
         allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
         allowed = None if allowed is None else {*allowed, *needs}
-        stays = self.ferries.has_given(pid)
+        stays = pid in self._with_context or self.ferries.has_given(pid)
         return place(needs, here, here, free, allowed=allowed, stays=stays)
 
     def _wait(self, pid: int, patience: float) -> Placement:
@@ -263,7 +338,15 @@ class GpuProcesses:
     def give_back_parked(self) -> None:
         """Give back the memory of processes that are parked, or whose memory was given back in part. Raises what `give_back` raises."""
         self._find_taken()
+        self._find_parked_with_context()
+        for pid in self._with_context:
+            self._wait(pid, PATIENCE_SECONDS)
         self.give_back()
+        self._with_context = set()
+
+    def _find_parked_with_context(self) -> None:
+        self._with_context = self._find_with_context()
+        self._needs |= self._parked_needs(self._with_context)
 
     def _find_taken(self) -> list[int]:
         """Find the processes that other freezes left locked, checkpointed, or with a closed gate; return all that use the driver."""
@@ -278,14 +361,18 @@ class GpuProcesses:
         return with_driver
 
     def parked_room(self) -> Placement:
-        """Return the placement of the parked memory as it would be now; of several processes' the one with the largest shortage."""
+        """Return the placement of the parked memory as it would be now; of several processes' the one with the least memory to spare."""
         self._needs |= self._parked_needs(self._checkpointed())
-        free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
-        for pid, needs in self._needs.items():
-            found = self._place(pid, free)
-            free = reserved(free, needs, found)
-            shortest = min(shortest, found, key=lambda each: each.free_bytes - each.needed_bytes)
-        return shortest
+        self._find_parked_with_context()
+        free, found = gpu.free_bytes(), list[Placement]()
+        for pid in self._needs:
+            found.append(self._place(pid, free))
+            free = reserved(free, self._needs_now(pid), found[-1])
+        return min(
+            found,
+            key=lambda each: each.free_bytes - each.needed_bytes,
+            default=Placement({}, 0, 0),
+        )
 
     def hold_taken(self) -> None:
         """Hold the user's threads of processes that another daemon left checkpointed, before they run on; never raises.

@@ -6,7 +6,7 @@ Managed memory is not among the reasons here: only the driver sees it; it refuse
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ...errors import FreezeFailed, KernelNotCheckpointable
@@ -14,6 +14,7 @@ from ...host import gpu, processes
 from ..tree.tree import Tree
 from .driver import cuda
 from .driver.release import DEVICES
+from .ferry.ferry import Ferry
 
 #: The file of a CUDA process that shares memory (cuIpcGetMemHandle): the number is its pid in its own namespace.
 _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
@@ -22,11 +23,12 @@ _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 _JAX = re.compile(r"/(xla_cuda_plugin|xla_extension|libjax_common)\b[^/]*\.so")
 
 
-def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+def refuse(tree: Tree, cuda_pids: Sequence[int], peers_off: set[int]) -> None:
     """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing is changed.
 
-    `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. Peer access makes
-    Restore fail for good and cannot be seen from outside, so any other process that may have contexts on several GPUs is refused.
+    `peers_off`: the processes in which peer access between GPUs is off during the save; those whose ferry switches it off are added.
+    Peer access makes Restore fail for good and cannot be seen from outside, so any other process that may have contexts on several
+    GPUs is refused.
     """
     for pid in cuda_pids:
         used = gpu.used_by(pid)
@@ -42,24 +44,40 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
                 "uses a part of a GPU in MIG mode, which the driver cannot checkpoint.",
                 "Use a whole GPU to be able to save it; only an administrator can switch MIG off.",
             )
-        if partner := _imports_from(pid):
-            raise _refusal(
-                pid,
-                f"has GPU memory of another process (CUDA IPC, from process {partner} as the kernel sees it);"
-                " the driver could not bring it back.",
-                "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
-            )
-    refuse_several(tree, cuda_pids, peer_access_off=peer_access_off)
+        if refuse_opened(tree, pid):
+            peers_off.add(pid)
+    refuse_several(cuda_pids, peers_off)
 
 
-def refuse_several(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+def refuse_opened(tree: Tree, pid: int) -> bool:
+    """Raise KernelNotCheckpointable if a process has opened memory of another one by CUDA IPC.
+
+    Its ferry counts what is open. Without one, the files of the driver tell that something was opened once, be it an event only. Return
+    whether its ferry switches peer access off for a save.
+    """
+    ferry = Ferry(tree, pid)
+    sharing = ferry.sharing if ferry.is_there else None
+    owner = sharing.owner if sharing else 0
+    if sharing is None or (sharing.opened and not owner):
+        owner = _imports_from(pid) or 0
+    if owner or (sharing is not None and sharing.opened):
+        origin = f", from process {owner} as the kernel sees it" if owner else ""
+        raise _refusal(
+            pid,
+            f"has GPU memory of another process (CUDA IPC{origin}); the driver could not bring it back.",
+            "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
+        )
+    return sharing is not None
+
+
+def refuse_several(cuda_pids: Sequence[int], peers_off: Collection[int]) -> None:
     """Raise KernelNotCheckpointable for the first of `cuda_pids` that has, or may have, contexts on several GPUs.
 
     A process that has only initialized CUDA has no context: PyTorch's compile workers do so, and see all GPUs.
     """
     several = len(gpu.gpus()) > 1
     for pid in cuda_pids:
-        if not several or (peer_access_off and pid == tree.kernel_pid):
+        if not several or pid in peers_off:
             continue
         used = gpu.used_by(pid)
         if len(used) > 1:
@@ -129,15 +147,16 @@ def refuse_leftovers(pid: int) -> None:
             pid,
             f"has {', '.join(sorted(left))} open by another library than CUDA (hwloc does it when mpi4py is imported).",
             # Measured with Open MPI 4.1.6: with this setting no device stays open.
-            "For hwloc, restart the kernel with HWLOC_COMPONENTS=-cuda,-nvml,-opencl,-gl in its environment.",
+            "For hwloc, restart the kernel without HWLOC_COMPONENTS in its environment, or with -cuda,-nvml,-opencl,-gl in it.",
         )
 
 
 def _imports_from(pid: int) -> int | None:
     """Return the pid, in the kernel's namespace, of the process whose GPU memory `pid` has imported; None: it imports none.
 
-    Measured with driver 580: both Checkpoints succeed, and the importer's Restore fails for good. The importer maps a file of the
-    exporter's in /dev/shm, whose name contains the exporter's pid.
+    Measured with driver 580: both Checkpoints succeed, and the importer's Restore fails for good. A process that has opened an event of
+    another one, as PyTorch does with each tensor, maps a file of that one's in /dev/shm, whose name contains the pid. Memory that is
+    opened without an event cannot be seen from outside.
     """
     try:
         text = Path(f"/proc/{pid}/maps").read_text()

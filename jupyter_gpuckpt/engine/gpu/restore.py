@@ -29,7 +29,7 @@ from ..tree.user_threads import UserThreads
 from .driver import cuda
 from .ferry import ferry_fills, ferry_windows
 from .ferry.ferry import Ferry, Fill
-from .ferry.ferry_fills import ReadStream, WaitForStream
+from .ferry.ferry_fills import FileOfStream, ReadStream, WaitForStream
 from .placement import UNKNOWN, Placement, place, together
 
 #: How long to wait for other programs to free GPU memory.
@@ -53,12 +53,13 @@ def restore(
     *,
     ferries_written: Callable[[], None],
     wait_for: WaitForStream,
+    file_of: FileOfStream,
     read: ReadStream | None = None,
 ) -> None:
     """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    The driver's files are complete. `wait_for`: waits until the file of a ferry's stream is written so far; `ferries_written`: until all of
-    these are complete. `read`: where RAM is short for them, makes files of a part of a stream.
+    The driver's files are complete. `wait_for`: waits until the file of a ferry's stream, which `file_of` returns, is written so far;
+    `ferries_written`: until all of these are complete. `read`: where RAM is short for them, makes files of a part of a stream.
     Every thread but the driver's own and the ferry's is held meanwhile, and after an error these processes are killed before the threads
     are released, so user code does not run without its memory (but see `_fill_ferries`). On return the CUDA processes' tasks run.
     Raises ThawFailed, or the error of `ferries_written`, `wait_for` or `read`.
@@ -98,7 +99,7 @@ def restore(
         side_by_side(bring_back, sizes)
         reading = _Reading()
         if read is None:
-            fill = partial(ferry_fills.as_written, reading.counted(wait_for))
+            fill = partial(ferry_fills.as_written, reading.counted(wait_for), file_of)
         else:
             fill = partial(ferry_fills.by_windows, reading.counted(read))
         fills = {

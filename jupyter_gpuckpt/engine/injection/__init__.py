@@ -6,4 +6,5 @@
 - `task_memory`: reading and writing another task's memory through /proc/TID/mem.
 - `threads_held`: a hold on the threads of a process, except those of the CUDA driver and the ferry library.
 - `tracee`: injection of system calls into a thread of another process.
+- `twins`: copies of a process that clone() makes, injected into it.
 """

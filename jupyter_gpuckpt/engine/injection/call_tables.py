@@ -116,15 +116,47 @@ class CallTables:
 
         Raises OSError.
         """
+        [result] = self.run_all([(tracee, ids)], table)
+        if isinstance(result, bytes):
+            return result
+        raise result
+
+    def run_all(
+        self, tracees: Sequence[tuple[Tracee, tuple[int, int]]], table: Table
+    ) -> list[bytes | OSError]:
+        """Execute a table in several threads at the same time; return for each what `run` returns, or its error."""
+        begun = list[tuple[int, bytes] | OSError]()
+        results = list[bytes | OSError]()
+        for tracee, ids in tracees:
+            try:
+                begun.append(self._begin(tracee, ids, table))
+            except OSError as error:
+                begun.append(error)
+        for (tracee, _), one in zip(tracees, begun, strict=True):
+            if isinstance(one, OSError):
+                results.append(one)
+                continue
+            address, before = one
+            try:
+                tracee.end_code((self._address + _AFTER_CALL, address + table.last))
+                results.append(self._read(address, table.length))
+            except OSError as error:
+                results.append(error)
+            finally:
+                self._write(address, before)
+        return results
+
+    def _begin(self, tracee: Tracee, ids: tuple[int, int], table: Table) -> tuple[int, bytes]:
+        """Let a thread begin to execute a table; return its address and what was there before."""
         address = (ptrace.registers(tracee.tid).rsp - _RED_ZONE - table.length) & ~15
         before = self._read(address, table.length)
         self._write(address, table.at(address, ids))
         try:
-            end = self._address + _AFTER_CALL, address + table.last
-            tracee.run_code(self._address, address, end)
-            return self._read(address, table.length)
-        finally:
+            tracee.begin_code(self._address, address)
+        except BaseException:
             self._write(address, before)
+            raise
+        return address, before
 
     def _read(self, address: int, length: int) -> bytes:
         data = os.pread(self._memory, length, address)

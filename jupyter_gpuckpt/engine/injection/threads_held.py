@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from ...errors import CheckpointError
@@ -94,15 +95,23 @@ class ThreadsHeld:
                 tracee = Tracee(
                     self.pid, tid, options=self._options, return_frame=self._return_frame
                 )
-                try:
-                    tracee.attach()
-                except ProcessLookupError:
-                    gone.add(tid)
-                except OSError as error:
-                    raise self._failed(error) from error
-                else:
+                with self._forgotten_if_gone(tid, gone):
+                    tracee.begin_attach()
                     self._held[tid] = tracee
+            for tid in [tid for tid in new if tid in self._held]:
+                with self._forgotten_if_gone(tid, gone):
+                    self._held[tid].end_attach()
         raise self._failed(OSError("it makes threads faster than they can be stopped"))
+
+    @contextmanager
+    def _forgotten_if_gone(self, tid: int, gone: set[int]) -> Iterator[None]:
+        try:
+            yield
+        except ProcessLookupError:
+            self._held.pop(tid, None)
+            gone.add(tid)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> CheckpointError:
         return CheckpointError(

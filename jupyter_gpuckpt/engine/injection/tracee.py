@@ -124,6 +124,11 @@ class Tracee:
         Raises ProcessLookupError when it has ended (also for a zombie), PermissionError when tracing is forbidden or another
         tracer has it, TimeoutError when it is in an uninterruptible call (only the end of the calling thread detaches it then).
         """
+        self.begin_attach()
+        self.end_attach()
+
+    def begin_attach(self) -> None:
+        """Request the stop; `end_attach` waits for it. Several threads stop at the same time that way. Raises as `attach`."""
         self._owner = threading.get_native_id()
         try:
             ptrace.request(ptrace.SEIZE, self.tid, None, self._options)
@@ -134,6 +139,13 @@ class Tracee:
         self._attached = True
         try:
             self.interrupt()
+        except BaseException:
+            self.detach()
+            raise
+
+    def end_attach(self) -> None:
+        """Wait until the thread has stopped. Raises as `attach`."""
+        try:
             self._wait_for_trap()
         except BaseException:
             self.detach()
@@ -203,17 +215,30 @@ class Tracee:
 
     def run_code(self, address: int, r12: int, end: tuple[int, int]) -> None:
         """Let the thread execute code until it has sent itself SIGSTOP, which alone is not delivered. `end`: rip and r12 then."""
+        self.begin_code(address, r12)
+        self.end_code(end)
+
+    def begin_code(self, address: int, r12: int) -> None:
+        """Let the thread begin to execute code; `end_code` waits for its end. Several threads execute it at the same time that way."""
         self._mine()
         values = self._begin(calls=False)
         values.rip, values.r12 = address, r12
         ptrace.set_registers(self.tid, values)
-        while self.stop.kind is not Kind.SIGNAL or (values.rip, values.r12) != end:
-            self.restart(ptrace.CONT, self.stop.signal if self.stop.kind is Kind.SIGNAL else 0)
+        self.restart(ptrace.CONT, self.stop.signal if self.stop.kind is Kind.SIGNAL else 0)
+
+    def end_code(self, end: tuple[int, int]) -> None:
+        """Wait until the thread has sent itself SIGSTOP; see `run_code`."""
+        self._mine()
+        while True:
             self._wait(_CALL_SECONDS)
             values = ptrace.registers(self.tid)
-            if self.stop.kind is Kind.SIGNAL and self.stop.signal != signal.SIGSTOP:
+            is_signal = self.stop.kind is Kind.SIGNAL
+            if is_signal and self.stop.signal != signal.SIGSTOP:
                 caught, self.stop = self.stop.signal, _TRAPPED
                 raise OSError(errno.EPROTO, f"thread {self.tid} was stopped by signal {caught}")
+            if is_signal and (values.rip, values.r12) == end:
+                break
+            self.restart(ptrace.CONT, self.stop.signal if is_signal else 0)
         self.stop = _TRAPPED
         self.finish()
 

@@ -7,4 +7,6 @@
 - `reader`: a reader of the private memory of a stopped process or of its ghost.
 - `reservations`: the memory that a restore reserves.
 - `stopped_pages`: a sink that writes private pages into tasks that CRIU holds.
+- `tracked_kernels`: what the daemon knows of the writes of its kernels between two saves.
+- `write_tracking`: tracking of the writes of a process to its memory.
 """

@@ -1,12 +1,7 @@
 """A ghost: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
 
 Covers: making, keeping and dropping it. Does not cover: reading it (`reader.py`), areas that a fork does not copy
-(VmFlags `dc` and `wf`: read them before). See also: `injection/tracee.py`.
-
-The twin comes from a clone() injected into the process, with CLONE_PARENT: it is a child of the process's parent, so the process
-never sees it. Its exit signal is the caller's own (kernel/fork.c, `copy_process`: CLONE_PARENT copies it), so the parent gets a
-SIGCHLD and reaps a pid that it does not know. Therefore only a process whose parent is ours (init or keeper), which reaps any
-child, can have a ghost.
+(VmFlags `dc` and `wf`: read them before). See also: `injection/twins.py`.
 
 A dump by CRIU fails while a ghost lives in its tree (`Unseizable non-zombie ... state t`).
 """
@@ -29,11 +24,11 @@ from ...host import processes
 from ..injection import ptrace
 from ..injection.ptrace import Kind
 from ..injection.tracee import Tracee
+from ..injection.twins import make_twin
 
 logger = logging.getLogger(__name__)
 
-_NR_CLONE, _NR_CLOSE_RANGE = 56, 436
-_CLONE_PARENT = 0x8000
+_NR_CLOSE_RANGE = 436
 _LAST_DESCRIPTOR = (1 << 32) - 1
 _WORST_OOM_SCORE = "1000"
 #: The polling interval of the watch. A kernel writes to new pages at some GB/s: a few dozen MB in this time, well below the headroom.
@@ -113,21 +108,7 @@ class Ghost:
 
     def _make(self) -> Tracee:
         """Make the twin, stopped before its first instruction."""
-        tid = processes.living_thread(self._of)
-        with Tracee(self._of, tid, options=ptrace.TRACECLONE) as original:
-            original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
-            # The call's result is the twin's pid in the program's namespace; the event has its pid in ours.
-            pids = [pid for event, pid in original.events if event == ptrace.EVENT_CLONE]
-            if not pids:
-                raise OSError(errno.EPROTO, f"the twin of process {self._of} was not seen")
-            twin = Tracee(pids[0])
-            try:
-                twin.await_attached()
-                twin.set_options(ptrace.EXITKILL)
-            except BaseException:
-                twin.kill()
-                raise
-        return twin
+        return make_twin(self._of)
 
     def _wait_for_its_end(self) -> None:
         """Sleep until the twin dies, by `drop()` or otherwise, and reap it as its tracer; then its parent can reap it."""

@@ -61,9 +61,9 @@ class ProcessMemory:
     """
 
     def __init__(self, name: str, pid: int, extents: Iterable[Extent]) -> None:
-        self.name, self.pid = name, pid
+        self.name, self.pid, self.extents = name, pid, list(extents)
         offset, parts = 0, []
-        for extent in extents:
+        for extent in self.extents:
             parts.append(_Part(offset, extent.address, extent.length))
             offset += extent.length
         self.length = offset
@@ -136,7 +136,7 @@ class ProcessMemory:
     def of(self, pid: int) -> ProcessMemory:
         """Return the same sequence, read from a twin with the pid `pid`."""
         twin = ProcessMemory(self.name, pid, ())
-        twin.length = self.length
+        twin.length, twin.extents = self.length, self.extents
         twin._set(self._parts)
         return twin
 

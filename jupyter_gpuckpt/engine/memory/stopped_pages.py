@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from ...errors import ThawFailed
 from ...wire import decoding
@@ -51,7 +52,8 @@ class StoppedPages:
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write `data`, which begins at `offset` of the stream, into the process. Thread-safe. Raises ThawFailed."""
-        base, end = ctypes.addressof(ctypes.c_char.from_buffer(data)), offset + len(data)
+        # ctypes gives no address of memory that is read-only.
+        base, end = np.frombuffer(data, np.uint8).ctypes.data, offset + len(data)
         local: list[IoVec] = []
         remote: list[IoVec] = []
         index = max(0, bisect.bisect_right(self._offsets, offset) - 1)

@@ -1,4 +1,4 @@
-"""Loading of the ferry library (engine/gpu/ferry/ferry.c) into kernels whose user chose it (`LaunchSpec.gpu_copy`).
+"""Loading of the ferry library (engine/gpu/ferry/ferry.c) into kernels (`LaunchSpec.gpu_copy`).
 
 Does not cover: the orders that the daemon gives the library (`engine/gpu/ferry/ferry.py`).
 """
@@ -20,12 +20,14 @@ _VARIABLE = "GPUCKPT_FERRY"
 _PRELOADED = "LD_PRELOAD"
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    env: Mapping[str, str], *, library: str = INSIDE, directory: str = DIRECTORY
+) -> dict[str, str]:
     """Return `env` with the library preloaded; the library removes itself from it before the program sees it."""
     return {
         **env,
-        _PRELOADED: ":".join(filter(None, [env.get(_PRELOADED, ""), INSIDE])),
-        _VARIABLE: DIRECTORY,
+        _PRELOADED: ":".join(filter(None, [env.get(_PRELOADED, ""), library])),
+        _VARIABLE: directory,
     }
 
 

@@ -15,6 +15,7 @@
 - `rollbacks`: a kernel is resumed from one of its older snapshots.
 - `session_moves`: a kernel is suspended and uploaded to a remote.
 - `stored_notebooks`: the notebook in a snapshot, validated and without any trust that the snapshot itself claims.
+- `template_builders`: templates as pages see them, and builds that this server has begun.
 - `tracked_operations`: operations as clients of this server see them.
 - `variables`: the variables of a kernel now.
 """

@@ -136,7 +136,7 @@ async def resumed(
 
     `renewed`, `moved_ports`: as in `take_over`. `branched`: the kernel of its snapshot may still run. `gpu_is_back`: it is not parked.
     """
-    await _request(
+    reply = await _request(
         manager,
         "resumed",
         _ANSWER_SECONDS,
@@ -145,6 +145,11 @@ async def resumed(
         branched=branched,
         gpu_is_back=gpu_is_back,
     )
+    # A kernel may answer anything.
+    if reply and (names := reply["content"].get("not_renewed")):
+        manager.log.warning(
+            "kernel %s: these may be the same in its copies: %s", manager.kernel_id, names
+        )
 
 
 async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Variables | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +30,7 @@ from ...wire.manager_secrets import parted
 from ...wire.own_sockets import moved_address
 from ...wire.protocol import BranchRequest, SuspendedKernel
 from ...wire.states import KernelState
+from ...wire.tool_branches import branch_name, console_row, is_tool_branch
 from ..messages.begun_cells import begun_cells
 from .notebook_sessions import forget_sessions, path_below, sessions_of
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from .stored_notebooks import StoredNotebooks
 
 _INSERT = "-branch-"
+#: How long the end of a branch waits for its start, and how often it looks.
+_START_SECONDS, _LOOK_SECONDS = 60.0, 0.05
 #: The states in which a kernel of this server can be resumed from any of its snapshots.
 _RESUMABLE = frozenset({KernelState.SUSPENDED, KernelState.LOST})
 
@@ -87,6 +90,33 @@ class Branching:
         """
         launch = await self._launch(snapshot_id)
         return await self._start(snapshot_id, launch, str(uuid.uuid4()), path, force=force)
+
+    async def branch_for_tool(self, snapshot_id: str, *, force: bool = False) -> Branch:
+        """Start a second kernel from a snapshot as `branch` does, without a notebook of its own: pages list it as a console."""
+        launch = await self._launch(snapshot_id)
+        kernel_id = str(uuid.uuid4())
+        name = branch_name(self._source(launch), launch.kernel_id, kernel_id)
+        return await self._start(
+            snapshot_id, launch, kernel_id, name, has_notebook=False, force=force
+        )
+
+    async def end_for_tool(self, kernel_id: str) -> None:
+        """End a tool's branch at once; its snapshots stay. Raises KernelNotFound, and ConfigurationError for any other kernel."""
+        if kernel_id not in self._kernels:
+            raise KernelNotFound(f"This server has no kernel {kernel_id}.")
+        rows = sessions_of(self._sessions, kernel_id)
+        if not rows or not is_tool_branch(rows[0]["path"]):
+            raise ConfigurationError(
+                f"Kernel {kernel_id} is not a branch that a tool made.",
+                hint="Tools end only their own branches. Suspend it to free its memory.",
+            )
+        # Its process may have died just now: Jupyter cannot shut down a kernel that it is starting again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECONDS):
+                while not self._kernels.get_kernel(kernel_id).ready.done():  # noqa: ASYNC110 - there is no notification
+                    await asyncio.sleep(_LOOK_SECONDS)
+        await self._kernels.shutdown_kernel(kernel_id, now=True)
+        forget_sessions(self._sessions, kernel_id)
 
     async def resume(
         self, snapshot_id: str, path: str = "", *, take_over: bool = False, force: bool = False
@@ -154,11 +184,13 @@ class Branching:
         path: str = "",
         *,
         take_over: bool = False,
+        has_notebook: bool = True,
         force: bool,
     ) -> Branch:
         """Make a kernel of this id, with the snapshot's notebook at `path` (by default beside the original), and start resuming it."""
         async with AsyncExitStack() as undo:
-            path = await self._notebook(snapshot_id, launch, path, undo)
+            if has_notebook:
+                path = await self._notebook(snapshot_id, launch, path, undo)
             await self._make(snapshot_id, launch, kernel_id, path, undo)
             self._link.served[kernel_id].is_new_branch = True
             operation = await self._resume(kernel_id, "", take_over=take_over, force=force)
@@ -179,12 +211,7 @@ class Branching:
         An existing notebook at `wanted` is used unchanged.
         """
         contents = self._contents
-        saved = launch.jupyter
-        source = path_below(
-            saved.get("path", ""),
-            saved_root=saved.get("root", ""),
-            root=str(self._kernels.root_dir),
-        )
+        source = self._source(launch)
         if wanted and await ensure_async(contents.file_exists(wanted)):
             return wanted
         below = PurePosixPath(wanted or source or "branch.ipynb")
@@ -217,6 +244,12 @@ class Branching:
         undo.push_async_callback(self._quietly, remove)
         return path
 
+    def _source(self, launch: LaunchSpec) -> str:
+        """Return the path of a snapshot's notebook below this server's folder; of a console its name."""
+        saved = launch.jupyter
+        root = str(self._kernels.root_dir)
+        return path_below(saved.get("path", ""), saved_root=saved.get("root", ""), root=root)
+
     async def _stored(self, snapshot_id: str) -> dict[str, Any] | None:
         try:
             return (await self._notebooks.notebook(snapshot_id)).notebook
@@ -232,13 +265,9 @@ class Branching:
         path: str,
         undo: AsyncExitStack,
     ) -> None:
-        row = {
-            "session_id": str(uuid.uuid4()),
-            "path": path,
-            "name": PurePosixPath(path).name,
-            "type": "notebook",
-            "kernel_id": kernel_id,
-        }
+        row = console_row(str(uuid.uuid4()), path, kernel_id)
+        if not is_tool_branch(path):
+            row["type"] = "notebook"
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
         folder = ""

@@ -107,6 +107,7 @@ class KernelList:
             idle_seconds=self._idle_seconds(manager),
             suspends_at=served.suspends_at,
             before_restart=served.before_restart or None,
+            before_tool=served.before_tool or None,
             former_kept=served.is_former_kept,
             restart_lost=served.restart_lost or None,
             cell_paused=cell_paused,

@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from ...errors import (
     GpuCkptError,
     KernelNotFound,
@@ -52,7 +54,7 @@ _RESTART_SECONDS = 10.0
 _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
 #: no user requested the save.
-_FINGERPRINT_SECONDS = {Cause.AUTOSAVE: 0.3} | dict.fromkeys(
+_FINGERPRINT_SECONDS = {Cause.AUTOSAVE: 0.3, Cause.TOOL: 0.3} | dict.fromkeys(
     (Cause.MEMORY, Cause.RECLAIM, Cause.SHUTDOWN), 0.1
 )
 _MAX_FINGERPRINT_SECONDS = 1.0
@@ -120,13 +122,16 @@ class ServerOperations(KernelListener):
         *,
         cause: Cause = Cause.MANUAL,
         check: Callable[[], None] = lambda: None,
+        removes: bool = True,
     ) -> Operation:
         """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
         An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
-        if the suspend is unwanted now that no cell can begin unnoticed.
+        if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause, check)
+        return await self._freeze(
+            OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes
+        )
 
     async def resume(
         self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
@@ -141,16 +146,23 @@ class ServerOperations(KernelListener):
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
-    async def park(self, kernel_id: str) -> Operation:
-        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+    async def park(
+        self, kernel_id: str, *, keep_contexts: bool = False, is_automatic: bool = False
+    ) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back. `keep_contexts`: see `ParkRequest`.
+
+        `is_automatic`: no user requested it.
+        """
         served = self.served(kernel_id)
         release = served.hold()
         try:
             is_off = await self._peer_access.switch_off(served)
-            operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
+            call = calls.park(kernel_id, peer_access_off=is_off, keep_contexts=keep_contexts)
+            operation = await self._link.daemon.send(call)
         except BaseException:
             self.spawn(self._peer_access.switch_on_and(served, release))
             raise
+        served.is_parked_automatically = is_automatic
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
@@ -189,10 +201,10 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.tracked.cancel(operation_id)
 
-    async def note_changed(self, kernel_id: str) -> None:
-        """Tell the daemon that a kernel has changed after its last snapshot. Never raises."""
+    async def note_changed(self, kernel_id: str, autosave_seconds: float) -> None:
+        """Tell the daemon that a kernel has changed after its last snapshot, and how soon it is saved. Never raises."""
         try:
-            await self._link.daemon.send(calls.changed(kernel_id, time.time()))
+            await self._link.daemon.send(calls.changed(kernel_id, time.time(), autosave_seconds))
         except GpuCkptError as error:
             self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
@@ -269,6 +281,8 @@ class ServerOperations(KernelListener):
         name: str,
         cause: Cause,
         check: Callable[[], None] = lambda: None,
+        *,
+        removes: bool = True,
     ) -> Operation:
         """Start a save or suspend; if the kernel is being restarted, of the new process."""
         restarts = cast("GpuCkptKernels", self._kernels).gpuckpt_restarts
@@ -278,7 +292,7 @@ class ServerOperations(KernelListener):
                 if running:
                     raise KernelStateConflict("Please wait: this kernel is being restarted.")
             try:
-                return await self._freeze_now(kind, kernel_id, name, cause, check)
+                return await self._freeze_now(kind, kernel_id, name, cause, check, removes=removes)
             except (KernelNotFound, KernelStateConflict):
                 if kernel_id not in restarts:  # else a restart has begun meanwhile
                     raise
@@ -290,6 +304,8 @@ class ServerOperations(KernelListener):
         name: str,
         cause: Cause,
         check: Callable[[], None],
+        *,
+        removes: bool,
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)
@@ -332,9 +348,8 @@ class ServerOperations(KernelListener):
                 notebook,
                 jupyter,
                 cause,
-                pinned=bool(name),
-                # The snapshot of a rollback may be the oldest that is kept, so retention runs only after the next save.
-                retention=None if cause is Cause.ROLLBACK else self.retention,
+                pinned=bool(name) and cause is not Cause.TOOL,
+                retention=self._retention_after(cause) if removes else None,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -346,6 +361,10 @@ class ServerOperations(KernelListener):
             release()
             raise
         return self._track(served, operation, release, changes)
+
+    def _retention_after(self, cause: Cause) -> RetentionPolicy:
+        is_periodic = cause is Cause.AUTOSAVE
+        return msgspec.structs.replace(self.retention, thins=is_periodic)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # GPU calls of a parked kernel would block, and a running cell must not be delayed.

@@ -9,12 +9,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigurationError, FilesChanged, HostIncompatible, KernelStateConflict
+from ...errors import (
+    ConfigurationError,
+    FilesChanged,
+    GpuCkptError,
+    HostIncompatible,
+    KernelStateConflict,
+)
 from ...wire import calls
 from ...wire.manifest_records import Cause
 from ...wire.protocol import OperationKind, Result
-from ...wire.snapshot_records import Change
+from ...wire.snapshot_records import Change, PruneRequest
 from ...wire.states import KernelState
+from ...wire.tool_branches import is_branch_of
 
 if TYPE_CHECKING:
     import logging
@@ -37,18 +44,28 @@ class Rollbacks:
         self._resume = resume
 
     async def roll_back(
-        self, kernel_id: str, snapshot_id: str, *, force: bool = False
+        self,
+        kernel_id: str,
+        snapshot_id: str,
+        *,
+        force: bool = False,
+        cause: Cause = Cause.ROLLBACK,
     ) -> Operation:
         """Start a rollback to a snapshot. A suspended kernel is just resumed from it: its current state is saved.
+
+        `cause`: why its current state is saved, a person's restore or a tool's.
 
         Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot,
         HostIncompatible where it could not be resumed, and FilesChanged, unless `force`, for files with which it would end or do harm; then
         the kernel was not touched.
         """
         served = self._operations.served(kernel_id)
-        await self._check(served, snapshot_id, force=force)
+        is_branch = await self._check(served, snapshot_id, force=force)
         resume = partial(self._resume, kernel_id, snapshot_id, force=force)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
+            served.is_new_branch = is_branch
+            now = served.kernel.snapshot_id if served.kernel else ""
+            served.before_tool = now if cause is Cause.TOOL else ""
             return await resume()
         if served.output.runs_cell:
             raise KernelStateConflict(
@@ -61,14 +78,17 @@ class Rollbacks:
         return self._operations.tracked.compose(
             OperationKind.ROLL_BACK,
             kernel_id,
-            lambda steps: self._work(steps, served, resume, end),
+            lambda steps: self._work(steps, served, resume, end, cause, is_branch=is_branch),
         )
 
-    async def _check(self, served: ServedKernel, snapshot_id: str, *, force: bool) -> None:
+    async def _check(self, served: ServedKernel, snapshot_id: str, *, force: bool) -> bool:
+        """Raise an error if the kernel cannot go back to a snapshot; return whether that is of a tool's branch of it."""
         daemon = self._link.daemon
         launch = await daemon.send(calls.launch_spec(snapshot_id))
         parent = served.kernel.parent_snapshot_id if served.kernel else ""
-        if launch.kernel_id != served.kernel_id and snapshot_id != parent:
+        is_own = launch.kernel_id == served.kernel_id or snapshot_id == parent
+        is_branch = is_branch_of(str(launch.jupyter.get("path", "")), served.kernel_id)
+        if not is_own and not is_branch:
             raise ConfigurationError(
                 f"Snapshot {snapshot_id} does not belong to this kernel.",
                 hint="Start a branch of it, with a notebook of its own.",
@@ -87,6 +107,7 @@ class Rollbacks:
                 f" {', '.join(changed)}.",
                 hint="Put them back as they were, or restore the snapshot all the same (`force`). The kernel was not touched.",
             )
+        return is_branch and not is_own
 
     async def _work(
         self,
@@ -94,14 +115,23 @@ class Rollbacks:
         served: ServedKernel,
         resume: Callable[[], Awaitable[Operation]],
         end: Callable[[], None],
+        cause: Cause,
+        *,
+        is_branch: bool,
     ) -> Result:
         operations, kernel_id = self._operations, served.kernel_id
         try:
-            kept = await steps.run(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
+            # The snapshot to which it goes back may be the oldest that is kept, so retention does not run before it is resumed.
+            suspended = await operations.suspend(kernel_id, cause=cause, removes=False)
+            kept = await steps.run(suspended)
             try:
                 steps.check()
-                return await steps.run(await resume())
+                # The branch may still run: this kernel must not go on in the same history.
+                served.is_new_branch = is_branch
+                result = await steps.run(await resume())
+                served.before_tool = kept.snapshot_id if cause is Cause.TOOL else ""
             except Exception:
+                served.is_new_branch = False
                 self._log.warning(
                     "kernel %s could not be rolled back; its former state is resumed", kernel_id
                 )
@@ -110,3 +140,13 @@ class Rollbacks:
                 raise
         finally:
             end()
+        if cause is Cause.TOOL:  # a person's restores are few, and the next save runs retention
+            await self._thin()
+        return result
+
+    async def _thin(self) -> None:
+        """Remove the snapshots that no rule keeps. Never raises: the next save does so, too."""
+        try:
+            await self._link.daemon.send(calls.prune(PruneRequest(self._operations.retention)))
+        except GpuCkptError as error:
+            self._log.warning("snapshots that no rule keeps were not removed: %s", error)

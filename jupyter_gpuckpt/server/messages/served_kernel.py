@@ -150,6 +150,8 @@ class ServedKernel:
         self.is_rolling_back = False
         #: Whether this server may have switched off peer access between its GPUs; it must be on before the next cell.
         self.peer_access_is_off = False
+        #: Whether this server parked it although no user requested that; True only while it is parked.
+        self.is_parked_automatically = False
         #: The reason, for users, why its resume waits; empty if it does not wait.
         self.waits = ""
         #: Whether it is being resumed or unparked for a cell that was sent to it.
@@ -158,6 +160,8 @@ class ServedKernel:
         self.suspends_at: float | None = None
         #: The snapshot with its state before its last restart; empty if there is none.
         self.before_restart = ""
+        #: The snapshot with its state before a tool restored an older one; empty if a user has restored one since, or no tool did.
+        self.before_tool = ""
         #: Whether the process before its last restart is kept, so that it can run on.
         self.is_former_kept = False
         #: Why its last restart cannot be undone; empty if it can, or if nothing was lost.
@@ -282,6 +286,8 @@ class ServedKernel:
             self._start_reconnecting(came_back=True)
         elif before in GPU_AWAY and self.peer_access_is_off and self.state is KernelState.RUNNING:
             self._start_reconnecting(came_back=False)
+        if before in GPU_AWAY and self.state not in GPU_AWAY:
+            self.is_parked_automatically = False
         self._notify()
 
     async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:

@@ -7,8 +7,9 @@ A kernel counts as changed when
  * it publishes nothing, but its processes have used the CPU (`_WORKING`), for instance in threads that a cell has left behind. A
    thread that uses less is missed until the next cell, and a completion that takes long is mistaken for a change.
 
-A kernel is saved `autosave_interval` after the change was seen, so that is the most that can be lost. Then it is left alone for
-ten times as long as the save took. One kernel is saved at a time, with pauses in between. A kernel in another
+A save of the changed kernel is complete `lose_at_most` after the change was seen, so that is the most that can be lost. A save has a
+cost: the kernel stands still, and a processor computes. Where both cannot be had, the cost (`_Cost.least_seconds`) decides how often a
+kernel is saved, and users are told how soon that is. One kernel is saved at a time, with pauses in between. A kernel in another
 operation is left alone, and explicit requests come first (`before_freeze`).
 """
 
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
 _WORKING, _WORKING_SECONDS = 0.01, 0.5
 #: The checks of the kernels per interval, and the shortest and longest pause between two checks, in seconds.
 _LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
-#: How long a kernel is left alone after a save, as a multiple of the time that the save took: long saves are rarer.
-_REST = 10.0
+#: The longest pause between the saves of two kernels, in seconds.
+_LONGEST_PAUSE = 1.0
+#: A kernel may stand still for this part of the share of a processor that saves may use.
+_STANDSTILL_PART = 0.2
 #: Errors that are not logged as warnings: another operation came first, or the save was canceled.
 _QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
 
@@ -62,20 +65,41 @@ class _Watched:
     changed_at: float | None = None
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """The cost of a kernel's last periodic save, in seconds: until it was complete, of standstill, of processor time."""
+
+    seconds: float = 0.0
+    frozen_seconds: float = 0.0
+    processor_seconds: float = 0.0
+
+    def least_seconds(self, share: float) -> float:
+        """Return the least time between two saves that take at most this share of a processor."""
+        standstill = self.frozen_seconds / (share * _STANDSTILL_PART)
+        return max(standstill, self.processor_seconds / share)
+
+
 class Autosave(KernelListener):
-    """A timer that saves changed kernels periodically. Used on the event loop."""
+    """A timer that saves changed kernels periodically. Used on the event loop.
+
+    `wanted_seconds`: the age of the oldest change that may be lost. `share`: the largest share of a processor that saves of a kernel may
+    use.
+    """
 
     def __init__(
         self,
         operations: ServerOperations,
         kernels: KernelList,
         *,
-        interval_seconds: float,
+        wanted_seconds: float,
+        share: float,
         log: logging.Logger,
     ) -> None:
         self._operations, self._kernels = operations, kernels
-        self._interval_seconds, self._log = interval_seconds, log
+        self._wanted_seconds, self._share, self._log = wanted_seconds, share, log
         self._watched: dict[str, _Watched] = {}
+        self._costs: dict[str, _Cost] = {}
+        #: When a kernel may be saved again, on the event loop's clock.
         self._rest_until: dict[str, float] = {}
         #: The reason of a kernel's last failure, by kernel id; it is logged again only when it changes.
         self._failures: dict[str, str] = {}
@@ -108,7 +132,7 @@ class Autosave(KernelListener):
             await self._over.wait()
 
     async def _run(self) -> None:
-        pause = min(max(self._interval_seconds / _LOOKS, _SHORTEST_LOOK), _LONGEST_LOOK)
+        pause = min(max(self._wanted_seconds / _LOOKS, _SHORTEST_LOOK), _LONGEST_LOOK)
         while not self._operations.stopping:
             await asyncio.sleep(pause)
             try:
@@ -118,7 +142,7 @@ class Autosave(KernelListener):
 
     async def _round(self) -> None:
         kernel_ids = self._kernels.ids()
-        for known in (self._watched, self._rest_until, self._failures):
+        for known in (self._watched, self._costs, self._rest_until, self._failures):
             for kernel_id in set(known) - set(kernel_ids):
                 del known[kernel_id]
         for kernel_id in kernel_ids:
@@ -132,13 +156,24 @@ class Autosave(KernelListener):
             watched = self._watched.get(kernel_id)
             if watched is not None and self._due_at(kernel_id) <= self._now():
                 await self._save(kernel_id, watched)
-                await asyncio.sleep(self._interval_seconds / (2 * len(due)))
+                await asyncio.sleep(min(self._wanted_seconds / (2 * len(due)), _LONGEST_PAUSE))
 
     def _due_at(self, kernel_id: str) -> float:
         changed_at = self._watched[kernel_id].changed_at
         if changed_at is None:
             return float("inf")
-        return max(changed_at + self._interval_seconds, self._rest_until.get(kernel_id, 0.0))
+        # A save counts when it is complete.
+        lead = min(self._cost(kernel_id).seconds, self._wanted_seconds)
+        begin = changed_at + self._wanted_seconds - lead
+        return max(begin, self._rest_until.get(kernel_id, 0.0))
+
+    def _cost(self, kernel_id: str) -> _Cost:
+        return self._costs.get(kernel_id, _Cost())
+
+    def _given_seconds(self, kernel_id: str) -> float:
+        """Return how soon after a change a save of a kernel is complete."""
+        cost = self._cost(kernel_id)
+        return max(self._wanted_seconds, cost.least_seconds(self._share) + cost.seconds)
 
     async def _look(self, kernel_id: str) -> None:
         """Record whether a kernel has changed; drop one that cannot be saved now, until it can."""
@@ -156,7 +191,7 @@ class Autosave(KernelListener):
             watched = self._watched[kernel_id] = _Watched(*life, worked, self._now())
         if watched.changed_at is None and (served.changed or await self._has_worked(watched)):
             watched.changed_at = self._now()
-            await self._operations.note_changed(kernel_id)
+            await self._operations.note_changed(kernel_id, self._given_seconds(kernel_id))
 
     async def _has_worked(self, watched: _Watched) -> bool:
         served = watched.served
@@ -175,20 +210,20 @@ class Autosave(KernelListener):
             await self._save_and_wait(kernel_id, watched)
         except _QUIET as error:
             self._log.debug("kernel %s was not saved this time: %s", kernel_id, error)
-            rest_seconds = self._interval_seconds
+            rest_seconds = self._wanted_seconds
         except GpuCkptError as error:
-            rest_seconds = self._interval_seconds
+            rest_seconds = self._wanted_seconds
             self._note_failure(kernel_id, error)
         else:
             self._failures.pop(kernel_id, None)
         finally:
             self._saving, self._operation = "", None
             self._over.set()
-        now = self._now()
-        self._rest_until[kernel_id] = now + max(rest_seconds, _REST * (now - began))
+        rested = began + self._cost(kernel_id).least_seconds(self._share)
+        self._rest_until[kernel_id] = max(rested, self._now() + rest_seconds)
 
     async def _save_and_wait(self, kernel_id: str, watched: _Watched) -> None:
-        served = watched.served
+        served, began = watched.served, self._now()
         operation = await self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
         self._operation = operation
         if self._unwanted:
@@ -200,7 +235,9 @@ class Autosave(KernelListener):
             await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
         worked, at = await _processor_seconds(served), self._now()
-        (await end).outcome()
+        result = (await end).outcome()
+        seconds = self._now() - began
+        self._costs[kernel_id] = _Cost(seconds, result.frozen_seconds, result.processor_seconds)
         self._watched[kernel_id] = _Watched(*_life(served), worked, at)
 
     async def _cancel(self) -> None:

@@ -65,7 +65,9 @@ class IdleParking(KernelListener):
 
     async def _park(self, kernel_id: str) -> None:
         try:
-            ended = await self._operations.finish(await self._operations.park(kernel_id))
+            ended = await self._operations.finish(
+                await self._operations.park(kernel_id, is_automatic=True)
+            )
             reason = ended.error.message if ended.error else ""
         except GpuCkptError as error:
             reason = error.message

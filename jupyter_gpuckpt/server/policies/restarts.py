@@ -151,9 +151,9 @@ class Restarts(KernelListener):
 
     async def _set_aside(self, served: ServedKernel) -> _Former:
         kernel_id, daemon = served.kernel_id, self._link.daemon
-        is_parked = served.state is KernelState.PARKED
-        if not is_parked and (await daemon.send(calls.kernel(kernel_id))).gpu_bytes:
-            # The new process needs room on the GPU.
+        if (await daemon.send(calls.kernel(kernel_id))).gpu_bytes:
+            # The new process needs room on the GPU. If it is parked, its context may still be there, and the driver could not take
+            # that from processes that are stopped.
             async with asyncio.timeout(_PARK_SECONDS):
                 parking = await self._operations.park(kernel_id)
                 await self._operations.tracked.result(parking)

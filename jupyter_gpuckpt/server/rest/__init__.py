@@ -6,5 +6,6 @@
 - `routes`: all routes of the REST interface, with those about this machine.
 - `snapshot_handlers`: the routes about snapshots, the store and remotes.
 - `suspended_apps`: the answer for apps of suspended kernels.
+- `template_handlers`: the routes about templates.
 - `time_travel_handlers`: the routes about branches, rollbacks, and what a snapshot contains.
 """

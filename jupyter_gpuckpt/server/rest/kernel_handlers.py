@@ -11,6 +11,7 @@ from msgspec import Meta
 from ...batches.suspend_batch import SuspendOutcome, SuspendReport
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...wire.calls import Route
+from ...wire.manifest_records import Cause
 from ...wire.protocol import Kernel, ResumeRequest
 from ...wire.remote_listings import MoveRequest
 from ..policies.shut_downs import ShutDown
@@ -39,9 +40,15 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned."""
+    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned. `tool`: a tool requests it; it is not pinned."""
 
     name: Annotated[str, Meta(max_length=300)] = ""
+    tool: bool = False
+
+    @property
+    def cause(self) -> Cause:
+        """Return the cause of the snapshot."""
+        return Cause.TOOL if self.tool else Cause.MANUAL
 
 
 class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,19 +113,21 @@ def _kernel(handler: GpuCkptHandler, kernel_id: str) -> KernelView:
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/save", NameRequest, _ACCEPTED))
 async def _save(handler: GpuCkptHandler, kernel_id: str, request: NameRequest) -> OperationView:
     """Start a save."""
-    return operation_view(await handler.parts.operations.save(kernel_id, request.name))
+    save = handler.parts.operations.save
+    return operation_view(await save(kernel_id, request.name, cause=request.cause))
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/suspend", NameRequest, _ACCEPTED))
 async def _suspend(handler: GpuCkptHandler, kernel_id: str, request: NameRequest) -> OperationView:
     """Start a suspend."""
-    return operation_view(await handler.parts.operations.suspend(kernel_id, request.name))
+    suspend = handler.parts.operations.suspend
+    return operation_view(await suspend(kernel_id, request.name, cause=request.cause))
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/resume", ResumeRequest, _ACCEPTED))
 async def _resume(handler: GpuCkptHandler, kernel_id: str, request: ResumeRequest) -> OperationView:
     """Start a resume."""
-    operation = await handler.parts.resume(
+    operation = await handler.parts.gpu_room.resume(
         kernel_id, request.snapshot_id, take_over=request.take_over, force=request.force
     )
     return operation_view(operation)
@@ -128,6 +137,13 @@ async def _resume(handler: GpuCkptHandler, kernel_id: str, request: ResumeReques
 async def _park(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
     """Start a park."""
     return operation_view(await handler.parts.operations.park(kernel_id))
+
+
+@_answers(Route(KernelView, "POST", f"{_KERNEL}/expect_cell"))
+async def _expect_cell(handler: GpuCkptHandler, kernel_id: str) -> KernelView:
+    """Unpark a kernel whose page has got the focus, if no user has parked it and no other kernel needs the GPU; answer afterwards."""
+    await handler.parts.gpu_room.expect_cell(kernel_id)
+    return handler.kernels.view(kernel_id)
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/move", MoveRequest, _ACCEPTED))

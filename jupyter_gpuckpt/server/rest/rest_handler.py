@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ..kernels.branching import Branching
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_list import KernelList
-    from ..kernels.kernel_operations import Resume, ServerOperations
+    from ..kernels.kernel_operations import ServerOperations
     from ..kernels.rollbacks import Rollbacks
     from ..kernels.session_moves import Moves
     from ..kernels.stored_notebooks import StoredNotebooks
+    from ..kernels.template_builders import TemplateBuilders
+    from ..policies.gpu_room import GpuRoom
     from ..policies.idle import IdleSuspension
     from ..policies.restarts import Restarts
     from ..policies.shut_downs import ShutDowns
@@ -40,7 +42,7 @@ class Parts:
 
     link: DaemonLink
     operations: ServerOperations
-    resume: Resume
+    gpu_room: GpuRoom
     branching: Branching
     rollbacks: Rollbacks
     notebooks: StoredNotebooks
@@ -48,6 +50,7 @@ class Parts:
     shut_downs: ShutDowns
     restarts: Restarts
     idle: IdleSuspension
+    templates: TemplateBuilders
 
 
 class RestRoutes(Routes):

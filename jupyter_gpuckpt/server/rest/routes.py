@@ -10,7 +10,7 @@ from ...wire.answering import RecordHandler, by_pattern
 from ...wire.calls import Route
 from ...wire.protocol import HostReport
 from ..rest_records import NoticesView, notice_view
-from . import kernel_handlers, snapshot_handlers, time_travel_handlers
+from . import kernel_handlers, snapshot_handlers, template_handlers, time_travel_handlers
 from .openapi import PREFIX, description
 from .rest_handler import GpuCkptHandler, Parts, RestRoutes
 
@@ -49,6 +49,7 @@ for _table in (
     kernel_handlers.ROUTES,
     snapshot_handlers.ROUTES,
     time_travel_handlers.ROUTES,
+    template_handlers.ROUTES,
     _routes,
 ):
     ROUTES |= _table.handlers(GpuCkptHandler)

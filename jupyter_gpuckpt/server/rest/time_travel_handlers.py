@@ -7,8 +7,9 @@ from http import HTTPStatus
 import msgspec
 
 from ...errors import KernelStateConflict
-from ...wire import calls
+from ...wire import calls, ids
 from ...wire.calls import Route
+from ...wire.manifest_records import Cause, Variables
 from ...wire.variable_changes import Comparison, compare
 from ..kernels.stored_notebooks import StoredNotebook
 from ..rest_records import BranchView, OperationView, VariablesView, branch_view, operation_view
@@ -23,10 +24,11 @@ _answers, _ACCEPTED = ROUTES.answers, HTTPStatus.ACCEPTED
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume."""
+    """Body of a branch. `path`: its notebook; by default one beside the snapshot's. `force`: as in a resume. `tool`: a tool's has none."""
 
     path: str = ""
     force: bool = False
+    tool: bool = False
 
 
 class RevivalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,10 +40,11 @@ class RevivalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a rollback. `force`: as in a resume."""
+    """Body of a rollback. `force`: as in a resume. `tool`: a tool for programs requests it."""
 
     snapshot_id: str
     force: bool = False
+    tool: bool = False
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/roll_back", SnapshotRequest, _ACCEPTED))
@@ -51,7 +54,10 @@ async def _roll_back(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
     handler.parts.operations.served(kernel_id)
     request = handler.record(SnapshotRequest)
     operation = await handler.parts.rollbacks.roll_back(
-        kernel_id, request.snapshot_id, force=request.force
+        kernel_id,
+        request.snapshot_id,
+        force=request.force,
+        cause=Cause.TOOL if request.tool else Cause.ROLLBACK,
     )
     return operation_view(operation)
 
@@ -59,8 +65,16 @@ async def _roll_back(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
 @_answers(Route(BranchView, "POST", f"{_SNAPSHOT}/branch", PathRequest, _ACCEPTED))
 async def _branch(handler: GpuCkptHandler, snapshot_id: str, request: PathRequest) -> BranchView:
     """Start making a branch, which is a second kernel."""
-    branch = handler.parts.branching.branch
-    return branch_view(*await branch(snapshot_id, request.path, force=request.force))
+    branching, force = handler.parts.branching, request.force
+    if request.tool:
+        return branch_view(*await branching.branch_for_tool(snapshot_id, force=force))
+    return branch_view(*await branching.branch(snapshot_id, request.path, force=force))
+
+
+@_answers(Route(type(None), "DELETE", f"{_KERNEL}/branch", None, HTTPStatus.NO_CONTENT))
+async def _end_branch(handler: GpuCkptHandler, kernel_id: str) -> None:
+    """End a branch that a tool made, at once; its snapshots stay."""
+    await handler.parts.branching.end_for_tool(kernel_id)
 
 
 @_answers(Route(BranchView, "POST", f"{_SNAPSHOT}/resume", RevivalRequest, _ACCEPTED))
@@ -92,15 +106,41 @@ async def _variables(handler: GpuCkptHandler, kernel_id: str) -> VariablesView:
 _COMPARED = {"kernel_id": "By default the kernel of the snapshot."}
 
 
-@_answers(Route(Comparison, "GET", f"{_SNAPSHOT}/compare", query=_COMPARED))
-async def _compare(handler: GpuCkptHandler, snapshot_id: str, kernel_id: str) -> Comparison:
-    """Show which variables differ."""
-    found = await handler.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
-    if found.variables is None:
+_MOMENTS = {
+    "first": "A snapshot, or a kernel: its variables now.",
+    "second": "The same.",
+}
+
+
+@_answers(Route(Comparison, "GET", "/compare", query=_MOMENTS))
+async def _compare_moments(handler: GpuCkptHandler, first: str, second: str) -> Comparison:
+    """Show which variables differ between two snapshots or kernels."""
+    found = [await _moment(handler, one) for one in (first, second)]
+    return compare(*found)
+
+
+async def _moment(handler: GpuCkptHandler, moment_id: str) -> Variables:
+    if moment_id in handler.kernels:
+        return await handler.parts.operations.variables(moment_id, _FINGERPRINT_SECONDS)
+    ids.require({"snapshot_id": moment_id})
+    found = await handler.parts.link.daemon.send(calls.snapshot_variables(moment_id))
+    return _known(found.variables)
+
+
+def _known(variables: Variables | None) -> Variables:
+    if variables is None:
         raise KernelStateConflict(
             "The variables of this snapshot are not known.",
             hint="It was taken of another kind of kernel, or by the command line.",
         )
+    return variables
+
+
+@_answers(Route(Comparison, "GET", f"{_SNAPSHOT}/compare", query=_COMPARED))
+async def _compare(handler: GpuCkptHandler, snapshot_id: str, kernel_id: str) -> Comparison:
+    """Show which variables differ."""
+    found = await handler.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
+    then = _known(found.variables)
     named = kernel_id or found.kernel_id
     now = await handler.parts.operations.variables(named, _FINGERPRINT_SECONDS)
-    return compare(found.variables, now)
+    return compare(then, now)

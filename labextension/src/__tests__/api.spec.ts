@@ -67,6 +67,22 @@ describe('GpuCkptApi', () => {
     expect(server.requests).toEqual([]);
   });
 
+  it('asks until a template is built', async () => {
+    const one = { name: 't', title: '', is_being_built: true, why: '' };
+    const building = { templates: [{ ...one, error: null }] };
+    const built = { ...one, title: 'T', is_being_built: false, error: null };
+    const server = new FakeServer()
+      .on('POST templates', building)
+      .on('GET templates', building, { templates: [built] });
+    const api = new GpuCkptApi(server.settings);
+    await expect(api.makeTemplate('t', 's', 0)).resolves.toEqual(built);
+    expect(server.requests).toEqual([
+      'POST templates',
+      'GET templates',
+      'GET templates'
+    ]);
+  });
+
   it('outlasts a restart of the server', async () => {
     const gone = new TypeError('gone');
     const server = new FakeServer().on(QUESTION, gone, gone, aDone());

@@ -18,6 +18,8 @@ const retention = {
   keep_last: 3,
   keep_within_seconds: 0,
   keep_suspends: 10,
+  keep_tool_saves: 0,
+  thins: false,
   max_bytes: 0
 };
 

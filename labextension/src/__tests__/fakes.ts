@@ -102,6 +102,7 @@ const KERNEL: Omit<KernelView, 'kernel_id'> = {
   cells_resume: true,
   restart_save_seconds: 0,
   before_restart: null,
+  before_tool: null,
   former_kept: false,
   restart_lost: null,
   cell_paused: false,

@@ -42,6 +42,7 @@ const branchFrom = jest.fn();
 const saveNotebook = jest.fn(() => Promise.resolve(true));
 const now = [{ cell_type: 'raw', id: 'a', metadata: {}, source: 'now' }];
 const cells = { isShared: false, read: () => now, put: jest.fn() };
+const refreshLauncher = jest.fn(() => Promise.resolve());
 const ofRestore = jest.fn(() => () => Promise.resolve());
 
 function register(
@@ -60,6 +61,7 @@ function register(
     } as Partial<KernelActions> as KernelActions,
     { ofRestore } as Partial<Undo> as Undo,
     settings,
+    refreshLauncher,
     path => (path === 'work/a.ipynb' ? cells : null)
   );
   addSnapshotCommands(
@@ -377,6 +379,47 @@ describe('snapshot commands', () => {
     ]);
     expect(notifications()[0].message).toContain('Exporting Before');
     jest.restoreAllMocks();
+  });
+
+  it('make a template, and let the launcher show it', async () => {
+    const made = {
+      name: 'b-ready',
+      title: 'Python 3 (a ready)',
+      is_being_built: false,
+      why: '',
+      error: null
+    };
+    server.on('POST templates', { templates: [made] });
+    const done = run('template');
+    const asked = await dialog('Save as Template');
+    const name = asked.querySelector('input')!;
+    expect(name.value).toBe('a-ready');
+    name.value = 'b-ready';
+    press(asked, 'accept');
+    await done;
+    expect(JSON.parse(server.bodies[server.bodies.length - 1])).toEqual({
+      name: 'b-ready',
+      snapshot_id: 's'
+    });
+    expect(refreshLauncher).toHaveBeenCalledTimes(1);
+    expect(notifications()[0]?.message).toContain('Python 3 (a ready)');
+  });
+
+  it('say why a template could not be made', async () => {
+    const error = {
+      message: 'Cell 1 of the recipe failed.',
+      code: 'kernel',
+      hint: null,
+      details: null
+    };
+    const failed = { name: 'a-ready', title: '', is_being_built: false };
+    server.on('POST templates', {
+      templates: [{ ...failed, why: '', error }]
+    });
+    const done = run('template');
+    press(await dialog('Save as Template'), 'accept');
+    await done;
+    expect(notifications()[0]?.message).toContain('Cell 1 of the recipe');
   });
 
   it('pin and unpin', async () => {

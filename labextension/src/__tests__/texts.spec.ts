@@ -46,6 +46,8 @@ const noRule = {
   keep_last: 0,
   keep_within_seconds: 0,
   keep_suspends: 0,
+  keep_tool_saves: 0,
+  thins: false,
   max_bytes: 0,
   manual_too: false
 };

@@ -25,6 +25,8 @@ import type {
   SnapshotView,
   StoreView,
   IStoredNotebook,
+  TemplatesView,
+  TemplateView,
   TriedRemote,
   Verification,
   OperationKind,
@@ -175,9 +177,37 @@ export class GpuCkptApi {
     return { ...(await this._send<IOperation>('POST', path, body)), kind };
   }
 
+  /**
+   * Make a template of a snapshot, and return it when its kernels can be started. The server goes on with it if the page is closed.
+   */
+  async makeTemplate(
+    name: string,
+    snapshotId: string,
+    pause_ms = 1000
+  ): Promise<TemplateView> {
+    const body = { name, snapshot_id: snapshotId };
+    let listed = await this._send<TemplatesView>('POST', 'templates', body);
+    for (;;) {
+      const found = listed.templates.find(one => one.name === name);
+      if (found && !found.is_being_built) {
+        if (found.error) {
+          throw new GpuCkptError(found.error);
+        }
+        return found;
+      }
+      await new Promise(resolve => setTimeout(resolve, pause_ms));
+      listed = await this._get<TemplatesView>('templates');
+    }
+  }
+
   /** Ask a running operation to stop and to undo its work. */
   cancel(operationId: string): Promise<IOperation> {
     return this._send('POST', at`operations/${operationId}/cancel`, {});
+  }
+
+  /** Tell the server that a parked kernel's notebook is in front, so that it may be unparked before its next cell. */
+  expectCell(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/expect_cell`, {});
   }
 
   /** Prevent the announced suspend of an idle kernel. */

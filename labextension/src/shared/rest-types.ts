@@ -139,6 +139,11 @@ export interface components {
              */
             before_restart: string | null;
             /**
+             * @description The snapshot with its state before an AI agent's tool restored another, until a user restores one; null: none.
+             * @default null
+             */
+            before_tool: string | null;
+            /**
              * @description Whether its process before its last restart is kept: `undo_restart`.
              * @default false
              */
@@ -242,7 +247,7 @@ export interface components {
          * @description The reason for taking a snapshot.
          * @enum {unknown}
          */
-        Cause: "autosave" | "idle" | "manual" | "memory" | "reclaim" | "restart" | "rollback" | "shutdown";
+        Cause: "autosave" | "idle" | "manual" | "memory" | "reclaim" | "restart" | "rollback" | "shutdown" | "tool";
         /**
          * KernelElsewhere
          * @description A kernel of a notebook below this server's folder that belongs to another server which has not ended.
@@ -257,11 +262,13 @@ export interface components {
         };
         /**
          * NameRequest
-         * @description Body of a save or suspend. `name`: the title of the snapshot, which is then pinned.
+         * @description Body of a save or suspend. `name`: the title of the snapshot, which is then pinned. `tool`: a tool requests it; it is not pinned.
          */
         NameRequest: {
             /** @default  */
             name: string;
+            /** @default false */
+            tool: boolean;
         };
         /**
          * ResumeRequest
@@ -524,7 +531,10 @@ export interface components {
          *         Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
          *         `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
          *         `manual_too` also to those that users took; never to pinned ones or those that a kernel needs. Of suspends that users requested
-         *         the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note.
+         *         the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note. Of snapshots
+         *         that tools took, the last `keep_tool_saves` of each kernel and its branches by tools are kept (0: as other automatic ones).
+         *
+         *         `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
          */
         RetentionPolicy: {
             /** @default 0 */
@@ -537,6 +547,10 @@ export interface components {
             manual_too: boolean;
             /** @default 0 */
             keep_suspends: number;
+            /** @default 0 */
+            keep_tool_saves: number;
+            /** @default false */
+            thins: boolean;
         };
         /**
          * AnnotateRequest
@@ -590,7 +604,9 @@ export interface components {
              *       "keep_within_seconds": 0,
              *       "max_bytes": 0,
              *       "manual_too": false,
-             *       "keep_suspends": 0
+             *       "keep_suspends": 0,
+             *       "keep_tool_saves": 0,
+             *       "thins": false
              *     }
              */
             retention: components["schemas"]["RetentionPolicy"];
@@ -787,12 +803,14 @@ export interface components {
         };
         /**
          * SnapshotRequest
-         * @description Body of a rollback. `force`: as in a resume.
+         * @description Body of a rollback. `force`: as in a resume. `tool`: a tool for programs requests it.
          */
         SnapshotRequest: {
             snapshot_id: string;
             /** @default false */
             force: boolean;
+            /** @default false */
+            tool: boolean;
         };
         /**
          * BranchView
@@ -810,13 +828,15 @@ export interface components {
         };
         /**
          * PathRequest
-         * @description Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume.
+         * @description Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume. `tool`: for a tool, without one.
          */
         PathRequest: {
             /** @default  */
             path: string;
             /** @default false */
             force: boolean;
+            /** @default false */
+            tool: boolean;
         };
         /**
          * RevivalRequest
@@ -900,6 +920,36 @@ export interface components {
             name: string;
             then: components["schemas"]["Variable"];
             now: components["schemas"]["Variable"];
+        };
+        /**
+         * TemplatesView
+         * @description The templates of this user, by name.
+         */
+        TemplatesView: {
+            templates: components["schemas"]["TemplateView"][];
+        };
+        /**
+         * TemplateView
+         * @description A template, or one that is being built for the first time, which has no title yet.
+         */
+        TemplateView: {
+            name: string;
+            title: string;
+            is_being_built: boolean;
+            /** @description Why its kernels are no copies now; empty if they are. */
+            why: string;
+            /** @description The error of the last build. */
+            error: components["schemas"]["ErrorView"] | null;
+        };
+        /**
+         * TemplateRequest
+         * @description Body of a new template. `snapshot_id`: the cells that had run then are its recipe. `title`: its name in launchers.
+         */
+        TemplateRequest: {
+            name: string;
+            snapshot_id: string;
+            /** @default  */
+            title: string;
         };
         /**
          * HostReport
@@ -1020,6 +1070,9 @@ export type StoredNotebook = components['schemas']['StoredNotebook'];
 export type VariablesView = components['schemas']['VariablesView'];
 export type Comparison = components['schemas']['Comparison'];
 export type JupyterGpuckptWireVariableChangesChange = components['schemas']['jupyter_gpuckpt.wire.variable_changes.Change'];
+export type TemplatesView = components['schemas']['TemplatesView'];
+export type TemplateView = components['schemas']['TemplateView'];
+export type TemplateRequest = components['schemas']['TemplateRequest'];
 export type HostReport = components['schemas']['HostReport'];
 export type Check = components['schemas']['Check'];
 export type NoticesView = components['schemas']['NoticesView'];

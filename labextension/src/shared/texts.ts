@@ -115,6 +115,8 @@ function suspendedBecause(kernel: KernelView): string {
       return trans.__('The server was stopped.');
     case 'reclaim':
       return trans.__('The machine was reclaimed.');
+    case 'tool':
+      return trans.__('An AI agent suspended it.');
     default:
       return '';
   }
@@ -248,6 +250,7 @@ function stageText(stage: string): string {
       return trans.__('Preparing');
     case 'restore':
     case 'pages':
+    case 'audit':
     case 'gpu files':
       return trans.__('Loading memory');
     case 'gpu restore':

@@ -25,7 +25,12 @@ import {
 import type { Operations } from '../shared/operations';
 import type { SnapshotView, IStoredNotebook } from '../shared/records';
 import type { SnapshotAction } from './snapshot-commands';
-import { snapshotTitle, undoText, verifiedText } from './snapshot-texts';
+import {
+  snapshotTitle,
+  templateName,
+  undoText,
+  verifiedText
+} from './snapshot-texts';
 import type { IOpenCells } from './stored-cells';
 import { cellChanges, cellChangesText } from './stored-cells';
 import type {
@@ -44,6 +49,8 @@ export class SnapshotActions {
     private readonly _kernelActions: KernelActions,
     private readonly _undo: Undo,
     private readonly _settings: IUserSettings,
+    /** Lets the launcher show new kernels. */
+    private readonly _refreshLauncher: () => Promise<void>,
     /** Returns the cells of an open notebook; null if there are none that a snapshot can replace. */
     private readonly _cellsAt: (path: string) => IOpenCells | null
   ) {}
@@ -85,6 +92,8 @@ export class SnapshotActions {
           snapshot.name
         );
         return;
+      case 'template':
+        return this._saveAsTemplate(snapshot);
       case 'compare': {
         const comparison = await this._snapshots.api.compare(id, kernelId);
         return showComparison(snapshot, comparison);
@@ -104,6 +113,37 @@ export class SnapshotActions {
       case 'delete':
         return this._delete(snapshot);
     }
+  }
+
+  /** Ask for a name, and make a template whose recipe is the cells that had run; tell the user when its kernels can be started. */
+  private async _saveAsTemplate(snapshot: SnapshotView): Promise<void> {
+    const name = await askText(
+      trans.__('Save as Template'),
+      trans.__(
+        'Its cells run again in a new kernel, of which the kernels of the template are copies. Name (small letters, digits and hyphens):'
+      ),
+      trans.__('Save'),
+      templateName(this._notebook(snapshot))
+    );
+    if (!name) {
+      return;
+    }
+    await during(
+      trans.__('Running the cells of the template %1…', name),
+      trans.__('The template %1 could not be made', name),
+      async id => {
+        const made = await this._snapshots.api.makeTemplate(
+          name,
+          snapshot.snapshot_id
+        );
+        await this._refreshLauncher();
+        conclude(
+          id,
+          trans.__('Made the template %1: %2', name, made.title),
+          'success'
+        );
+      }
+    );
   }
 
   private async _goBack(snapshot: SnapshotView): Promise<void> {
@@ -287,6 +327,7 @@ export class SnapshotActions {
     const texts: Record<SnapshotAction, string> = {
       goBack: trans.__('Restoring %1 failed', name),
       branch: trans.__('Branching %1 failed', name),
+      template: trans.__('Making a template of %1 failed', name),
       compare: trans.__('Comparing %1 failed', name),
       details: trans.__('Showing %1 failed', name),
       rename: trans.__('Renaming %1 failed', name),

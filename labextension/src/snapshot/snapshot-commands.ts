@@ -1,4 +1,4 @@
-// The commands on a snapshot: restore, branch, compare, edit, verify, export, delete.
+// The commands on a snapshot: restore, branch, make a template, compare, edit, verify, export, delete.
 
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
@@ -13,6 +13,7 @@ import { trans } from '../shared/translation';
 export const snapshotActions = [
   'goBack',
   'branch',
+  'template',
   'compare',
   'details',
   'rename',
@@ -28,6 +29,7 @@ export type SnapshotAction = (typeof snapshotActions)[number];
 export const snapshotCommandIds: Record<SnapshotAction, string> = {
   goBack: 'gpuckpt:go-back-to-snapshot',
   branch: 'gpuckpt:branch-snapshot',
+  template: 'gpuckpt:save-as-template',
   compare: 'gpuckpt:compare-snapshot',
   details: 'gpuckpt:show-snapshot',
   rename: 'gpuckpt:rename-snapshot',
@@ -64,6 +66,7 @@ export function addSnapshotCommands(
   const labels: Record<SnapshotAction, string> = {
     goBack: trans.__('Restore This Snapshot'),
     branch: trans.__('Branch into a New Notebook'),
+    template: trans.__('Save as Template…'),
     compare: trans.__('Compare Variables with Now'),
     details: trans.__('Details'),
     rename: trans.__('Rename…'),

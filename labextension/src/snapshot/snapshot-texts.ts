@@ -51,7 +51,11 @@ export function causeLabel({
     reclaim: trans.__('machine reclaimed'),
     autosave: trans.__('autosave'),
     rollback: trans.__('before a restore'),
-    restart: trans.__('before a restart')
+    restart: trans.__('before a restart'),
+    tool:
+      reason === 'suspend'
+        ? trans.__('suspended by an AI agent')
+        : trans.__('saved by an AI agent')
   };
   return labels[cause];
 }
@@ -74,7 +78,11 @@ export function causeCaption({
     reclaim: trans.__('Suspended because the machine was reclaimed'),
     autosave: trans.__('Saved automatically'),
     rollback: trans.__('Saved before another snapshot was restored'),
-    restart: trans.__('Saved before the kernel was restarted')
+    restart: trans.__('Saved before the kernel was restarted'),
+    tool:
+      reason === 'suspend'
+        ? trans.__('Suspended by an AI agent, or before it restored a snapshot')
+        : trans.__('Saved by an AI agent')
   };
   return captions[cause];
 }
@@ -178,6 +186,7 @@ export function expiryTexts({
   keep_last,
   keep_within_seconds,
   keep_suspends,
+  keep_tool_saves,
   max_bytes
 }: RetentionPolicy): string[] {
   const within = formatSeconds(keep_within_seconds);
@@ -209,6 +218,14 @@ export function expiryTexts({
       )
     );
   }
+  if (keep_tool_saves > 0) {
+    texts.push(
+      trans.__(
+        'The last %1 snapshots by AI agents are kept for each kernel and its branches.',
+        keep_tool_saves
+      )
+    );
+  }
   if (max_bytes > 0) {
     texts.push(
       trans.__(
@@ -218,4 +235,14 @@ export function expiryTexts({
     );
   }
   return texts;
+}
+
+/** Suggest the name of a template for a notebook: kernelspecs have names of small letters, digits, dots and hyphens. */
+export function templateName(notebook: string): string {
+  const plain = notebook
+    .replace(/\.ipynb$/, '')
+    .toLowerCase()
+    .replace(/[^a-z0-9._-]+/g, '-')
+    .replace(/^[^a-z0-9]+|-+$/g, '');
+  return `${plain || 'notebook'}-ready`;
 }

@@ -126,12 +126,25 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
     if (peers[stack[depth]][(u64)peer]) return 704;
     return peers[stack[depth]][(u64)peer] = 1, 0;
 }
+/* Switch peer access on without the program's calls; between how many pairs of contexts it is on. */
+void driver_enable(int from, int to) { peers[from][to] = 1; }
+long driver_peers(void) {
+    long found = 0;
+    for (int one = 1; one < CONTEXTS; one++)
+        for (int other = 1; other < CONTEXTS; other++) found += peers[one][other];
+    return found;
+}
 int cuCtxDisablePeerAccess(void *peer) {
     if (!is_context((u64)peer)) return 1;
     if (!peers[stack[depth]][(u64)peer]) return 705;
+    if (getenv("DRIVER_KEEPS_PEER") && atoi(getenv("DRIVER_KEEPS_PEER")) == (int)stack[depth]) return 999;
     return peers[stack[depth]][(u64)peer] = 0, 0;
 }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 116 && !device, 0; }
+/* DRIVER_OLD_GPU in the environment: its compute capability is 6. */
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    if (attribute == 75) return *value = getenv("DRIVER_OLD_GPU") ? 6 : 9, 0;
+    return *value = attribute == 102 || attribute == 103 || (attribute == 116 && !device), 0;
+}
 
 int cuMemAlloc_v2(u64 *result, size_t bytes) {
     void *found = malloc(bytes);
@@ -161,14 +174,24 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return retained++, *context = (void *)(u64)(device + 1), 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return retained--, device < 0; }
-/* As the real one: it shares plain memory only. */
-int cuIpcGetMemHandle(void *handle, u64 address) {
+/* As the real one: it shares plain memory only. A handle is opened in this process only, which the real one refuses. */
+typedef struct { u64 address; char rest[56]; } ipc_handle_t;
+static int plain_at(u64 address) {
     int found = 0;
     pthread_mutex_lock(&table);
     for (int i = 0; i < range_count; i++) found |= ranges[i].begin == address && ranges[i].access == PLAIN;
     pthread_mutex_unlock(&table);
-    return handle && found ? 0 : 1;
+    return found;
 }
+int cuIpcGetMemHandle(ipc_handle_t *handle, u64 address) {
+    if (!handle || !plain_at(address)) return 1;
+    return *handle = (ipc_handle_t){address, "the driver's"}, 0;
+}
+int cuIpcOpenMemHandle_v2(u64 *address, ipc_handle_t handle, unsigned flags) {
+    return flags != 1 || strcmp(handle.rest, "the driver's") || !plain_at(handle.address) ? 1 : (*address = handle.address, 0);
+}
+int cuIpcOpenMemHandle(u64 *address, ipc_handle_t handle, unsigned flags) { return cuIpcOpenMemHandle_v2(address, handle, flags) ? 1 : 0; }
+int cuIpcCloseMemHandle(u64 address) { return !plain_at(address); }
 int cuMemGetAddressRange_v2(u64 *begin, size_t *bytes, u64 address) { return *begin = address, *bytes = 0, 1; }
 int cuMemAddressReserve(u64 *result, size_t bytes, size_t alignment, u64 wanted, unsigned long long flags) {
     if (alignment || flags) return 1;
@@ -234,6 +257,27 @@ int cuMemUnmap(u64 address, size_t bytes) {
     return 0;
 }
 typedef struct { int location_type, device, flags; } access_t;
+/* A handle of what is mapped there: of the file, found by its number. */
+int cuMemRetainAllocationHandle(u64 *handle, void *address) {
+    char line[256];
+    unsigned long begin, end, inode = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3 && (u64)address >= begin && (u64)address < end) break;
+        else inode = 0;
+    fclose(maps);
+    for (int fd = 0; inode && fd < 1024; fd++) {
+        struct stat status;
+        if (fstat(fd, &status) || status.st_ino != inode) continue;
+        __atomic_add_fetch(&handles, 1, __ATOMIC_SEQ_CST);
+        return *handle = fcntl(fd, F_DUPFD_CLOEXEC, 0), 0;
+    }
+    return 1;
+}
+int cuMemGetAllocationPropertiesFromHandle(properties_t *properties, u64 handle) {
+    struct stat status;
+    return fstat((int)handle, &status) ? 1 : (*properties = (properties_t){1, 1, 1, status.st_mode & 3}, 0);
+}
 int cuMemSetAccess(u64 address, size_t bytes, const access_t *access, size_t count) {
     if (!access || !count || count > (size_t)gpus()) return 1;
     if (access_refused && !--access_refused) return 2;
@@ -263,6 +307,7 @@ int cuMemImportFromShareableHandle(u64 *handle, void *descriptor, int kind) {
 static int used_by(void *stream) { return (u64)stream == 0x100 + stack[depth] ? 0 : 400; }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void *stream) {
     if (!reached(current(), to, bytes) || !reached(current(), from, bytes)) return 700;
+    if (getenv("DRIVER_LOSES_BYTES")) return used_by(stream);
     return memcpy((void *)to, (void *)from, bytes), used_by(stream);
 }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t bytes, void *stream) {
@@ -315,9 +360,21 @@ int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, u
         else if (attributes[i] == 2) *(int *)data[i] = range ? 2 : 0;
         else if (attributes[i] == 8) *(unsigned *)data[i] = 0;
         else if (attributes[i] == 9) *(int *)data[i] = range ? range->device : -2;
+        else if (attributes[i] == 10) *(unsigned *)data[i] = range && range->access == PLAIN;
+        else if (attributes[i] == 11) *(u64 *)data[i] = range ? range->begin : 0;
+        else if (attributes[i] == 12) *(size_t *)data[i] = range ? range->bytes : 0;
         else return 1;
     }
     return 0;
+}
+/* Memory from cuMemCreate: each part is a range of its own, and no handle can share it. */
+int cuPointerGetAttribute(void *data, int attribute, u64 address) {
+    const range_t *range = range_of(address);
+    if (!range) return 1;
+    if (attribute == 10) return *(unsigned *)data = range->access == PLAIN, 0;
+    if (attribute == 11) return *(u64 *)data = range->begin, 0;
+    if (attribute == 12) return *(size_t *)data = range->bytes, 0;
+    return cuPointerGetAttributes(1, &attribute, &data, address);
 }
 static size_t registered;
 /* Return the bytes that were registered last. */
@@ -402,7 +459,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
 }
 void *dlsym(void *, const char *);
 int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *status) {
-    static const char *renamed[] = {"cuMemAlloc", "cuMemFree", "cuCtxDestroy", "cuGetProcAddress"};
+    static const char *renamed[] = {"cuMemAlloc", "cuMemFree", "cuCtxDestroy", "cuGetProcAddress", "cuIpcOpenMemHandle"};
     char full[64];
     strncpy(full, name, sizeof full - 4)[sizeof full - 4] = 0;
     for (unsigned i = 0; i < sizeof renamed / sizeof *renamed; i++)
@@ -421,7 +478,9 @@ void *driver_find(const char *name) {
     KNOWN(cuInit); KNOWN(cuMemAlloc_v2); KNOWN(cuMemFree_v2); KNOWN(cuLaunchKernel); KNOWN(cuCtxSynchronize);
     KNOWN(cuCtxDestroy_v2); KNOWN(cuGetProcAddress_v2); KNOWN(cuGetProcAddress); KNOWN(cuCtxGetCurrent); KNOWN(cuMemGetAddressRange_v2);
     KNOWN(cuCtxSetCurrent); KNOWN(cuCtxEnablePeerAccess); KNOWN(cuCtxDisablePeerAccess); KNOWN(cuDevicePrimaryCtxReset_v2);
-    KNOWN(cuIpcGetMemHandle); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
+    KNOWN(cuIpcGetMemHandle); KNOWN(cuIpcOpenMemHandle_v2); KNOWN(cuIpcCloseMemHandle); KNOWN(cuPointerGetAttribute);
+    KNOWN(cuPointerGetAttributes); KNOWN(cuMemImportFromShareableHandle); KNOWN(cuMemRetainAllocationHandle); KNOWN(cuMemRelease); KNOWN(cuMemMap);
+    KNOWN(cuMemUnmap); KNOWN(cuMemCreate); KNOWN(cuMemAddressReserve); KNOWN(cuMemcpy); KNOWN(cuMemcpyDtoD_v2); KNOWN(cuMemcpyHtoD_v2); KNOWN(cuMemcpyDtoH_v2); KNOWN(cuMemcpyAsync);
     KNOWN(cuMemAllocAsync); KNOWN(cuMemsetD8_v2); KNOWN(cuMemcpy2D_v2);
     return 0;
 }

@@ -71,8 +71,6 @@ def trial(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManage
 def missing(row: Row) -> str:
     """Why a row cannot run here; empty if it can."""
     reasons = [f"{module} is not installed" for module in row.needs if not _installed(module)]
-    if row.without_ferry and lines.is_ferry_on():
-        reasons.append(row.without_ferry)
     on_cpu = os.environ.get("MATRIX_DEVICE") == "cpu" and row.without_gpu
     if row.gpus and not on_cpu:
         usable, reason = cuda.available()

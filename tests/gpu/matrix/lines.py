@@ -40,8 +40,7 @@ class Line(msgspec.Struct):
     seconds: dict[str, list[float]] = {}
     #: The most that an operation took off the GPUs.
     gpu_bytes: int = 0
-    #: Whether the option gpu_copy was "own", and how many bytes of a snapshot are by the ferry.
-    ferry: bool = False
+    #: How many bytes of a snapshot are by the ferry.
     ferry_bytes: int = 0
     #: Until the kernel and its twin had begun, imports included.
     begin_seconds: float = 0.0
@@ -52,7 +51,7 @@ class Line(msgspec.Struct):
 
 def keep(line: Line) -> None:
     """Print it, and append it to the file."""
-    line.time, line.machine, line.ferry = time.time(), machine(), is_ferry_on()
+    line.time, line.machine = time.time(), machine()
     spent = ", ".join(f"{verb} {times}" for verb, times in line.seconds.items())
     print(
         f"matrix: {line.row}, {line.gpus} GPU(s): {line.outcome}",
@@ -64,11 +63,6 @@ def keep(line: Line) -> None:
         # One write: several processes append.
         with Path(path).open("ab", buffering=0) as file:
             file.write(msgspec.json.encode(line) + b"\n")
-
-
-def is_ferry_on() -> bool:
-    """Return whether kernels of the trials have the option gpu_copy with the value "own"."""
-    return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") == "own"
 
 
 def read(path: Path) -> list[Line]:

@@ -1,7 +1,6 @@
 """The page docs/gpu-matrix.md out of the lines of trials.
 
 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix
-JUPYTER_GPUCKPT_GPU_COPY=own GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix
 python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 """
 
@@ -23,8 +22,6 @@ MARKS = {
     "not run": "not run",
 }
 
-_WITHOUT_FERRY = {row.name for row in ROWS if row.without_ferry}
-
 INTRODUCTION = """\
 # What was tried on a GPU
 
@@ -38,8 +35,7 @@ row's own code computes next, must be the same as in a twin process that was nev
 Seconds are what a user waits, the longest of the row, with several rows at work at the same time on one machine: read them as
 an order of magnitude. *On the GPU* is what a suspend takes off it, the CUDA context included.
 
-*With gpu_copy=own* says what came of the row with [this option](gpu.md), and how much of its memory went that way; the rest went
-the driver's. It is empty where that was not tried.
+*Handed over* is how much of it [stays on the GPU during a save](gpu.md); the driver copies the rest.
 """
 
 HOW = """\
@@ -47,7 +43,6 @@ The page is made by
 
 ```
 GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix -n 4
-JUPYTER_GPUCKPT_GPU_COPY=own GPUCKPT_MATRIX_LINES=lines.jsonl python -m pytest tests/gpu/matrix -n 4
 python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 ```
 """
@@ -55,14 +50,14 @@ python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 
 def page(lines: Iterable[Line]) -> str:
     """Return the page as Markdown: each row's latest trial, in the order of `rows.ROWS`; one that was not run gives way to one that was."""
-    latest, with_ferry = dict[str, Line](), dict[str, Line]()
+    latest = dict[str, Line]()
     for line in sorted(lines, key=lambda line: (line.outcome != "not run", line.time)):
-        (with_ferry if line.ferry else latest)[line.row] = line
+        latest[line.row] = line
     shown = [latest[row.name] for row in ROWS if row.name in latest]
     table = [
-        ("Workload", "GPUs", "Result", *VERBS, "On the GPU", "With gpu_copy=own"),
-        ("---", "---", "---", *("---:" for _ in VERBS), "---:", "---"),
-        *((*_cells(line), _ferry_cell(with_ferry.get(line.row))) for line in shown),
+        ("Workload", "GPUs", "Result", *VERBS, "On the GPU", "Handed over"),
+        ("---", "---", "---", *("---:" for _ in VERBS), "---:", "---:"),
+        *map(_cells, shown),
     ]
     reasons = [f"- {line.title}: {line.reason}" for line in shown if line.reason]
     parts = [INTRODUCTION, _machine(shown), "\n".join(f"| {' | '.join(row)} |" for row in table)]
@@ -73,21 +68,11 @@ def page(lines: Iterable[Line]) -> str:
 
 def _cells(line: Line) -> tuple[str, ...]:
     spent = (f"{max(line.seconds[verb]):.1f} s" if line.seconds.get(verb) else "" for verb in VERBS)
-    held = f"{line.gpu_bytes / 1e9:.1f} GB" if line.gpu_bytes else ""
-    return (line.title, str(line.gpus), MARKS[line.outcome], *spent, held)
-
-
-def _ferry_cell(line: Line | None) -> str:
-    """Return what came of a row with the ferry; empty if it was not tried."""
-    if line is None or (line.outcome == "not run" and line.row not in _WITHOUT_FERRY):
-        return ""
-    if line.outcome == "not run":
-        return f"does not run: {line.reason}"
-    if line.outcome != "works":
-        return MARKS[line.outcome]
-    return (
-        f"works, {line.ferry_bytes / 1e9:.1f} GB" if line.ferry_bytes else "works, the driver's way"
+    held, handed = (
+        f"{count / 1e9:.1f} GB" if line.gpu_bytes else ""
+        for count in (line.gpu_bytes, line.ferry_bytes)
     )
+    return (line.title, str(line.gpus), MARKS[line.outcome], *spent, held, handed)
 
 
 def _machine(lines: list[Line]) -> str:

@@ -32,8 +32,6 @@ class Row(NamedTuple):
     code: str = "kernel_not_checkpointable"
     #: Whether a machine without a GPU can run it, with MATRIX_DEVICE=cpu.
     without_gpu: bool = False
-    #: Why its program cannot run with gpu_copy "own"; empty: it can.
-    without_ferry: str = ""
 
 
 WORKS = [
@@ -91,6 +89,7 @@ WORKS = [
         "cuda_by_hand",
         needs=("cuda.bindings.nvrtc",),
     ),
+    Row("mpi4py", "mpi4py, whose hwloc looks for GPUs", "mpi", needs=("torch", "mpi4py")),
     Row(
         "data_loader",
         "DataLoader, persistent workers in mid-epoch",
@@ -120,6 +119,20 @@ WORKS = [
         "A second process with a CUDA context of its own (spawn)",
         "second_process",
         without_gpu=True,
+    ),
+    Row(
+        "shared_before",
+        "CUDA IPC: a tensor that was given to a second process, which copied and dropped it",
+        "second_process",
+        {"shared": True, "drops": True},
+    ),
+    Row(
+        "child_on_two_gpus",
+        "A child process on two GPUs, with peer access",
+        "second_process",
+        {"gpus": 2},
+        gpus=2,
+        peers=True,
     ),
     Row(
         "spawned_workers",
@@ -254,7 +267,6 @@ REFUSED = [
         "second_process",
         {"shared": True},
         refused="CUDA IPC",
-        without_ferry="the call that shares the memory fails",
     ),
     Row(
         "profiled",
@@ -262,21 +274,6 @@ REFUSED = [
         "profiled",
         refused="A profiler was used",
         code="freeze_failed",
-    ),
-    Row(
-        "mpi4py",
-        "mpi4py, whose hwloc opens the GPU",
-        "mpi",
-        needs=("torch", "mpi4py"),
-        refused="another library than CUDA",
-    ),
-    Row(
-        "child_on_two_gpus",
-        "A child process with contexts on two GPUs, whose peer access cannot be seen",
-        "second_process",
-        {"gpus": 2},
-        gpus=2,
-        refused=r"on (2 )?GPUs",
     ),
 ]
 

@@ -39,6 +39,11 @@ _NO_SUPPORT = (
     "It uses managed memory (cudaMallocManaged), memory shared with another process, or MIG or MPS, which the driver "
     "cannot checkpoint."
 )
+#: RAPIDS uses managed memory by default where the GPU supports it.
+_WITHOUT_MANAGED = (
+    "With RAPIDS, set CUDF_PANDAS_RMM_MODE=async in the kernel's environment (cudf.pandas), or call"
+    " rmm.reinitialize(managed_memory=False) first."
+)
 #: (cause, hint) by the driver's error, and by step where one error has several meanings.
 _MEANINGS: dict[str, tuple[str, str]] = {
     "lock CUDA_ERROR_NOT_READY": (
@@ -47,11 +52,11 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     ),
     "checkpoint CUDA_ERROR_NOT_SUPPORTED": (
         _NO_SUPPORT,
-        "Free the managed memory or avoid it (no unified memory, no rmm managed pool); once it was used, restart the kernel.",
+        f"Restart the kernel and avoid managed memory. {_WITHOUT_MANAGED}",
     ),
     "checkpoint CUDA_ERROR_UNKNOWN": (
         "The driver gives no reason; it does so for processes that have used managed memory before.",
-        f"Restart the kernel to be able to save it. {_RUNS_ON}",
+        f"Restart the kernel to be able to save it. {_WITHOUT_MANAGED} {_RUNS_ON}",
     ),
     "checkpoint CUDA_ERROR_OPERATING_SYSTEM": (
         "A call of the operating system failed inside the driver, also at a second attempt.",
@@ -78,10 +83,10 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "CUDA_ERROR_NOT_PERMITTED": ("The daemon may not do this to the process.", _DOCTOR),
 }
 _UNTOLD = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED")
-#: Measured with driver 580: a process that has used CUPTI once is refused for good, also after cuptiFinalize().
+#: Measured with driver 580: a process that has used CUPTI once is refused for good, also after cuptiFinalize() and with TEARDOWN_CUPTI=1.
 _PROFILED = (
     "A profiler was used in it (torch.profiler with CUDA activities, CUPTI), after which the driver checkpoints it no more.",
-    f"Restart the kernel to be able to save it, and profile in another one. {_RUNS_ON}",
+    f"Restart the kernel to be able to save it, and profile in another one; ending the profiler does not help. {_RUNS_ON}",
 )
 
 
@@ -196,16 +201,7 @@ def restore(pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
     further attempt fails as well, however much is free by then (measured).
     """
     driver = _driver()
-    arguments = None
-    if gpu_map:
-        arguments = driver.CUcheckpointRestoreArgs()
-        if not hasattr(arguments, "gpuPairs"):
-            raise HostIncompatible(
-                "Moving a kernel to another GPU needs a newer cuda-bindings.",
-                hint="pip install 'cuda-bindings>=13'",
-            )
-        arguments.gpuPairs = [_pair(driver, old, new) for old, new in gpu_map.items()]
-        arguments.gpuPairsCount = len(gpu_map)
+    arguments = _moving(driver, gpu_map) if gpu_map else None
     _check(pid, "restore", driver.cuCheckpointProcessRestore(pid, arguments))
 
 
@@ -259,6 +255,21 @@ def _driver() -> Any:  # noqa: ANN401 - the package carries no types
             f" {gpu.MINIMUM_DRIVER} or newer.",
         )
     return _found[0][0]
+
+
+def _moving(driver: Any, gpu_map: Mapping[str, str]) -> Any:  # noqa: ANN401
+    """Return the arguments of a Restore to other GPUs."""
+    # 12.8 has the class without pairs, 13.0 and 13.3.0 have no such class.
+    kind = getattr(driver, "CUcheckpointRestoreArgs", None)
+    if kind is None or not hasattr(kind, "gpuPairs"):
+        raise HostIncompatible(
+            "Moving a kernel to another GPU needs another version of cuda-bindings.",
+            hint="pip install 'cuda-bindings>=13.3.1'",
+        )
+    arguments = kind()
+    arguments.gpuPairs = [_pair(driver, old, new) for old, new in gpu_map.items()]
+    arguments.gpuPairsCount = len(gpu_map)
+    return arguments
 
 
 def _pair(driver: Any, old: str, new: str) -> Any:  # noqa: ANN401

@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 
-from ....errors import CheckpointError, GpuCkptError
+from ....errors import CheckpointError, FreezeFailed, GpuCkptError
 from ....host import processes
 from ...tree.tree import Tree
 from ..driver import cuda
 from ..driver.digests import EarlierMemory
 from ..driver.gpu_staging import StagingFile
 from ..placement import UNKNOWN
+from . import ferry_errors
 from .ferry import Ferry
 from .ferry_copies import FerryCopy, FerryCopying
 from .ferry_orders import Allocation
@@ -89,6 +90,7 @@ class Ferries:
         if (ferry := self.waiting.get(pid)) is None:
             return
         cuda.unlock(pid)
+        ferry.switch_peers_off()
         allocations = ferry.allocations()
         self._bytes[pid] = sum(one.bytes for one in allocations)
         where = located(ferry.devices(), allocations, used)
@@ -96,15 +98,16 @@ class Ferries:
         room = {
             uuid: free - self._promised(uuid) for uuid, free in rooms(pid, memory, used).items()
         }
+        rest = _rest(used, memory, where)
         if until is Until.GIVEN_BACK and all(fits_twice(memory[uuid], room[uuid]) for uuid in room):
             self._uncopied.add(pid)
-            self._hand_over(pid, ferry, allocations, memory, _rest(used, memory, where))
+            self._hand_over(pid, ferry, allocations, memory, rest)
         elif allocations:
             stays = until is not Until.UNPARKED and fits_by_parts(min(room.values()))
             store = self._store_window if until is Until.ENDED else None
             self._copy(pid, ferry, allocations, all_of_it=not stays, store=store)
             if stays:
-                self._hand_over(pid, ferry, allocations, memory, _rest(used, memory, where))
+                self._hand_over(pid, ferry, allocations, memory, rest)
             else:
                 ferry.free()
         cuda.lock(pid, lock_seconds)
@@ -126,8 +129,20 @@ class Ferries:
         memory: dict[str, int],
         rest: Mapping[int, int],
     ) -> None:
+        """Hand the memory over; without enough file descriptors for that, copy and free it. Raises FreezeFailed."""
         self._handed_over[pid], self._handed_bytes[pid] = allocations, memory
-        ferry.hand_over(rest)
+        try:
+            ferry.hand_over(rest)
+        except FreezeFailed as error:
+            copy = self.copies.get(f"gpu{ferry.file_path}")
+            if not ferry_errors.lacks_descriptors(error) or (copy is not None and copy.is_stored):
+                raise
+            logger.warning("GPU memory of process %d is copied: %s", pid, error.details)
+            ferry.drop_handed_over()
+            del self._handed_over[pid], self._handed_bytes[pid]
+            self._uncopied.discard(pid)
+            self._copy(pid, ferry, allocations, all_of_it=True)
+            ferry.free()
 
     def drop_reserved(self) -> None:
         """Free the room on the GPU that is held for the processes' Restore; never raises."""

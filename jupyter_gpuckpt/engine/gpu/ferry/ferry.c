@@ -6,8 +6,9 @@
  * driver's Checkpoint then finds hardly anything to copy. Afterwards the content is copied into new memory of this process, at the
  * same addresses: a process that maps imported memory cannot be checkpointed (driver 580).
  *
- * A thread of this library serves the daemon on a socket in the directory that VARIABLE names. No connection is open when CRIU
- * dumps the process. Without the variable, without the driver, and in forked children this library has no effect.
+ * A thread of this library serves the daemon on a socket in the directory that FERRY_VARIABLE names. No connection is open when CRIU
+ * dumps the process. Without the variable, without the driver, and in forked children this library has no effect. Children that execute
+ * this process's program again, as multiprocessing does, load it, too (ferry_children.c); others do not.
  *
  * Functions of the driver and of libc are found by name, without versions, so that one file works with all versions.
  */
@@ -24,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -31,12 +33,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VARIABLE "GPUCKPT_FERRY"
-#define SELF "/dev/shm/.gpuckpt/gpu-ferry.so"
 #define FERRY_ENTRIES 4096 /* as ENTRIES in ferry_gate.S */
 #define ENTRY_BYTES 16
-#define MAX_PARTS 65536
-#define BATCH 200 /* descriptors of memory in one message */
+#define MAX_PARTS 16000 /* init holds one descriptor each, and some others (MAX_HELD_DESCRIPTORS in init.c) */
+#define OTHER_DESCRIPTORS 128 /* that init, or whoever takes descriptors from it, has open beside those of memory */
 #define MAX_FILES 32
 #define MAX_DESCRIPTORS (BATCH + MAX_FILES) /* in one message; Linux takes 253 */
 #define COPIED_AT_ONCE (2UL << 30)
@@ -66,6 +66,7 @@ enum { MINE, HANDED }; /* mapped and owned by this process; unmapped, because an
 typedef struct {
     address_t address;
     size_t bytes, whole_bytes; /* of the part; of the allocation in its first part, else 0 */
+    uint64_t serial; /* of the allocation in handles for other processes (ferry_ipc.c), in its first part; 0: there is no handle */
     handle_t handle;
     context_t context;
     int device, state;
@@ -74,13 +75,15 @@ typedef struct {
 static part_t *parts; /* room for MAX_PARTS; pages are taken as they are used */
 static uint32_t part_count;
 static volatile uint64_t gpus_seen; /* on which the program has taken any memory, as bits */
-static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER, entries_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t last_serial;
+HIDDEN pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t entries_lock = PTHREAD_MUTEX_INITIALIZER, driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t entry_count = NAMED;
 static uintptr_t driver_begin, driver_end;
 static char directory[sizeof((struct sockaddr_un *)0)->sun_path - 16];
 static volatile int is_on; /* the driver was found, and a directory for the socket is named */
-static volatile int thread_began;
+static volatile int thread_began, thread_listens;
+static void *open_by_old_name;
 
 static long futex(volatile int *word, int operation, int value) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
@@ -88,14 +91,19 @@ static long futex(volatile int *word, int operation, int value) {
 
 static void resolve(uint64_t number);
 
-/* Wait until the gate is open, and find the function if it is not known yet. The thread is counted as inside at the call and on return. */
-HIDDEN void ferry_prepare(uint64_t number) {
-    int kept = errno;
+/* Wait until the gate is open. The thread is counted as inside at the call and on return. */
+static void wait_at_gate(void) {
     while (ferry_closed) {
         __atomic_sub_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
         while (ferry_closed) futex(&ferry_closed, FUTEX_WAIT, 1);
         __atomic_add_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
     }
+}
+
+/* Wait until the gate is open, and find the function if it is not known yet. The thread is counted as inside at the call and on return. */
+HIDDEN void ferry_prepare(uint64_t number) {
+    int kept = errno;
+    wait_at_gate();
     if (!ferry_functions[number]) resolve(number);
     errno = kept;
 }
@@ -113,6 +121,13 @@ static void open_gate(void) {
 static void pause_shortly(void) {
     struct timespec time = {0, 50000};
     nanosleep(&time, NULL);
+}
+
+HIDDEN void wait_outside(void) {
+    __atomic_sub_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
+    pause_shortly();
+    __atomic_add_fetch(&ferry_inside, 1, __ATOMIC_SEQ_CST);
+    wait_at_gate();
 }
 
 static int64_t now_ms(void) {
@@ -151,7 +166,7 @@ static properties_t properties_of(int device) {
 
 /* Give a GPU and its peers access to memory on that GPU. `must_all`: fail if any of them gets no access. Otherwise a peer may get none:
  * after a resume on other GPUs it may be unable to reach the memory, which must be given back nevertheless. */
-static result_t share(address_t address, size_t bytes, const access_t *access, uint32_t count, int must_all) {
+HIDDEN result_t share(address_t address, size_t bytes, const access_t *access, uint32_t count, int must_all) {
     result_t error = driver.cuMemSetAccess(address, bytes, access, count);
     if (!error || must_all || count == 1) return error;
     error = driver.cuMemSetAccess(address, bytes, access, 1);
@@ -200,15 +215,32 @@ static void begin_thread(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+HIDDEN int is_listening(void) {
+    begin_thread();
+    while (is_on && !thread_listens) pause_shortly();
+    return is_on;
+}
+
 static void unmap_parts(const part_t *from, uint32_t count) {
     for (uint32_t at = 0; at < count; at++) unmap(&from[at]);
+}
+
+static uint32_t parts_of(size_t whole) { return (whole + MAX_PART_BYTES - 1) / MAX_PART_BYTES; }
+
+/* Return how many parts there may be: in a save each is a descriptor in init, which has the hard limit of this process. */
+static uint32_t most_parts(void) {
+    struct rlimit files;
+    uint64_t most = MAX_PARTS;
+    if (!syscall(SYS_getrlimit, RLIMIT_NOFILE, &files) && files.rlim_max < most + OTHER_DESCRIPTORS)
+        most = files.rlim_max > OTHER_DESCRIPTORS ? files.rlim_max - OTHER_DESCRIPTORS : 0;
+    return most;
 }
 
 /* Create the parts of an allocation at the end of the table, which is locked. An error leaves nothing behind. */
 static result_t add_parts(address_t address, size_t whole, int device, context_t context) {
     part_t *added = parts + part_count;
     uint32_t count = 0;
-    if ((whole + MAX_PART_BYTES - 1) / MAX_PART_BYTES > MAX_PARTS - part_count) return -ENOSPC;
+    if (part_count + parts_of(whole) > most_parts()) return -ENOSPC;
     for (size_t at = 0; at < whole; at += MAX_PART_BYTES, count++) {
         part_t made = {.address = address + at, .whole_bytes = at ? 0 : whole, .context = context, .device = device, .state = MINE};
         made.bytes = whole - at < MAX_PART_BYTES ? whole - at : MAX_PART_BYTES;
@@ -255,7 +287,9 @@ static result_t allocate(address_t *result, size_t bytes) {
     size_t whole = (bytes + PIECE - 1) / PIECE * PIECE;
     if (driver.cuCtxGetDevice(&device) || device < 0 || device >= MAX_GPUS) return driver.cuMemAlloc_v2(result, bytes);
     note_gpu(device);
-    if (!is_on || !result || bytes < PIECE || whole < bytes || may_share_by_handles() || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
+    if (is_on && uses_several_gpus()) begin_thread(); /* it switches peer access off for a save */
+    /* A handle shows that memory is shared with other processes, which need not have this library. */
+    if (!is_on || !result || bytes < PIECE || whole < bytes || last_serial || may_share_by_handles() || driver.cuCtxGetCurrent(&context) || driver.cuMemAddressReserve(&address, whole, 0, 0, 0))
         return driver.cuMemAlloc_v2(result, bytes);
     pthread_mutex_lock(&parts_lock);
     result_t error = add_parts(address, whole, device, context);
@@ -280,7 +314,7 @@ static int64_t find(address_t address) {
 static void free_at(uint32_t first) {
     address_t address = parts[first].address;
     size_t whole = parts[first].whole_bytes;
-    uint32_t end = first + (whole + MAX_PART_BYTES - 1) / MAX_PART_BYTES;
+    uint32_t end = first + parts_of(whole);
     unmap_parts(parts + first, end - first);
     memmove(parts + first, parts + end, (part_count - end) * sizeof *parts);
     part_count -= end - first;
@@ -313,13 +347,32 @@ static result_t release(address_t address) {
     return error;
 }
 
-static result_t get_range(address_t *begin, size_t *bytes, address_t address) {
+HIDDEN int find_range(address_t address, address_t *begin, size_t *bytes, int *is_own) {
     pthread_mutex_lock(&parts_lock);
     int64_t at = find(address);
+    *is_own = at >= 0;
     if (at >= 0 && begin) *begin = parts[at].address;
     if (at >= 0 && bytes) *bytes = parts[at].whole_bytes;
+    int is_known = at >= 0 || find_import(address, begin, bytes) >= 0;
     pthread_mutex_unlock(&parts_lock);
-    return at < 0 ? driver.cuMemGetAddressRange_v2(begin, bytes, address) : SUCCESS;
+    return is_known;
+}
+
+static result_t get_range(address_t *begin, size_t *bytes, address_t address) {
+    int is_own;
+    return find_range(address, begin, bytes, &is_own) ? SUCCESS : driver.cuMemGetAddressRange_v2(begin, bytes, address);
+}
+
+HIDDEN uint64_t serial_of(address_t address) {
+    uint64_t serial = 0;
+    pthread_mutex_lock(&parts_lock);
+    int64_t at = is_on ? find(address) : -1;
+    if (at >= 0 && parts_of(parts[at].whole_bytes) <= BATCH) {
+        if (!parts[at].serial) parts[at].serial = ++last_serial;
+        serial = parts[at].serial;
+    }
+    pthread_mutex_unlock(&parts_lock);
+    return serial;
 }
 
 static result_t set_access(int from, int to, int flags);
@@ -329,6 +382,7 @@ static void release_all_of(context_t context, int device) {
     pthread_mutex_lock(&parts_lock);
     for (uint32_t at = part_count; at--;)
         if (parts[at].whole_bytes && (context ? parts[at].context == context : parts[at].device == device)) free_at(at);
+    close_all_of(context, device);
     remove_peers_of(context, device, set_access);
     pthread_mutex_unlock(&parts_lock);
 }
@@ -374,7 +428,7 @@ static result_t set_access(int from, int to, int flags) {
     result_t error = SUCCESS;
     for (uint32_t at = 0; at < part_count && (!error || !flags); at++)
         if (parts[at].device == to) error = driver.cuMemSetAccess(parts[at].address, parts[at].bytes, &access, 1);
-    return error;
+    return error && flags ? error : set_import_access(from, to, flags);
 }
 
 /* Find the current context, and the devices of it and of its peer. */
@@ -388,6 +442,7 @@ static result_t sides(context_t peer, context_t *own, int *from, int *to) {
 static result_t enable_peer(context_t peer, unsigned flags) {
     context_t own;
     int from, to;
+    if (is_on) begin_thread(); /* it switches peer access off for a save */
     pthread_mutex_lock(&parts_lock);
     result_t error = driver.cuCtxEnablePeerAccess(peer, flags);
     if (!error) {
@@ -410,12 +465,13 @@ static result_t disable_peer(context_t peer) {
 
 /* ---- copies of memory that is on another GPU ---- */
 
-HIDDEN context_t context_of(address_t address) {
+HIDDEN int find_place(address_t address, int *device, context_t *context) {
     pthread_mutex_lock(&parts_lock);
     int64_t at = find(address);
-    context_t context = at < 0 ? NULL : parts[at].context;
+    *context = at < 0 ? NULL : parts[at].context;
+    *device = at < 0 ? find_import(address, NULL, NULL) : parts[at].device;
     pthread_mutex_unlock(&parts_lock);
-    return context;
+    return *device >= 0;
 }
 
 HIDDEN int reach_all_memory(void) {
@@ -471,6 +527,16 @@ static void *replaced(void *function) {
     if (function == (void *)driver.cuMemAlloc_v2) return (void *)allocate;
     if (function == (void *)driver.cuMemFree_v2) return (void *)release;
     if (function == (void *)driver.cuMemGetAddressRange_v2) return (void *)get_range;
+    if (function == (void *)driver.cuIpcGetMemHandle) return (void *)get_handle;
+    if (function == (void *)driver.cuIpcOpenMemHandle_v2 || (function && function == open_by_old_name)) return (void *)open_handle;
+    if (function == (void *)driver.cuIpcCloseMemHandle) return (void *)close_handle;
+    if (function == (void *)driver.cuMemImportFromShareableHandle) return (void *)import_handle;
+    if (function == (void *)driver.cuMemRetainAllocationHandle) return (void *)retain_handle;
+    if (function == (void *)driver.cuMemRelease) return (void *)release_handle;
+    if (function == (void *)driver.cuMemMap) return (void *)map_handle;
+    if (function == (void *)driver.cuMemUnmap) return (void *)unmap_range;
+    if (function == (void *)driver.cuPointerGetAttribute) return (void *)get_attribute;
+    if (function == (void *)driver.cuPointerGetAttributes) return (void *)get_attributes;
     if (function == (void *)driver.cuCtxDestroy_v2) return (void *)destroy_context;
     if (function == (void *)driver.cuDevicePrimaryCtxReset_v2) return (void *)reset_primary;
     if (function == (void *)driver.cuCtxEnablePeerAccess) return (void *)enable_peer;
@@ -513,6 +579,7 @@ static void find_driver(void) {
 #define FIND(name, arguments) driver.name = (result_t(*) arguments)ferry_real_dlsym(library, #name);
 #define IS_THERE(name, arguments) &&driver.name
     DRIVER(FIND)
+    open_by_old_name = ferry_real_dlsym(library, "cuIpcOpenMemHandle"); /* with the same arguments */
     find_copies(library, ferry_real_dlsym);
     if (1 DRIVER(IS_THERE) && dl_iterate_phdr(note_driver, NULL) && driver_begin) is_on = 1;
 }
@@ -549,7 +616,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, BYTES, DEVICES, THREADS };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER, DIGEST, DIGEST_HANDED_OVER, RESERVE, BYTES, DEVICES, THREADS, IMPORTS, SHARE, PEERS };
 /* `more`: the limit of CLOSE in milliseconds; for other orders the number of descriptors that come with the order. */
 typedef struct { uint32_t order, first, count, more; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
@@ -577,6 +644,28 @@ static int receive_all(int from, void *data, size_t length) {
 
 typedef union { struct cmsghdr header; char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))]; } descriptors_t;
 
+/* Receive a message of this length and the descriptors that come with it; return how many there are, or -1 for fewer bytes. `is_complete`: Linux
+ * leaves out descriptors for which the process has no room (RLIMIT_NOFILE). */
+static int receive_message(int from, void *data, size_t length, int *descriptors, int *is_complete) {
+    descriptors_t control;
+    struct iovec part = {data, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+    ssize_t got;
+    do got = recvmsg(from, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+    while (got < 0 && errno == EINTR);
+    int count = 0;
+    if (got > 0)
+        for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at))
+            if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_RIGHTS) {
+                count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+                memcpy(descriptors, CMSG_DATA(at), count * sizeof(int));
+            }
+    *is_complete = !(message.msg_flags & MSG_CTRUNC);
+    if (got == (ssize_t)length) return count;
+    while (count) close(descriptors[--count]);
+    return -1;
+}
+
 static int send_with(int to, reply_t reply, const int *descriptors) {
     descriptors_t control = {0};
     struct iovec part = {&reply, sizeof reply};
@@ -593,26 +682,13 @@ static int send_with(int to, reply_t reply, const int *descriptors) {
     return sent == sizeof reply ? 0 : -1;
 }
 
-/* Receive a request and the descriptors that come with it; return how many there are, or -1. Linux leaves out descriptors for which the
- * process has no room (RLIMIT_NOFILE); then the request is refused, and what follows it is not read. */
+/* Receive a request and the descriptors that come with it; return how many there are, or -1. Without room for all of them the request is
+ * refused, and what follows it is not read. */
 static int receive_with(int from, request_t *request, int *descriptors) {
-    descriptors_t control;
-    struct iovec part = {request, sizeof *request};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
-    ssize_t got;
-    do got = recvmsg(from, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
-    while (got < 0 && errno == EINTR);
-    int count = 0;
-    if (got > 0)
-        for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at))
-            if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_RIGHTS) {
-                count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-                memcpy(descriptors, CMSG_DATA(at), count * sizeof(int));
-            }
-    int is_complete = !(message.msg_flags & MSG_CTRUNC) && (request->order == CLOSE || request->more == (uint32_t)count);
-    if (got == sizeof *request && is_complete) return count;
+    int is_complete, count = receive_message(from, request, sizeof *request, descriptors, &is_complete);
+    if (count < 0 || (is_complete && (request->order == CLOSE || request->more == (uint32_t)count))) return count;
     while (count) close(descriptors[--count]);
-    if (got == sizeof *request) send_all(from, &(reply_t){.result = -EMFILE}, sizeof(reply_t));
+    send_all(from, &(reply_t){.result = -EMFILE}, sizeof(reply_t));
     return -1;
 }
 
@@ -635,8 +711,35 @@ static int send_descriptors(int to, uint32_t first, uint32_t count) {
         if (reply.result) break;
         reply.bytes += at->bytes;
     }
+    if (reply.result == -EMFILE && reply.count) reply.result = SUCCESS; /* the others can be asked for next */
     int failed = send_with(to, reply, descriptors);
     while (reply.count) close(descriptors[--reply.count]);
+    return failed;
+}
+
+/* Send the descriptors of an allocation to a process that opens a handle of it (ferry_ipc.c); a nonce follows the request. */
+static int send_shared(int to, const request_t *request) {
+    unsigned char nonce[NONCE_BYTES];
+    int descriptors[BATCH];
+    reply_t reply = {.result = -ENOENT};
+    if (receive_all(to, nonce, sizeof nonce)) return -1;
+    pthread_mutex_lock(&parts_lock);
+    if (ferry_closed) reply.result = -EAGAIN; /* the memory may be away */
+    else if (is_own_nonce(nonce))
+        for (uint32_t at = 0; at < part_count; at++) {
+            if (!parts[at].serial || parts[at].serial != request->offset) continue;
+            reply.result = SUCCESS, reply.bytes = parts[at].whole_bytes;
+            for (uint32_t end = at + parts_of(reply.bytes); at < end && !reply.result; at++)
+                if ((reply.result = driver.cuMemExportToShareableHandle(&descriptors[reply.count], parts[at].handle, AS_DESCRIPTOR, 0)))
+                    reply.result = cause_of(reply.result, to);
+                else reply.count++;
+            break;
+        }
+    pthread_mutex_unlock(&parts_lock);
+    uint32_t count = reply.count;
+    if (reply.result) reply.count = 0;
+    int failed = send_with(to, reply, descriptors);
+    while (count) close(descriptors[--count]);
     return failed;
 }
 
@@ -904,6 +1007,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     if (request->order == COPY_HANDED_OVER || request->order == DIGEST_HANDED_OVER)
         return answer_handed_over(to, request, descriptors, received);
     if (request->order == DEVICES) return send_devices(to);
+    if (request->order == SHARE) return send_shared(to, request);
     if (request->order == COPY_OUT && !(ranges = receive_ranges(to, request->count))) return -1;
     /* The orders below read or change the table, which nobody else changes while the gate is closed. */
     pthread_mutex_lock(&parts_lock);
@@ -920,9 +1024,20 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     case BYTES:
         for (uint32_t at = 0; at < part_count; at++) reply.bytes += parts[at].bytes;
         break;
+    case IMPORTS:
+        reply.count = count_imports() + count_mapped_imports();
+        reply.bytes = first_import_of();
+        break;
+    case PEERS:
+        if (ferry_closed) reply.result = switch_peers_off();
+        else reply.result = -EPERM;
+        break;
     case OPEN:
         if (handed) reply.result = -EBUSY;
-        else open_gate();
+        else {
+            reply.count = switch_peers_on();
+            open_gate();
+        }
         break;
     case LIST:
         pthread_mutex_unlock(&parts_lock);
@@ -960,24 +1075,50 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
     return send_all(to, &reply, sizeof reply);
 }
 
-static void *obey(void *unused) {
-    (void)unused;
+/* Return the address of the socket of a process. */
+static struct sockaddr_un socket_of(int process) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char digits[16], *at = digits + sizeof digits;
     *--at = 0;
-    for (int rest = getpid(); rest; rest /= 10) *--at = '0' + rest % 10;
+    for (int rest = process; rest > 0; rest /= 10) *--at = '0' + rest % 10;
     strcpy(address.sun_path, directory);
     strcat(address.sun_path, "/");
     strcat(address.sun_path, at);
+    return address;
+}
+
+HIDDEN int ask_for_descriptors(int owner, uint64_t serial, const unsigned char *nonce, int descriptors[BATCH], uint64_t *bytes) {
+    struct sockaddr_un address = socket_of(owner);
+    request_t request = {.order = SHARE, .offset = serial};
+    int received[MAX_DESCRIPTORS], is_complete, count = -1, to = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    reply_t reply = {0};
+    if (to < 0) return -errno;
+    if (!connect(to, (struct sockaddr *)&address, sizeof address) && !send_all(to, &request, sizeof request) && !send_all(to, nonce, NONCE_BYTES))
+        count = receive_message(to, &reply, sizeof reply, received, &is_complete);
+    close(to);
+    if (count < 0) return -ESRCH;
+    if (!reply.result && is_complete && count <= BATCH && (uint32_t)count == reply.count && parts_of(reply.bytes) == reply.count) {
+        memcpy(descriptors, received, count * sizeof *received);
+        *bytes = reply.bytes;
+        return count;
+    }
+    while (count) close(received[--count]);
+    return reply.result < 0 ? reply.result : is_complete ? -ENOENT : -EMFILE;
+}
+
+static void *obey(void *unused) {
+    (void)unused;
+    struct sockaddr_un address = socket_of(getpid());
     int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     unlink(address.sun_path);
     /* The file has no rights until connections are accepted: so the daemon knows when it may connect (engine/gpu/ferry/ferry.py). */
+    pthread_setname_np(pthread_self(), "gpuckpt-ferry"); /* by it the daemon knows that the file is not of an earlier process */
     if (listening < 0 || fchmod(listening, 0) || bind(listening, (struct sockaddr *)&address, sizeof address) ||
         listen(listening, 8) || chmod(address.sun_path, 0600)) {
         is_on = 0;
         return NULL;
     }
-    pthread_setname_np(pthread_self(), "gpuckpt-ferry");
+    thread_listens = 1;
     for (;;) {
         int peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC), descriptors[MAX_DESCRIPTORS], received;
         request_t request;
@@ -997,24 +1138,28 @@ static void *obey(void *unused) {
     }
 }
 
-/* CUDA does not survive a fork: the child gets the driver's own answers, and no thread. */
+/* CUDA does not survive a fork: the child gets the driver's own answers, and no thread, unless this process has not used the ferry. */
 static void forked(void) {
-    is_on = 0;
+    is_on = is_on && !thread_began;
+    thread_listens = 0;
     ferry_closed = 0;
     ferry_inside = 0;
     part_count = 0;
     gpus_seen = 0;
+    last_serial = 0;
+    forget_imports();
+    forget_mapped_imports();
     forget_peers();
     /* Threads that owned them do not exist here. */
     parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
 /* Remove the variable and this library from the environment, so that programs that the kernel starts have no ferry. */
-static void clean_environment(void) {
-    char *list = getenv("LD_PRELOAD"), *self = list ? strstr(list, SELF) : NULL;
-    unsetenv(VARIABLE);
+static void clean_environment(const char *path) {
+    char *list = getenv("LD_PRELOAD"), *self = list ? strstr(list, path) : NULL;
+    unsetenv(FERRY_VARIABLE);
     if (!self || (self != list && self[-1] != ':')) return;
-    char *rest = self + strlen(SELF);
+    char *rest = self + strlen(path);
     if (*rest == ':') rest++;
     else if (*rest) return;
     else if (self != list) self--;
@@ -1023,11 +1168,16 @@ static void clean_environment(void) {
 }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *named = getenv(VARIABLE);
+    const char *named = getenv(FERRY_VARIABLE);
+    Dl_info self;
     ferry_find_dlsym();
+    find_executing(ferry_real_dlsym);
     if (!named || !named[0] || strlen(named) >= sizeof directory) return;
     strcpy(directory, named);
-    clean_environment();
+    if (dladdr((void *)begin, &self) && self.dli_fname) {
+        clean_environment(self.dli_fname);
+        load_into_children(self.dli_fname, directory);
+    }
     parts = mmap(NULL, MAX_PARTS * sizeof *parts, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (parts == MAP_FAILED || __register_atfork(NULL, NULL, forked, NULL)) directory[0] = 0;

@@ -39,6 +39,7 @@ from .ferry_orders import (
     Order,
     Range,
     RefusedError,
+    Sharing,
     close,
     opened,
     receive,
@@ -65,6 +66,9 @@ _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
 #: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
+
+#: The libraries' threads that were found last, by process: a process may have thousands of others.
+_threads: dict[int, int] = {}
 
 #: Fills all memory by orders to the library; the path is that of the first of its files.
 Fill = Callable[[Library, Path], None]
@@ -126,19 +130,31 @@ class Ferry:
 
     @property
     def is_there(self) -> bool:
-        """Return whether the library runs in the process and accepts connections (ferry.c, `obey`)."""
+        """Return whether the library runs in the process and accepts connections (ferry.c, `obey`).
+
+        The socket's file alone may be that of an earlier process with the same pid.
+        """
         with suppress(OSError):
-            return bool(self._socket.stat().st_mode & 0o400)
+            return bool(self._socket.stat().st_mode & 0o400) and self.thread is not None
         return False
 
     @property
     def thread(self) -> int | None:
         """Return the id of the library's thread on the host; None if there is none."""
+        known = _threads.get(self._pid)
+        if known is not None and self._is_thread(known):
+            return known
         for tid in processes.threads(self._pid):
-            with suppress(OSError):
-                if Path(f"/proc/{self._pid}/task/{tid}/comm").read_text().strip() == THREAD_NAME:
-                    return tid
+            if self._is_thread(tid):
+                _threads[self._pid] = tid
+                return tid
+        _threads.pop(self._pid, None)
         return None
+
+    def _is_thread(self, tid: int) -> bool:
+        with suppress(OSError):
+            return Path(f"/proc/{self._pid}/task/{tid}/comm").read_text().strip() == THREAD_NAME
+        return False
 
     def status(self) -> Status:
         """Return the state of the process."""
@@ -154,7 +170,27 @@ class Ferry:
     def open_gate(self) -> None:
         """Let threads enter the driver again. The library refuses this while memory is handed over."""
         with self._connected() as library:
-            library.order(Order.OPEN)
+            self._open(library)
+
+    def _open(self, library: Library) -> None:
+        if failed := library.open():
+            logger.warning(
+                "process %d: peer access between its GPUs could not be switched on again in %d cases; what uses it may be slower or fail",
+                self._pid,
+                failed,
+            )
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """The process's counts of other processes' memory; None: its library is older, does not count, and does not switch peer access."""
+        with self._connected() as library:
+            return library.sharing()
+
+    def switch_peers_off(self) -> None:
+        """Switch peer access between the process's GPUs off, until the gate, which must be closed, is opened. No work may run on them."""
+        with self._connected() as library:
+            if library.sharing() is not None:
+                library.order(Order.PEERS)
 
     def allocated_bytes(self) -> int:
         """Return how many bytes of memory the library has allocated for the process, which may run."""
@@ -310,7 +346,7 @@ class Ferry:
                     self._give_back(library, keep=keep)
                 else:
                     fill(library, self._tree.inside(self.file_path))
-            library.order(Order.OPEN)
+            self._open(library)
 
     def _give_back(self, library: Library, *, keep: bool) -> None:
         listed = library.listed()

@@ -8,7 +8,7 @@
  */
 #include "ferry.h"
 
-enum { INVALID_VALUE = 1, OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE = 9, DEVICE_MEMORY = 2, LAST_GIVEN_STREAM = 2 };
+enum { OF_CONTEXT = 1, OF_TYPE = 2, OF_MANAGED = 8, OF_DEVICE = 9, DEVICE_MEMORY = 2, LAST_GIVEN_STREAM = 2 };
 
 #define SYNC_COPY (address_t to, address_t from, size_t bytes)
 #define ASYNC_COPY (address_t to, address_t from, size_t bytes, stream_t stream)
@@ -73,8 +73,10 @@ static struct {
     result_t (*cuDevicePrimaryCtxRelease_v2)(int);
 } real;
 
-/* Find the GPU that memory is on, and its context (NULL: it is not memory from cuMemAlloc); return 0 for memory that is not the GPU's. */
-static int find_gpu(address_t address, int *device, context_t *context) {
+/* Find the GPU that memory is on, and its context (NULL: it belongs to none); return 0 for memory that is not the GPU's. Memory of the
+ * ferry is found without the driver, whose call takes longer than all else here. */
+static int find_gpu(address_t address, int *device, context_t *context, int *is_of_ferry) {
+    if (find_place(address, device, context)) return *is_of_ferry = 1;
     int attributes[] = {OF_TYPE, OF_MANAGED, OF_DEVICE, OF_CONTEXT}, type = 0;
     unsigned managed = 0;
     void *found[] = {&type, &managed, device, context};
@@ -82,8 +84,7 @@ static int find_gpu(address_t address, int *device, context_t *context) {
     return !driver.cuPointerGetAttributes(sizeof attributes / sizeof *attributes, attributes, found, address) && type == DEVICE_MEMORY && !managed;
 }
 
-/* Return the primary context of a GPU; NULL: none is active. */
-static context_t primary_of(int device) {
+context_t primary_of(int device) {
     unsigned flags;
     int is_active = 0;
     context_t found;
@@ -96,10 +97,9 @@ static context_t primary_of(int device) {
 /* Return whether a copy is between two GPUs, and find a context of each. */
 static int is_between(address_t to, address_t from, context_t *to_context, context_t *from_context) {
     int to_device, from_device, is_of_ferry = 0;
-    if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context) || !find_gpu(from, &from_device, from_context) || to_device == from_device)
+    if (!uses_several_gpus() || !find_gpu(to, &to_device, to_context, &is_of_ferry) ||
+        !find_gpu(from, &from_device, from_context, &is_of_ferry) || to_device == from_device)
         return 0;
-    if (!*to_context) is_of_ferry |= (*to_context = context_of(to)) != NULL;
-    if (!*from_context) is_of_ferry |= (*from_context = context_of(from)) != NULL;
     /* Without memory of the ferry a copy is as the driver makes it. */
     if (!*to_context && is_of_ferry) *to_context = primary_of(to_device);
     if (!*from_context && is_of_ferry) *from_context = primary_of(from_device);
@@ -108,9 +108,9 @@ static int is_between(address_t to, address_t from, context_t *to_context, conte
 
 /* Note on which GPU memory of a pool is. */
 static void note_pool(address_t address) {
-    int device;
+    int device, is_of_ferry;
     context_t context;
-    if (sees_several_gpus() && !uses_several_gpus() && find_gpu(address, &device, &context)) note_gpu(device);
+    if (sees_several_gpus() && !uses_several_gpus() && find_gpu(address, &device, &context, &is_of_ferry)) note_gpu(device);
 }
 
 /* The beginnings of CUDA_MEMCPY2D and CUDA_MEMCPY3D in cuda.h: the members that describe source and target. */

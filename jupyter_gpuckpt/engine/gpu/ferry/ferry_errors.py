@@ -10,6 +10,8 @@ import errno
 from ....errors import FreezeFailed, is_disk_full
 from .ferry_orders import NoRoomError
 
+_NO_DESCRIPTORS = "There are not enough file descriptors to hand over the kernel's GPU memory."
+
 
 def from_system(pid: int, error: Exception) -> FreezeFailed:
     """Return the error that fits a failed connection with a process or its init, or a failed answer of theirs."""
@@ -49,10 +51,15 @@ def no_room(pid: int, details: str) -> FreezeFailed:
     )
 
 
+def lacks_descriptors(error: FreezeFailed) -> bool:
+    """Return whether an error is that of `no_descriptors`."""
+    return error.message == _NO_DESCRIPTORS
+
+
 def no_descriptors(pid: int, details: str) -> FreezeFailed:
     """Return the error for a process, its init or this one that may open no more files: a part of the memory is a file to them."""
     return FreezeFailed(
-        "There are not enough file descriptors to hand over the kernel's GPU memory.",
+        _NO_DESCRIPTORS,
         hint="Raise the limit of open files (`ulimit -n`) where the server is started, then restart the kernel, or set the"
         ' option `gpu_copy` to "driver".',
         details=f"process {pid}: {details}",

@@ -18,6 +18,8 @@ _LEAST_BYTES = 2 << 30
 
 #: Makes a file of the bytes of a stream between two offsets: (stream, begin, end, path of the file).
 ReadStream = Callable[[str, int, int, Path], None]
+#: Returns a descriptor of the file of a stream, which is only read.
+FileOfStream = Callable[[str], int]
 
 
 class WaitForStream(Protocol):
@@ -27,17 +29,22 @@ class WaitForStream(Protocol):
         """Return the end of what is written from there."""
 
 
-def as_written(wait_for: WaitForStream, stream: str, library: Library, target: Path) -> None:
-    """Fill the parts from the ferry's file while it is written, each as soon as its bytes are there. Raises what `wait_for` raises."""
+def as_written(
+    wait_for: WaitForStream, file_of: FileOfStream, stream: str, library: Library, target: Path
+) -> None:
+    """Fill the parts from the stream's file while it is written, each as soon as its bytes are there.
+
+    `target`, the ferry's own file, is not used. Raises what `wait_for` and `file_of` raise.
+    """
     listed = library.listed()
     written = offset = first = 0
-    with opened([target]) as descriptors:
-        while first < len(listed):
-            count, length = _leading(listed[first:], _LEAST_BYTES, more=0)
-            written = max(written, wait_for(stream, offset, offset + length))
-            count, length = _leading(listed[first:], _LEAST_BYTES, more=written - offset)
-            library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
-            first, offset = first + count, offset + length
+    while first < len(listed):
+        count, length = _leading(listed[first:], _LEAST_BYTES, more=0)
+        written = max(written, wait_for(stream, offset, offset + length))
+        count, length = _leading(listed[first:], _LEAST_BYTES, more=written - offset)
+        descriptors = [file_of(stream)]
+        library.order(Order.FILL, first, count, offset=offset, descriptors=descriptors)
+        first, offset = first + count, offset + length
 
 
 def by_windows(read: ReadStream, stream: str, library: Library, target: Path) -> None:

@@ -46,6 +46,10 @@ class Order(IntEnum):
     BYTES = 14
     DEVICES = 15
     THREADS = 16
+    IMPORTS = 17
+    #: Of another process's library, not of the daemon's.
+    SHARE = 18
+    PEERS = 19
 
 
 class RefusedError(OSError):
@@ -64,6 +68,16 @@ class Allocation(NamedTuple):
     context: int
     device: int
     handed: int
+
+
+class Sharing(NamedTuple):
+    """The memory of other processes that a process has opened by CUDA IPC: how many allocations, and the pid of the first one's process.
+
+    The pid is 0 where it is not known, as for the driver's handles.
+    """
+
+    opened: int
+    owner: int
 
 
 class Range(NamedTuple):
@@ -102,6 +116,12 @@ class Library:
         result, _, _ = self.ask(order, *arguments, **options)  # type: ignore[arg-type]
         _check(order, result)
 
+    def open(self) -> int:
+        """Open the gate, with peer access as before; return for how many pairs of contexts it could not be switched on again."""
+        result, failed, _ = self.ask(Order.OPEN)
+        _check(Order.OPEN, result)
+        return failed
+
     def give_back(self, first: int, memory: Sequence[int]) -> None:
         """Let the library copy handed-over parts, from this number on, into memory of the process. `memory`: their descriptors."""
         result, count, _ = self.ask(Order.GIVE_BACK, first, descriptors=memory)
@@ -116,6 +136,14 @@ class Library:
     def allocated_bytes(self) -> int:
         """Return how many bytes of memory the library has allocated."""
         return self.ask(Order.BYTES)[2]
+
+    def sharing(self) -> Sharing | None:
+        """Return what the process has of other processes' memory; None: its library, from an older snapshot, does not know."""
+        result, count, owner = self.ask(Order.IMPORTS)
+        if result == -errno.ENOSYS:
+            return None
+        _check(Order.IMPORTS, result)
+        return Sharing(count, owner)
 
     def listed(self) -> list[Allocation]:
         """Return the library's table of allocations."""

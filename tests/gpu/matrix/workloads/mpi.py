@@ -1,4 +1,4 @@
-"""MPI in the process: Open MPI's hwloc looks at the GPUs and keeps them open."""
+"""MPI in the process: Open MPI's hwloc would look at the GPUs and keep them open."""
 
 from mpi4py import MPI
 

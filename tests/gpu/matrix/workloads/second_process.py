@@ -1,6 +1,6 @@
-"""A spawned process with CUDA contexts of its own. `gpus`: on how many it has one. `shared`: it is given a tensor of ours.
+"""A spawned process with CUDA contexts of its own. `gpus`: on how many it has one; on several, its memory went from one to the other.
 
-The tensor comes by CUDA IPC.
+`shared`: it is given a tensor of ours, which comes by CUDA IPC. `drops`: it keeps a copy only.
 """
 
 import torch
@@ -9,10 +9,21 @@ import torch.multiprocessing
 from .on_torch import DEVICE, TorchWork
 
 
-def serve(pipe, seed, gpus, shared):
-    """Run the process: answer with a running sum on each of its GPUs and the content of the shared tensor."""
+def serve(pipe, seed, gpus):
+    """Run the process: answer with a running sum on each of its GPUs and the content of the tensor that came first."""
+    shared, drops = pipe.recv()
     devices = [DEVICE] if gpus == 1 else [f"cuda:{number}" for number in range(gpus)]
     sums = [torch.full((1 << 24,), seed % 1000, device=device) for device in devices]
+    if gpus > 1:
+        sums = [
+            part.to(device) for part, device in zip(sums, devices[1:] + devices[:1], strict=True)
+        ]
+    if drops:
+        copy = shared.clone()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        del shared
+        shared = copy
     while True:
         pipe.recv()
         for part in sums:
@@ -22,13 +33,15 @@ def serve(pipe, seed, gpus, shared):
 
 
 class Work(TorchWork):
-    def __init__(self, seed, gpus=1, shared=False):
+    def __init__(self, seed, gpus=1, shared=False, drops=False):
         super().__init__(seed)
         context = torch.multiprocessing.get_context("spawn")
         self._shared = self.arange(0, 1 << 20) if shared else None
+        self._changes = shared and not drops
         self._pipe, theirs = context.Pipe()
-        context.Process(target=serve, args=(theirs, seed, gpus, self._shared), daemon=True).start()
+        context.Process(target=serve, args=(theirs, seed, gpus), daemon=True).start()
         theirs.close()
+        self._pipe.send((self._shared, drops))
         self._ask()
 
     def _ask(self):
@@ -38,7 +51,7 @@ class Work(TorchWork):
         return self._pipe.recv()
 
     def look(self):
-        if self._shared is not None:
+        if self._changes:
             self._shared += 1
             if DEVICE == "cuda":
                 torch.cuda.synchronize()
