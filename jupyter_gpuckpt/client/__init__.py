@@ -12,6 +12,7 @@ setting or a record only.
 - `holding`: an owner, and its connection.
 - `kernel_runs`: code that a program without a server runs in a kernel.
 - `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
+- `left_kernels`: the kernel that an owner has left for a notebook.
 - `magics`: the magic `%gpuckpt`, for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.

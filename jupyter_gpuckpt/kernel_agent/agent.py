@@ -16,10 +16,12 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
-                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...]}
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...],
+                     "journal": "..."}
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide; seed these modules' global
-                                        generators anew. The reply names what could not be renewed or seeded
+                                        generators anew; stop writing the journal of a relay that is not at this path. The
+                                        reply names what could not be renewed or seeded
     gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
                                         name what a recipe has left that copies of the kernel could not share, and the files that
                                         they need; go to this folder
@@ -264,6 +266,7 @@ class Agent:
             content["called"] = await self._call(op)
         elif op == "resumed":
             request = parent["content"]
+            self._journal.keep_only(request.get("journal", ""))
             take_variables(
                 request["environment"], request.get("renewed", ()), request.get("visible_gpus", "")
             )

@@ -83,11 +83,20 @@ class Journal:
         with self._lock:
             self._resumed_at = self._count
 
+    def keep_only(self, path: str) -> None:
+        """Stop writing a bounded journal, unless it is at `path`: no relay has the kernel any more."""
+        with self._lock:
+            if self.is_bounded and self._path != path:
+                self._path, self._unwritten, self.is_bounded = "", b"", False
+                self._executed.clear()
+
     def add(self, channel: bytes, message: Sequence[Any]) -> None:
         """Add a message that is being sent; one that cannot be written is written as soon as that is possible."""
         if not self._path:
             return
         with self._lock:
+            if not self._path:
+                return
             self._count += 1
             clock = repr(time.monotonic()).encode()
             trouble = self._write(_frame(self._count, [channel, clock, *copied(message)]))
@@ -110,7 +119,7 @@ class Journal:
         while self._is_retrying:
             time.sleep(RETRY_SECONDS)
             with self._lock:
-                self._is_retrying = bool(self._write(b""))
+                self._is_retrying = bool(self._path and self._write(b""))
 
     def _write(self, frame: bytes) -> str:
         if self._kept is not None and len(self._kept) + len(frame) > MAX_KEPT_BYTES:

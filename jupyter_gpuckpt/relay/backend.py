@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +16,7 @@ from jupyter_core.application import JupyterApp
 
 from ..client.daemon_traits import GpuCkptDaemon
 from ..errors import KernelNotFound
-from ..wire.protocol import Event, Kernel
-from ..wire.states import KernelState
+from ..wire.protocol import Event
 from .engine_kernels import EngineKernels, RelayOwner, Start, is_absent
 from .kept_records import KeptFolder, KeptRecord
 from .kernel_requests import KernelRequests
@@ -43,20 +43,29 @@ class Backend(EngineKernels):
             GpuCkptDaemon(parent=app).settings(), _owner_id(folder), folder, on_event
         )
         super().__init__(owner, context)
+        self._telling = threading.Lock()
         self.is_absent = is_absent
 
     def launch(self, record: KeptRecord, folder: KeptFolder, start: Any) -> Reached:  # noqa: ANN401 - a dictionary of the program
         """Start a kernel."""
         return super().launch(record, folder, Start(**start))
 
-    def state_of(self, kernel_id: str) -> KernelState | None:
-        """Return the state of a kernel; None if it has ended."""
-        found: Kernel | None = self.known().get(kernel_id)
-        return found.state if found is not None else None
+    def describe(self, kernel: RelayedKernel) -> None:  # type: ignore[override]
+        """Tell the daemon the notebook of a kernel as it is now: the last call tells the newest state."""
+        record = kernel.record
+        with self._telling:
+            is_kept = bool(record.path) and not record.is_before_restart and not record.ends_at
+            super().describe(record, is_listed=is_kept and kernel.editor is None)
 
-    def kernel_of(self, path: str) -> str:
-        """Return the id of the kernel that a server, which has ended, left for a notebook; empty if there is none."""
-        return self.left_by_server(path)
+    def offer(self, kernel: RelayedKernel) -> None:  # type: ignore[override]
+        """Let a Jupyter server take over a suspended kernel whose notebook no editor shows."""
+        with self._telling:
+            if kernel.record.path and not kernel.record.is_before_restart and kernel.editor is None:
+                super().offer(kernel.record)
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return whether an error says that a kernel has ended or is not this relay's any more."""
+        return isinstance(error, KernelNotFound)
 
     def exit_code(self, exit_path: str) -> int:
         """Return the exit status of a kernel that has ended."""

@@ -31,8 +31,12 @@ class EditorSockets:
         except zmq.ZMQError:
             self.close()
             raise
-        #: Whether a client has subscribed to the output.
-        self.has_subscriber = False
+        self._topics = set[bytes]()
+
+    @property
+    def has_subscriber(self) -> bool:
+        """Return whether a client is connected that has subscribed to the output."""
+        return bool(self._topics)
 
     def __getitem__(self, name: str) -> zmq.Socket[bytes]:
         return self._sockets[name]
@@ -67,8 +71,10 @@ class EditorSockets:
             while True:
                 frame = self["iopub"].recv(zmq.NOBLOCK)
                 if frame[:1] == b"\1":
-                    self.has_subscriber = True
                     topics.append(frame[1:])
+                    self._topics.add(frame[1:])
+                else:  # nobody has this subscription any more
+                    self._topics.discard(frame[1:])
         return topics
 
     def send(self, channel: str, idents: Sequence[bytes], parts: Sequence[bytes]) -> bool:

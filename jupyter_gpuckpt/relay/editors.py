@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,11 +23,18 @@ class Editor:
     """An editor's program and its sockets.
 
     `program`: the connection to it. `start`: what it has said about the kernel. `parent`: the process that started it.
+    `handle_waiting`: handles the requests that wait, when there is a kernel.
     """
 
     def __init__(
-        self, program: socket.socket, sockets: EditorSockets, start: dict[str, Any], parent: int
+        self,
+        program: socket.socket,
+        sockets: EditorSockets,
+        start: dict[str, Any],
+        parent: int,
+        handle_waiting: Callable[[Editor], None],
     ) -> None:
+        self.handle_waiting = handle_waiting
         self.program, self.sockets, self.start = program, sockets, start
         self.parent = (parent, start_time(parent))
         self.began, self.ended = time.monotonic(), 0.0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from ..client import this_owner
 from ..client.agent_code import IMPLEMENTATION, installation_request, take_over
+from ..client.left_kernels import left_kernel
 from ..errors import GpuCkptError, KernelError, KernelNotFound
 from ..linux.ports import moved_connection
 from ..wire import calls
@@ -204,6 +205,7 @@ class EngineKernels:
                     ),
                     branched=False,
                     gpu_is_back=True,
+                    journal=str(folder.journal),
                 )
                 if requests.ask_agent("count", _ANSWER_SECONDS).get("on_resume"):
                     requests.ask_agent("on_resume", _CALLS_SECONDS)
@@ -220,21 +222,31 @@ class EngineKernels:
             )
         return found[0]
 
-    def left_by_server(self, path: str) -> str:
-        """Return the id of the kernel that a Jupyter server, which has ended, left for a notebook; empty if there is none."""
-        client = self._owner.client()
-        for kernel in client.send(calls.kernels()):
-            if Path(kernel.name).name != Path(path).name or kernel.owner_id == self._owner.owner_id:
-                continue
-            for saved in client.send(
-                calls.claim(self._owner.owner_id, ClaimRequest(kernel.kernel_id))
-            ):
-                root = str(saved.jupyter.get("root") or "/")
-                rows = saved.jupyter.get("sessions") or []
-                if any(os.path.normpath(Path(root, row.get("path", ""))) == path for row in rows):
-                    return kernel.kernel_id
-                client.send(calls.leave(self._owner.owner_id, kernel_id=kernel.kernel_id))
-        return ""
+    def state_of(self, kernel_id: str) -> KernelState | None:
+        """Return the state of a kernel of this relay; None if it has ended, or if a Jupyter server has it."""
+        try:
+            return self.claimed(kernel_id).kernel.state
+        except KernelNotFound:
+            # One that its client has shut down cannot be claimed while it waits for its end.
+            kernels = self._owner.client().send(calls.kernels())
+            ours = [one for one in kernels if one.owner_id == self._owner.owner_id]
+            return next((one.state for one in ours if one.kernel_id == kernel_id), None)
+
+    def left_by_server(self, path: str, known: Container[str]) -> tuple[str, bool]:
+        """Return the id of the kernel that a server, which has ended, left for a notebook, and whether it has an agent; else empty.
+
+        `known`: ids of kernels that do not count.
+        """
+        kernel_id = left_kernel(
+            self._owner.settings.state, path.lstrip("/"), root="/", owner_id="", known=known
+        )
+        if not kernel_id:
+            return "", False
+        try:
+            saved = self.claimed(kernel_id)
+        except KernelNotFound:
+            return "", False
+        return kernel_id, bool(saved.jupyter.get("agent"))
 
     def _brought_back(self, kernel: Kernel) -> Kernel:
         client = self._owner.client()
@@ -260,7 +272,7 @@ class EngineKernels:
         return kernel
 
     def suspend(self, record: KeptRecord, connection: dict[str, Any], cause: Cause) -> None:
-        """Suspend an idle kernel, and let a Jupyter server that shows its notebook take it over."""
+        """Suspend an idle kernel."""
         client, peer_access_off = self._owner.client(), False
         if record.has_agent:
             with KernelRequests(self._context, connection) as requests:
@@ -270,14 +282,13 @@ class EngineKernels:
                 peer_access_off = peers.get("peer_access") == "off"
         request = SaveRequest(cause=cause, peer_access_off=peer_access_off, retention=_KEEP_ONE)
         client.wait(client.send(calls.suspend(record.kernel_id, request)).operation_id)
-        self.offer(record)
 
     def offer(self, record: KeptRecord) -> None:
-        """Let a Jupyter server, that shows the kernel's notebook, take the kernel over while it is suspended."""
+        """Let a Jupyter server take over a kernel."""
         self._owner.client().send(calls.leave(self._owner.owner_id, kernel_id=record.kernel_id))
 
-    def describe(self, record: KeptRecord, *, is_left: bool) -> None:
-        """Tell the daemon the notebook of a kernel. Only while no editor has it, it is a session that a server lists."""
+    def describe(self, record: KeptRecord, *, is_listed: bool) -> None:
+        """Tell the daemon the notebook of a kernel; with `is_listed` it is a session that a server may list."""
         saved = self.claimed(record.kernel_id)
         row = {
             "session_id": record.session_id,
@@ -288,9 +299,13 @@ class EngineKernels:
         }
         jupyter = {
             **saved.jupyter,
-            "sessions": [row] if is_left and record.path else [],
+            "sessions": [row] if is_listed else [],
             "root": "/" if record.path else "",
             "agent": record.has_agent,
+            # What a server has said that had the kernel before.
+            "output": {},
+            "comms": {},
+            "execution_state": "idle",
         }
         self._owner.client().send(
             calls.set_jupyter(record.kernel_id, record.path or record.kernel_name, jupyter)
@@ -305,10 +320,12 @@ class EngineKernels:
     def end(self, record: KeptRecord, after_seconds: float = 0.0) -> None:
         """End a kernel, now or after some seconds, in which `undo_end` brings it back; its automatic snapshots are deleted with it."""
         client = self._owner.client()
+        if after_seconds:
+            client.send(calls.end(record.kernel_id, EndRequest(after_seconds)))
+            return
+        if self.state_of(record.kernel_id) is None:
+            return
         try:
-            if after_seconds:
-                client.send(calls.end(record.kernel_id, EndRequest(after_seconds)))
-                return
             client.send(calls.kill(record.kernel_id))
         except KernelNotFound:
             _log.debug("kernel %s has ended already", record.kernel_id)
@@ -319,10 +336,6 @@ class EngineKernels:
     def undo_end(self, kernel_id: str) -> None:
         """Let a kernel run on that was to end."""
         self._owner.client().send(calls.undo_end(kernel_id))
-
-    def known(self) -> dict[str, Kernel]:
-        """Return the daemon's kernels by id."""
-        return {one.kernel_id: one for one in self._owner.client().send(calls.kernels())}
 
 
 def is_absent(kernel: Kernel) -> bool:

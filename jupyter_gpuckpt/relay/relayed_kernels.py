@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ..client.agent_code import PROBE_SESSION
 from ..kernel_agent.message_journal import Journal
 from .editors import Editor
-from .engine_kernels import Reached
 from .journal_tail import JournalTail, messages_between
 from .kept_records import KeptFolder, KeptRecord, Position
 from .kernel_sockets import IDENTITY, KernelSockets
 from .signed_messages import Message
 from .waiting_requests import WaitingRequests
+
+if TYPE_CHECKING:
+    from .engine_kernels import Reached
 
 #: Output that a notebook shows.
 OUTPUT = frozenset(

@@ -58,7 +58,13 @@ class StandIn:
                 first = False
                 told = json.loads(line)
                 if "unusable" in told:
-                    raise Unusable(told["unusable"])
+                    if not self._session:
+                        raise Unusable(told["unusable"])
+                    # The relay keeps the kernel of this session: no other one may take its place unnoticed.
+                    sys.stderr.write(
+                        f"The kernel is kept, but cannot be reached: {told['unusable']}.\n"
+                    )
+                    return 1
                 if "say" in told:
                     sys.stderr.write(told["say"] + "\n")
                     sys.stderr.flush()
