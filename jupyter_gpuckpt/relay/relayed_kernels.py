@@ -15,7 +15,7 @@ from .editors import Editor
 from .journal_tail import JournalTail, messages_between
 from .kept_records import KeptFolder, KeptRecord, Position
 from .kernel_sockets import IDENTITY, KernelSockets
-from .signed_messages import Message
+from .signed_messages import Message, unlike_before
 from .waiting_requests import WaitingRequests
 
 if TYPE_CHECKING:
@@ -208,9 +208,8 @@ class RelayedKernel:
         for _, channel, message in messages_between(self.folder.journal, last - 20, last):
             if channel not in {"shell", "iopub"} or message.parent.session == PROBE_SESSION:
                 continue
-            # jupyter_client refuses a message whose signature it has seen.
             header, parent, metadata, *rest = message.parts
-            again = [header, parent, metadata + b" ", *rest]
+            again = [header, parent, unlike_before(metadata), *rest]
             if channel == "shell":
                 editor.sockets.send("shell", _without_identity(message.idents), again)
             elif message.header.msg_type == "status":

@@ -12,7 +12,7 @@ from queue import Empty, Queue
 
 import psutil
 
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, wait_for
 
 PROGRAM = Path(__file__).with_name("window.py")
 
@@ -123,6 +123,17 @@ class Desk:
         found = [process for process in psutil.process_iter() if self._is_relay(process)]
         assert len(found) == 1, found
         return found[0]
+
+    def kill_relay(self):
+        """Kill the relay; return when its sockets are closed, because what is sent to them until then is lost."""
+        process = self.relay()
+        process.kill()
+        # Its first thread may end before others, which hold the sockets.
+        folder = Path(f"/proc/{process.pid}/task")
+        wait_for(
+            lambda: not folder.exists()
+            or (process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(folder)) < 2)
+        )
 
     def _is_relay(self, process):
         with suppress(psutil.Error):

@@ -33,7 +33,7 @@ def kill(desk, window, victim):
     elif victim == "program":
         os.kill(window.pid, signal.SIGKILL)
     elif victim == "relay":
-        desk.relay().kill()
+        desk.kill_relay()
     elif (process := daemon_of(desk)) is not None:
         process.kill()
 

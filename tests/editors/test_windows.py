@@ -64,9 +64,12 @@ def test_a_killed_relay_loses_and_repeats_nothing(desk):
     window.start(desk.spec, desk.notebook("d.ipynb"))
     window.run("x = 1")
     window.begin(COUNT.format(count=40, pause=0.05))
-    desk.relay().kill()
+    desk.kill_relay()
     assert window.result()[0] == lines(40)
     assert window.run("print(x)")[0] == "1\n"
+    # The next relay repeats the last messages again: the window must take none of them for a forgery.
+    desk.kill_relay()
+    assert window.run("print(x + 1)")[0] == "2\n"
 
 
 def test_notebooks_of_one_folder_are_never_mixed(desk):
@@ -159,9 +162,11 @@ def test_it_is_suspended_when_idle_and_comes_back(desk):
     second.start(desk.spec, notebook)
     assert second.run("print(len(x))")[0] == "1000\n"
     assert second.run("%gpuckpt output")[0] == lines(3)
-    # Suspended with an editor: a cell brings it back.
+    # Suspended with an editor: a cell brings it back, by the same relay.
+    relay = desk.relay()
     desk.command("suspend", kernel_id)
     assert second.run("print(len(x))")[0] == "1000\n"
+    assert desk.relay() == relay
 
 
 def test_a_kernel_that_ends_ends_its_program(desk):
