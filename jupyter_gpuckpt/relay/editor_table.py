@@ -45,14 +45,17 @@ class EditorTable:
         if not editor.has_run_cell and not editor.path:
             self._kernels.end(kernel)  # nobody has used it
             return
-        kernel.record.identity = identity_of(kernel.record.path) if kernel.record.path else []
-        kernel.write()
         self._kernels.describe(kernel)
         self._kernels.keep_few()
 
     def look_after(self) -> bool:
-        """Note editors that were killed but whose program runs: its parent is gone, nobody is connected; return whether one is left."""
+        """Note editors that were killed but whose program runs: its parent is gone, nobody is connected; return whether one is left.
+
+        Notebooks are looked at while their editor is there: soon after its end the path may be another notebook's.
+        """
         for editor in self:
+            if editor.kernel is not None and editor.path:
+                editor.kernel.note_identity(identity_of(editor.path))
             is_alone = not editor.has_living_parent and not editor.sockets.has_subscriber
             if is_alone and time.monotonic() - editor.began > _ARRIVAL_SECONDS:
                 self.gone(editor)

@@ -95,6 +95,12 @@ class RelayedKernel:
         """Write the record."""
         self.folder.write(self.record)
 
+    def note_identity(self, identity: list[int]) -> None:
+        """Note which file its notebook is: some editors replace the file when they save."""
+        if identity and identity != self.record.identity:
+            self.record.identity = identity
+            self.write()
+
     # ---- the kernel's side -------------------------------------------------------------------------------------------
 
     def reached(self, context: zmq.Context[Any], reached: Reached) -> None:

@@ -124,6 +124,11 @@ class Desk:
         assert len(found) == 1, found
         return found[0]
 
+    def crash(self, window, path):
+        """Kill a window and its kernel's program at once; return when the relay has noticed that."""
+        window.kill_all()
+        wait_for(lambda: self.record_of(path)["left_at"])
+
     def kill_relay(self):
         """Kill the relay; return when its sockets are closed, because what is sent to them until then is lost."""
         process = self.relay()
@@ -131,8 +136,10 @@ class Desk:
         # Its first thread may end before others, which hold the sockets.
         folder = Path(f"/proc/{process.pid}/task")
         wait_for(
-            lambda: not folder.exists()
-            or (process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(folder)) < 2)
+            lambda: (
+                not folder.exists()
+                or (process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(folder)) < 2)
+            )
         )
 
     def _is_relay(self, process):

@@ -77,12 +77,12 @@ def test_notebooks_of_one_folder_are_never_mixed(desk):
     first = desk.window()
     first.start(desk.spec, one)
     first.run("x = 'one'")
-    first.kill_all()
+    desk.crash(first, one)
     second = desk.window()
     second.start(desk.spec, other)
     assert ("error", "NameError") in second.run("x")[1]
     second.run("x = 'other'")
-    second.kill_all()
+    desk.crash(second, other)
     # They change places.
     one.rename(desk.folder / "between.ipynb")
     other.rename(one)
@@ -93,7 +93,7 @@ def test_notebooks_of_one_folder_are_never_mixed(desk):
     fourth = desk.window()
     fourth.start(desk.spec, other)
     assert fourth.run("print(x)")[0] == "one\n"
-    third.kill_all()
+    desk.crash(third, one)
     # Another file takes the name, and the first one is gone.
     one.unlink()
     desk.notebook("one.ipynb")
