@@ -50,12 +50,12 @@ class Backend(EngineKernels):
         """Start a kernel."""
         return super().launch(record, folder, Start(**start))
 
-    def describe(self, kernel: RelayedKernel) -> None:  # type: ignore[override]
-        """Tell the daemon the notebook of a kernel as it is now: the last call tells the newest state."""
+    def describe(self, kernel: RelayedKernel, info: dict[str, Any]) -> None:  # type: ignore[override]
+        """Tell the daemon the notebook of a kernel as it is now: the last call tells the newest state. `info`: its kernel_info."""
         record = kernel.record
         with self._telling:
             is_kept = bool(record.path) and not record.is_before_restart and not record.ends_at
-            super().describe(record, is_listed=is_kept and kernel.editor is None)
+            super().describe(record, info, is_listed=is_kept and kernel.editor is None)
 
     def offer(self, kernel: RelayedKernel) -> None:  # type: ignore[override]
         """Let a Jupyter server take over a suspended kernel whose notebook no editor shows."""

@@ -287,7 +287,7 @@ class EngineKernels:
         """Let a Jupyter server take over a kernel."""
         self._owner.client().send(calls.leave(self._owner.owner_id, kernel_id=record.kernel_id))
 
-    def describe(self, record: KeptRecord, *, is_listed: bool) -> None:
+    def describe(self, record: KeptRecord, info: dict[str, Any], *, is_listed: bool) -> None:
         """Tell the daemon the notebook of a kernel; with `is_listed` it is a session that a server may list."""
         saved = self.claimed(record.kernel_id)
         row = {
@@ -302,6 +302,7 @@ class EngineKernels:
             "sessions": [row] if is_listed else [],
             "root": "/" if record.path else "",
             "agent": record.has_agent,
+            "kernel_info": info,
             # What a server has said that had the kernel before.
             "output": {},
             "comms": {},

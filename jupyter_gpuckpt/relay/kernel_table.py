@@ -235,7 +235,8 @@ class KernelTable:
     def describe(self, kernel: RelayedKernel) -> None:
         """Tell the daemon the notebook of a kernel, which others list if no editor has it."""
         if not kernel.record.plain_reason and not kernel.has_ended:
-            self._loop.in_thread(lambda: self._backend().describe(kernel), log_failure)
+            info = self.infos.get(kernel.record.spec_digest)
+            self._loop.in_thread(lambda: self._backend().describe(kernel, info), log_failure)
 
     def interrupt(self, kernel: RelayedKernel) -> None:
         """Interrupt a kernel's cell."""
