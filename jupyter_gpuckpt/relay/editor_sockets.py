@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,8 @@ class EditorSockets:
             self.close()
             raise
         self._topics = set[bytes]()
+        #: When the last client disconnected (time.monotonic); 0: one is connected, or none has come.
+        self.left_at = 0.0
 
     @property
     def has_subscriber(self) -> bool:
@@ -75,6 +78,7 @@ class EditorSockets:
                     self._topics.add(frame[1:])
                 else:  # nobody has this subscription any more
                     self._topics.discard(frame[1:])
+                self.left_at = 0.0 if self._topics else time.monotonic()
         return topics
 
     def send(self, channel: str, idents: Sequence[bytes], parts: Sequence[bytes]) -> bool:

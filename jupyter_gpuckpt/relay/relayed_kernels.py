@@ -224,7 +224,7 @@ class RelayedKernel:
     def give_up_waiting(self) -> None:
         """Keep the kernel for another editor, because the one that it had is not coming back."""
         self.is_awaited = False
-        self._note_missed()
+        self._note_missed(time.monotonic())
         self.record.left_at = time.time()
         self.write()
         self.deliver()
@@ -239,16 +239,18 @@ class RelayedKernel:
         """Keep the kernel without an editor. What its cells send from now on, and what may not have arrived, is missed."""
         if self.editor is None:
             return
+        # What was sent to an editor that was killed is lost, also if its program ends later.
+        gone_at = self.editor.sockets.left_at or time.monotonic()
         self.editor.kernel = None
         self.editor = None
-        self._note_missed()
+        self._note_missed(gone_at)
         self.record.left_at = time.time()
         self.write()
         self.deliver()
 
-    def _note_missed(self) -> None:
-        now, record = time.monotonic(), self.record
-        doubtful = [first for at, first in self._answered if now - at < _DOUBTFUL_SECONDS]
+    def _note_missed(self, gone_at: float) -> None:
+        record = self.record
+        doubtful = [first for at, first in self._answered if at > gone_at - _DOUBTFUL_SECONDS]
         first = min([self._tail.last + 1, *self._first.values(), *doubtful])
         if record.missed_last or not record.missed_first:
             record.missed_first, record.missed_last = first, 0

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from importlib import import_module
 from pathlib import Path
 
 PATIENCE = 90
@@ -39,9 +40,8 @@ class JupyterClient:
     """jupyter_client's manager and blocking client."""
 
     def __init__(self, name):
-        from jupyter_client.manager import start_new_kernel
-
-        self.manager, self.client = start_new_kernel(kernel_name=name)
+        start = import_module("jupyter_client.manager").start_new_kernel
+        self.manager, self.client = start(kernel_name=name)
 
     def run(self, code):
         self.client.execute_interactive(code, allow_stdin=True, output_hook=show)
@@ -51,15 +51,14 @@ class Zed:
     """What Zed's source shows: it runs argv as a child in its own group, without a heartbeat, and kills the child when it drops it."""
 
     def __init__(self, name):
-        from jupyter_client import BlockingKernelClient
-        from jupyter_client.connect import write_connection_file
-        from jupyter_client.kernelspec import get_kernel_spec
-
-        file, _ = write_connection_file(f"zed-{uuid.uuid4().hex}.json", key=uuid.uuid4().hex.encode())
-        argv = [file if word == "{connection_file}" else word for word in get_kernel_spec(name).argv]
+        client = import_module("jupyter_client")
+        write = import_module("jupyter_client.connect").write_connection_file
+        file, _ = write(f"zed-{uuid.uuid4().hex}.json", key=uuid.uuid4().hex.encode())
+        argv = import_module("jupyter_client.kernelspec").get_kernel_spec(name).argv
+        argv = [file if word == "{connection_file}" else word for word in argv]
         assert file in argv, "Zed refuses other forms"
         self.kernel = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-        self.client = BlockingKernelClient(connection_file=file)
+        self.client = client.BlockingKernelClient(connection_file=file)
         self.client.load_connection_file()
         self.client.start_channels(hb=False)
         self.client.kernel_info()
@@ -77,18 +76,15 @@ class QtConsole:
     """The manager and client of qtconsole, in Qt's event loop."""
 
     def __init__(self, name):
-        from qtconsole.manager import QtKernelManager
-        from qtpy.QtWidgets import QApplication
-
-        self.app = QApplication([])
-        self.manager = QtKernelManager(kernel_name=name)
+        self.app = import_module("qtpy.QtWidgets").QApplication([])
+        self.manager = import_module("qtconsole.manager").QtKernelManager(kernel_name=name)
         self.manager.start_kernel()
         self.client = self.manager.client()
         self.messages = queue.Queue()
+        self.client.start_channels()
         self.client.iopub_channel.message_received.connect(self.messages.put)
         self.replies = queue.Queue()
         self.client.shell_channel.message_received.connect(self.replies.put)
-        self.client.start_channels()
         deadline = time.monotonic() + PATIENCE
         while self.replies.empty():
             assert time.monotonic() < deadline, "the kernel does not answer"
@@ -120,8 +116,8 @@ def served(*module):
     """Start a server as a child in the same process group; return its URL when it answers."""
     port = free_port()
     command = [sys.executable, "-m", *(word.format(port=port) for word in module)]
-    log = Path("server.log").open("ab")
-    process = subprocess.Popen(command, stdout=log, stderr=log)
+    with Path("server.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
     while True:
         try:
@@ -129,7 +125,8 @@ def served(*module):
         except urllib.error.HTTPError:
             return url
         except OSError:
-            assert process.poll() is None and time.monotonic() < deadline, "no server"
+            assert process.poll() is None, "the server has ended"
+            assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.05)
         else:
             return url
@@ -139,8 +136,6 @@ class KernelGateway:
     """Kernel gateway 3, its REST interface and a websocket."""
 
     def __init__(self, name):
-        import websocket
-
         url = served("kernel_gateway", "--KernelGatewayApp.port={port}")
         request = urllib.request.Request(
             f"{url}/api/kernels", json.dumps({"name": name}).encode(), method="POST"
@@ -148,8 +143,11 @@ class KernelGateway:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             kernel_id = json.load(response)["id"]
         self.session = uuid.uuid4().hex
-        address = url.replace("http", "ws") + f"/api/kernels/{kernel_id}/channels?session_id={self.session}"
-        self.socket = websocket.create_connection(address, timeout=PATIENCE)
+        address = (
+            url.replace("http", "ws")
+            + f"/api/kernels/{kernel_id}/channels?session_id={self.session}"
+        )
+        self.socket = import_module("websocket").create_connection(address, timeout=PATIENCE)
 
     def run(self, code):
         request = uuid.uuid4().hex
@@ -168,8 +166,6 @@ class JupyterKernelClient:
     """jupyter-kernel-client at a Jupyter server without our extension."""
 
     def __init__(self, name):
-        from jupyter_kernel_client import JupyterKernelClient
-
         url = served(
             "jupyter_server",
             "--ServerApp.port={port}",
@@ -178,7 +174,8 @@ class JupyterKernelClient:
             "--no-browser",
             "--ServerApp.port_retries=0",
         )
-        self.client = JupyterKernelClient(server_url=url, token="t")
+        client = import_module("jupyter_kernel_client").JupyterKernelClient
+        self.client = client(server_url=url, token="t")
         self.client.start(name=name, path=str(Path.cwd()))
 
     def run(self, code):
