@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..daemon import lifetime
+from ..errors import ConfigurationError
 from ..wire.place import SOCKET_PATH_BYTES, runtime_dir
 from .address import address_file, relay_folder
 
@@ -25,7 +26,11 @@ def _run(ready: Callable[[], None]) -> int:
     folder, address = Path(relay_folder()), Path(address_file())
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     address.parent.mkdir(mode=0o700, exist_ok=True)
-    path = runtime_dir(folder.parent) / f"relay-{address.name[:8]}-{address.name[-10:]}.sock"
+    try:
+        path = runtime_dir(folder.parent) / f"relay-{address.name[:8]}-{address.name[-10:]}.sock"
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error.message} {error.hint}\n")
+        return 1
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         sys.stderr.write(f"The path of the relay's socket is too long: {path}\n")
         return 1

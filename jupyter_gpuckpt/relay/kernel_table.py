@@ -73,7 +73,10 @@ class KernelTable:
     # ---- kernels of an earlier relay ---------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take the kernels of an earlier relay into the table."""
+        """Take the kernels of an earlier relay into the table; remove what it has not removed of those that have ended."""
+        for folder in self._sessions.glob("*"):
+            if not (folder / "session.json").exists():
+                KeptFolder(folder).remove()
         for record in records_below(self._sessions):
             if record.plain_reason:
                 KeptFolder(self._sessions / record.session_id).remove()
@@ -304,7 +307,12 @@ class KernelTable:
     def end(self, kernel: RelayedKernel, after_seconds: float = 0.0) -> None:
         """End a kernel; with `after_seconds` it can be brought back until then."""
         if kernel.record.plain_reason or not after_seconds:
-            self._loop.in_thread(lambda: self._backend().end(kernel), log_failure)
+
+            def ended(result: object) -> None:
+                log_failure(result)
+                kernel.folder.remove()  # the kernel wrote its journal until now
+
+            self._loop.in_thread(lambda: self._backend().end(kernel), ended)
             self._forget(kernel)
             return
         kernel.record.ends_at = time.time() + after_seconds

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 
+import pexpect
 import pytest
 
 from tests.conftest import PATIENCE, missing, wait_for
@@ -156,52 +157,67 @@ def test_a_killed_client_loses_neither_variables_nor_output(desk, name):
     SEEN[name] = (shown, how, "`%gpuckpt resume`", "complete", "complete")
 
 
-CONSOLE = [PYTHON, "-m", "jupyter_console", "--simple-prompt", "--kernel"]
+class Terminal:
+    """A client that runs in a terminal, in a process group of its own. A cell is pasted where `pastes`, else typed."""
 
-
-def test_a_killed_console_loses_neither_variables_nor_output(desk):
-    """`jupyter console` in a terminal."""
-    require("jupyter_console")
-    pexpect = pytest.importorskip("pexpect")
-
-    def console():
-        command = [*CONSOLE, desk.spec.name]
-        env = {**desk.env, "PYTHONPATH": "", "TERM": "dumb"}
-        spawned = pexpect.spawn(
-            command[0], command[1:], cwd=str(desk.folder), env=env, timeout=PATIENCE, echo=False
+    def __init__(self, desk, command, *, pastes):
+        env = {**desk.env, "PYTHONPATH": "", "TERM": "xterm" if pastes else "dumb"}
+        (Path(desk.folder) / "home").mkdir(exist_ok=True)
+        env["HOME"] = f"{desk.folder}/home"
+        self.pastes = pastes
+        self.spawned = pexpect.spawn(
+            command[0],
+            [*command[1:], desk.spec.name],
+            cwd=str(desk.folder),
+            env=env,
+            timeout=PATIENCE,
+            echo=False,
+            dimensions=(50, 160),
         )
-        spawned.expect(r"In \[\d*\]: ")
-        return spawned
 
-    def kill(spawned):
+    def run(self, code, *shown):
+        """Run a cell, and wait until these texts were shown, in order."""
+        self.spawned.send(f"\x1b[200~{code}\x1b[201~\r" if self.pastes else f"{code}\n")
+        for text in shown:
+            self.spawned.expect_exact(text)
+
+    def kill(self):
         with suppress(ProcessLookupError):
-            os.killpg(spawned.pid, signal.SIGKILL)
-        spawned.close(force=True)
+            os.killpg(self.spawned.pid, signal.SIGKILL)
+        self.spawned.close(force=True)
 
-    first = console()
+
+TERMINALS = {
+    "jupyter_console": (
+        ["-m", "jupyter_console", "--simple-prompt", "--kernel"],
+        "In [1]: ",
+        False,
+    ),
+    "euporie": (["-m", "euporie.console", "--kernel-name"], "keeps its state", True),
+}
+
+
+@pytest.mark.parametrize("name", TERMINALS)
+def test_a_killed_terminal_loses_neither_variables_nor_output(desk, name):
+    require(name)
+    arguments, ready, pastes = TERMINALS[name]
+    command = [PYTHON, *arguments]
+    first = Terminal(desk, command, pastes=pastes)
     try:
-        first.sendline("x = 41")
-        first.expect(r"In \[\d*\]: ")
-        first.sendline(f"exec({COUNT.format(count=30, pause=0.03)!r})")
-        first.expect("line 3")
+        first.spawned.expect_exact(ready)
+        first.run("x = 41; print('x', 'is there')", "x is there")
+        first.run(f"exec({COUNT.format(count=30, pause=0.03)!r})", "line 3")
     finally:
-        kill(first)
+        first.kill()
     kept = kept_here(desk)
-    second = console()
+    second = Terminal(desk, command, pastes=pastes)
     try:
-        second.sendline("y = 1")
-        second.expect("kept from before")
-        second.expect(r"In \[\d*\]: ")
-        second.sendline(f"%gpuckpt resume {kept['session_id']}")
-        second.expect("This is now the kernel")
-        second.expect(r"In \[\d*\]: ")
-        second.sendline("print(x + 1)")
-        second.expect(r"42\r?\n")
-        second.expect(r"In \[\d*\]: ")
-        second.sendline("%gpuckpt output")
-        for number in range(30):
-            second.expect_exact(f"line {number}\r\n")
+        second.spawned.expect_exact(ready)
+        second.run("y = 1", "kept from before")
+        second.run(f"%gpuckpt resume {kept['session_id']}", "This is now the kernel")
+        second.run("print('x is', x + 1)", "x is 42")
+        second.run("%gpuckpt output", *(f"line {number}" for number in range(30)))
     finally:
-        kill(second)
-    shown = f"jupyter_console {version('jupyter_console')}"
-    SEEN["console"] = (shown, "a terminal", "`%gpuckpt resume`", "complete", "complete")
+        second.kill()
+    shown = f"{name} {version(name)}"
+    SEEN[name] = (shown, "a terminal", "`%gpuckpt resume`", "complete", "complete")
