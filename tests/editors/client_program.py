@@ -15,6 +15,7 @@ import urllib.request
 import uuid
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PATIENCE = 90
 
@@ -182,7 +183,7 @@ class JupyterKernelClient:
         self.client.execute_interactive(code, allow_stdin=True, output_hook=show, timeout=PATIENCE)
 
 
-CLIENTS = {
+CLIENTS: dict[str, Any] = {
     "jupyter_client": JupyterClient,
     "zed": Zed,
     "qtconsole": QtConsole,

@@ -179,7 +179,12 @@ class Terminal:
         """Run a cell, and wait until these texts were shown, in order."""
         self.spawned.send(f"\x1b[200~{code}\x1b[201~\r" if self.pastes else f"{code}\n")
         for text in shown:
-            self.spawned.expect_exact(text)
+            self.see(text)
+
+    def see(self, text):
+        """Wait for a text; a program that asks where the cursor is gets an answer meanwhile."""
+        while self.spawned.expect_exact(["\x1b[6n", text]) == 0:
+            self.spawned.send("\x1b[1;1R")
 
     def kill(self):
         with suppress(ProcessLookupError):
@@ -204,7 +209,7 @@ def test_a_killed_terminal_loses_neither_variables_nor_output(desk, name):
     command = [PYTHON, *arguments]
     first = Terminal(desk, command, pastes=pastes)
     try:
-        first.spawned.expect_exact(ready)
+        first.see(ready)
         first.run("x = 41; print('x', 'is there')", "x is there")
         first.run(f"exec({COUNT.format(count=30, pause=0.03)!r})", "line 3")
     finally:
@@ -212,7 +217,7 @@ def test_a_killed_terminal_loses_neither_variables_nor_output(desk, name):
     kept = kept_here(desk)
     second = Terminal(desk, command, pastes=pastes)
     try:
-        second.spawned.expect_exact(ready)
+        second.see(ready)
         second.run("y = 1", "kept from before")
         second.run(f"%gpuckpt resume {kept['session_id']}", "This is now the kernel")
         second.run("print('x is', x + 1)", "x is 42")

@@ -1,5 +1,6 @@
 """Parts of the relay: which kernel belongs to a notebook, the journal's end, requests on disk, signatures."""
 
+import json
 import os
 import time
 
@@ -11,7 +12,7 @@ from jupyter_gpuckpt.kernel_agent.message_journal import Journal
 from jupyter_gpuckpt.relay.journal_tail import JournalTail, messages_between
 from jupyter_gpuckpt.relay.kept_records import KeptRecord, Position, belonging, surplus
 from jupyter_gpuckpt.relay.notebook_files import identity_of, path_in
-from jupyter_gpuckpt.relay.signed_messages import Author, Message, Signer
+from jupyter_gpuckpt.relay.signed_messages import Author, Message, Signer, unlike_before
 from jupyter_gpuckpt.relay.waiting_requests import WaitingRequests
 
 
@@ -150,6 +151,24 @@ def test_a_journal_that_nobody_cuts_loses_its_older_half(tmp_path, monkeypatch):
     assert messages_between(path, 0, 1000)[-1][0] == 100
 
 
+def test_a_journal_ends_with_its_relay_and_begins_anew_with_the_next(tmp_path):
+    path, other = tmp_path / "journal", tmp_path / "other"
+    journal = bounded(path)
+    journal.add(b"iopub", said("one"))
+    journal.keep_only(str(path))
+    journal.add(b"iopub", said("two"))
+    assert len(messages_between(path, 1, 9)) == 2
+    journal.keep_only("")  # a server has the kernel
+    size = path.stat().st_size
+    journal.add(b"iopub", said("three"))
+    assert not journal.is_kept
+    assert journal.is_new("request")
+    assert path.stat().st_size == size
+    assert not journal.opened({"path": str(other), "received": 0})["trouble"]
+    journal.add(b"iopub", said("four"))
+    assert len(messages_between(other, 1, 9)) == 1
+
+
 def test_requests_without_a_reply_outlive_the_relay(tmp_path):
     author, path = Author(), tmp_path / "requests"
     messages = [Message([b"client"], author.parts("execute_request", {"code": c})) for c in "abc"]
@@ -178,6 +197,13 @@ def test_a_position_is_there_again(tmp_path):
     again = Position(tmp_path / "position")
     assert again.number == 2**40
     again.close()
+
+
+def test_a_repeated_message_has_another_signature_each_time():
+    signer = Signer("key", "hmac-sha256")
+    made = {signer.sign([b"{}", b"{}", unlike_before(b"{}"), b"{}"]) for _ in range(3)}
+    assert len(made) == 3
+    assert json.loads(unlike_before(b'{"a": 1}')) == {"a": 1}
 
 
 def test_messages_are_signed_as_jupyter_signs_them():
