@@ -44,6 +44,8 @@ class KeptRecord(msgspec.Struct):
     has_agent: bool = False
     #: Why it runs without the engine, so that it cannot be suspended; empty: it does not.
     plain_reason: str = ""
+    #: The name of its machine: machines may share a home.
+    host: str = ""
     #: The numbers of the first and last message that no editor has shown; 0: there are none, or the last is not known yet.
     missed_first: int = 0
     missed_last: int = 0

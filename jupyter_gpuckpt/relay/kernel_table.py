@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How long the editor of a killed relay is waited for: its program connects as soon as it notices.
 RETURN_SECONDS = 15.0
+#: A folder without a record is no other machine's new one after this time.
+_UNFINISHED_SECONDS = 3600.0
 #: The pause after a suspend that failed.
 _SUSPEND_AGAIN_SECONDS = 300.0
 
@@ -73,11 +76,14 @@ class KernelTable:
     # ---- kernels of an earlier relay ---------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take the kernels of an earlier relay into the table; remove what it has not removed of those that have ended."""
+        """Take this machine's kernels of an earlier relay into the table; remove what it has not removed of those that have ended."""
         for folder in self._sessions.glob("*"):
-            if not (folder / "session.json").exists():
+            is_old = time.time() - folder.stat().st_mtime > _UNFINISHED_SECONDS
+            if is_old and not (folder / "session.json").exists():
                 KeptFolder(folder).remove()
         for record in records_below(self._sessions):
+            if record.host != platform.node():
+                continue
             if record.plain_reason:
                 KeptFolder(self._sessions / record.session_id).remove()
                 continue  # it has ended with its relay
@@ -131,6 +137,7 @@ class KernelTable:
                 spec_digest=digest_of(start["kernelspec"]),
                 kernel_name=str(start["kernelspec"].get("display_name", "")),
                 folder=start["folder"],
+                host=platform.node(),
                 path=editor.path,
                 identity=identity_of(editor.path) if editor.path else [],
             )

@@ -2,15 +2,20 @@
 
 import json
 import os
+import platform
 import time
 
 import pytest
+import zmq
 from jupyter_client.session import Session
 
 from jupyter_gpuckpt.kernel_agent import message_journal
 from jupyter_gpuckpt.kernel_agent.message_journal import Journal
+from jupyter_gpuckpt.relay.backend_import import BackendImport
+from jupyter_gpuckpt.relay.event_loop import EventLoop
 from jupyter_gpuckpt.relay.journal_tail import JournalTail, messages_between
-from jupyter_gpuckpt.relay.kept_records import KeptRecord, Position, belonging, surplus
+from jupyter_gpuckpt.relay.kept_records import KeptFolder, KeptRecord, Position, belonging, surplus
+from jupyter_gpuckpt.relay.kernel_table import KernelTable
 from jupyter_gpuckpt.relay.notebook_files import identity_of, path_in
 from jupyter_gpuckpt.relay.signed_messages import Author, Message, Signer, unlike_before
 from jupyter_gpuckpt.relay.waiting_requests import WaitingRequests
@@ -48,6 +53,26 @@ def test_a_kernel_of_before_a_restart_and_one_that_ends_come_back_only_when_aske
     path = written(tmp_path / "one")
     kept = [record("one", path, is_before_restart=True), record("other", path, ends_at=2.0)]
     assert belonging(kept, str(path)) is None
+
+
+def test_kernels_of_another_machine_with_the_same_home_are_left_alone(tmp_path):
+    for host in (platform.node(), "another"):
+        folder = KeptFolder(tmp_path / "sessions" / host)
+        folder.make()
+        folder.write(KeptRecord(host, host, "", "", "", left_at=1.0, host=host))
+    unfinished = tmp_path / "sessions" / "unfinished"
+    unfinished.mkdir()
+    with zmq.Context() as context:
+        backend = BackendImport(tmp_path, context, lambda event: None)
+        for is_left in (True, False):
+            table = KernelTable(tmp_path, EventLoop(), context, backend)
+            table.load()
+            assert [one.record.kernel_id for one in table] == [platform.node()]
+            assert unfinished.exists() == is_left
+            table.close()
+            if is_left:
+                os.utime(unfinished, (1, 1))
+    assert (tmp_path / "sessions" / "another" / "session.json").exists()
 
 
 def test_too_many_kernels_are_ended_those_without_a_notebook_first():
