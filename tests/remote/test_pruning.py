@@ -237,6 +237,7 @@ def test_machines_tell_only_what_they_changed(keeper):
     assert a.entry("s1").about.pinned
 
 
+@pytest.mark.slow
 def test_what_is_told_while_a_prune_is_stopped_at_any_request_is_kept(tmp_path):
     """Another machine pins one snapshot and evicts its copy of another one, and later epochs come, before the prune continues."""
     outcomes = set()
