@@ -94,8 +94,8 @@ class Adoption:
                 forget_sessions(self._sessions, kernel_id)
                 self._log.info("Kernel %s was left for %s", kernel_id, path)
                 return kernel_id
-        except GpuCkptError as error:
-            self._log.warning("Kernel %s, left for %s, is not listed: %s", kernel_id, path, error)
+        except Exception:
+            self._log.exception("Kernel %s, left for %s, could not be listed.", kernel_id, path)
         return ""
 
     async def adopt(self, saved: SuspendedKernel, *, resume_busy: bool) -> None:
