@@ -46,6 +46,7 @@ def test_without_an_engine_it_is_an_ordinary_kernel(make_desk, tmp_path):
     works_without_the_engine(make_desk(JUPYTER_GPUCKPT_CRIU=str(tmp_path / "none")), "CRIU")
 
 
+@pytest.mark.slow
 def test_beside_a_daemon_of_another_version_it_is_an_ordinary_kernel(make_desk, tmp_path):
     metadata = tmp_path / "packages" / "jupyter_gpuckpt-0.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
@@ -64,6 +65,7 @@ def test_beside_a_daemon_of_another_version_it_is_an_ordinary_kernel(make_desk, 
     works_without_the_engine(desk, "another version")
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_ends_no_cell(make_desk):
     desk = make_desk()
     window = desk.window()
