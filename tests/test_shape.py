@@ -15,7 +15,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
 
 #: Stems that several packages of the product may have: Python's own, and one role in each process.
 REPEATED_STEMS = {"__init__", "__main__", "app", "service", "traits"}
-MAX_ROOMS = 17
+MAX_ROOMS = 18
 MAX_BYTES = {"ARCHITECTURE.md": 20_000}
 MAX_LINES = {"CONTRIBUTING.md": 120}
 #: Words that were given up, and what is said instead: ARCHITECTURE.md has one word for each thing.

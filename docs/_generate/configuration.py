@@ -11,6 +11,7 @@ from traitlets.utils.sentinel import Sentinel
 
 from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin
+from jupyter_gpuckpt.relay.traits import GpuCkptRelay
 from jupyter_gpuckpt.server.traits import ServerTraits
 
 from .markdown import code, escaped, sentence, table
@@ -34,6 +35,12 @@ CLASSES: tuple[tuple[str, type[HasTraits], str, str], ...] = (
         GpuCkptProvisioner,
         "`jupyter_server_config.py`",
         "How kernels are started.",
+    ),
+    (
+        "GpuCkptRelay",
+        GpuCkptRelay,
+        "`jupyter_gpuckpt_config.py`",
+        "How long kernels of editors are kept. [Editors](../editors.md) says what for.",
     ),
     (
         "GpuCkptSpawnerMixin",

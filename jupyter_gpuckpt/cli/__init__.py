@@ -11,6 +11,7 @@
 - `doctor_command`: the command `jupyter gpuckpt doctor`.
 - `executing`: the command `jupyter gpuckpt execute`.
 - `hub_report`: the command `jupyter gpuckpt hub-report`.
+- `install_kernel`: the command `jupyter gpuckpt install-kernel`.
 - `mcp_command`: the command `jupyter gpuckpt mcp`.
 - `naming`: resolution of the arguments that name kernels and snapshots.
 - `notice`: the command `jupyter gpuckpt notice`.

@@ -10,6 +10,7 @@ from ..wire.statuses import SOME_NOT_SAVED
 from . import (
     executing,
     hub_report,
+    install_kernel,
     mcp_command,
     notice,
     prune,
@@ -83,6 +84,9 @@ def parser(program: str = PROGRAM) -> Parser:
     _about_snapshots(command)
     executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION))
     hub_report.add_arguments(command("hub-report", hub_report.SUMMARY, hub_report.DESCRIPTION))
+    install_kernel.add_arguments(
+        command("install-kernel", install_kernel.SUMMARY, install_kernel.DESCRIPTION)
+    )
     mcp_command.add_arguments(command("mcp", mcp_command.SUMMARY, mcp_command.DESCRIPTION))
     notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION))
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))

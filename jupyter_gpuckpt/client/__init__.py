@@ -12,12 +12,14 @@ setting or a record only.
 - `holding`: an owner, and its connection.
 - `kernel_runs`: code that a program without a server runs in a kernel.
 - `kernel_variables`: the variables of a kernel now, for callers without an event loop and without a server.
+- `left_kernels`: the kernel that an owner has left for a notebook.
 - `magics`: the magic `%gpuckpt`, for front ends without this package's extension.
 - `mirror`: a mirror of the daemon's state, built from its ordered stream.
 - `moving`: the steps of a move.
 - `programs`: programs of this package that the client runs in processes of their own, without a daemon.
 - `quick_httpx`: an import of httpx without its command line.
 - `recipes`: the cells of a notebook, or a script, that prepare a kernel.
+- `relayed_kernelspecs`: kernelspecs whose kernels outlive their editor.
 - `reviving`: kernels that are created from a snapshot.
 - `save_costs`: the cost of periodic saves, and how often they are made.
 - `silence`: a daemon that runs but does not answer.

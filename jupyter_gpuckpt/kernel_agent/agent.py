@@ -16,10 +16,12 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
-                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...]}
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ..., "seed_anew": [...],
+                     "journal": "..."}
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide; seed these modules' global
-                                        generators anew. The reply names what could not be renewed or seeded
+                                        generators anew; stop writing the journal of a relay that is not at this path. The
+                                        reply names what could not be renewed or seeded
     gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
                                         leave the history; name what a recipe has left that copies of the kernel could not
                                         share, and the files that they need; go to this folder
@@ -33,9 +35,9 @@ so that no IPython event is triggered.
                                         return the messages after this one; answer these requests again
     gpuckpt_request {"op": "answer", "id": "...", "text": "..."}
                                         answer a request of the user's code
-    gpuckpt_request {"op": "journal", "path": "..."}
-                                        write all messages to this file from now on, or repair the file after a resume; a cell
-                                        whose request comes a second time is not executed again
+    gpuckpt_request {"op": "journal", "path": "...", "received": ...}
+                                        write all messages to this file from now on, or repair the file after a resume; a
+                                        request that comes a second time is not executed again. `received`: as in the journal
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         list the user's variables, with fingerprints of their values; also while a cell runs
 """
@@ -113,7 +115,10 @@ class Agent:
         self._subscribers = Subscribers(kernel.parent)
         self._secrets = FreshSecrets()
         self._resumes = Resumes(
-            self._secrets.renew, self._subscribers.expect_again, self._forget_processor_times
+            self._secrets.renew,
+            self._subscribers.expect_again,
+            self._forget_processor_times,
+            self._journal.note_resume,
         )
         #: Whether `_release` is scheduled.
         self._releasing = False
@@ -144,8 +149,8 @@ class Agent:
     def _output(self, message: Any, *arguments: Any, **options: Any) -> None:
         # A child that was forked while another thread held the lock would deadlock on it.
         if os.getpid() == self._pid:
-            self._journal.add(b"iopub", message)
             self._resumes.last()
+            self._journal.add(b"iopub", message)
             with self._lock:
                 missing = not self._silent and self._subscribers.are_missing(message)
                 if self._silent or self._kept_output or missing:
@@ -157,10 +162,11 @@ class Agent:
 
     # Called in the thread of the shell's stream.
     def _reply(self, message: Any, *arguments: Any, **options: Any) -> None:
+        resumed = self._resumes.last()
         self._journal.add(b"shell", message)
         with self._lock:
             now = time.monotonic()
-            cut = max(self._flushed, self._resumes.last())
+            cut = max(self._flushed, resumed)
             careful = self._silent or self._kept_replies or now < cut + _PATIENCE
             careful = careful or may_be_lost(message[0])
             self._sent.note_reply(message)
@@ -176,7 +182,8 @@ class Agent:
     # Called before a cell is executed.
     def _is_to_be_handled(self, stream: Any, message: Any, identity: Any) -> Any:
         header = message["header"]
-        if header["msg_type"] == "execute_request" and not self._journal.is_new(header["msg_id"]):
+        may_repeat = self._journal.is_bounded or header["msg_type"] == "execute_request"
+        if may_repeat and not self._journal.is_new(header["msg_id"]):
             return False
         self._resumes.last()
         self._subscribers.note_request(str(header.get("session")))
@@ -195,6 +202,8 @@ class Agent:
     def _ask(self, stream: Any, *arguments: Any, **options: Any) -> Any:
         stdin = self._kernel.stdin_socket
         if stream is stdin and os.getpid() == self._pid:
+            if self._journal.is_bounded:
+                arguments = self._noted_question(*arguments, **options)
             deadline = time.monotonic() + _PATIENCE
             while self.silent:
                 time.sleep(_PAUSE)
@@ -215,6 +224,17 @@ class Agent:
             if sent:
                 return sent[0]
         return self._send(stream, *arguments, **options)
+
+    def _noted_question(
+        self, kind: Any, content: Any = None, parent: Any = None, *others: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        """Add a message for stdin to the journal; return the arguments that send the same message."""
+        session = self._kernel.session
+        message = session.msg(kind, content, parent) if isinstance(kind, str) else kind
+        ident = others[0] if others else options.get("ident")
+        idents = ident if isinstance(ident, list) else [ident] if ident else []
+        self._journal.add(b"stdin", [*idents, *session.serialize(message)])
+        return (message, None, parent, *others)
 
     # Called in the control thread.
     async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912, PLR0915 - a table
@@ -246,6 +266,7 @@ class Agent:
             content["called"] = await self._call(op)
         elif op == "resumed":
             request = parent["content"]
+            self._journal.keep_only(request.get("journal", ""))
             take_variables(
                 request["environment"], request.get("renewed", ()), request.get("visible_gpus", "")
             )

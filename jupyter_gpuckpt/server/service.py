@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
@@ -109,12 +108,19 @@ class Service:
         )
         cells_resume = _install_gate(serverapp, log)
         kernels = install_kernel_manager(kernels, link, listeners, suspends_idle=cells_resume)
+        self._adoption = Adoption(
+            link,
+            kernels,
+            sessions,
+            operations,
+            reconnector,
+            resume_busy=traits.resume_busy,
+            log=log,
+        )
         install_sessions(
             sessions,
             operations.report_sessions,
-            None
-            if traits.clean_start
-            else partial(link.require_no_kernel, root=str(kernels.root_dir)),
+            None if traits.clean_start else self._adoption.adopted_for,
         )
         self.kernels = KernelList(
             kernels,
@@ -135,15 +141,6 @@ class Service:
         )
         gpu_room = GpuRoom(
             link, kernels, operations, memory_room, wait_seconds=traits.gpu_wait, log=log
-        )
-        self._adoption = Adoption(
-            link,
-            kernels,
-            sessions,
-            operations,
-            reconnector,
-            resume_busy=traits.resume_busy,
-            log=log,
         )
         contents = serverapp.contents_manager
         notebooks = StoredNotebooks(link, contents)

@@ -296,6 +296,12 @@ claimable = Route(list[Kernel], "GET", f"{_OWNER}/claim")
 #: The copies of templates' kernels that this owner wants to have ready for starts of kernels, and no others.
 ready = Route(type(None), "PUT", f"{_OWNER}/ready", protocol.ReadyRequest, _NONE)
 #: The next server may claim this owner's kernels although its process may still run.
-leave = Route(type(None), "DELETE", _OWNER, status=_NONE)
+leave = Route(
+    type(None),
+    "DELETE",
+    _OWNER,
+    status=_NONE,
+    query={"kernel_id": "Only this kernel; the owner may claim it again."},
+)
 #: The events of an owner's kernels while the connection is open.
 owner_events = Route(Event, "POST", "/owners", protocol.Owner, seconds=SILENCE_SECONDS)

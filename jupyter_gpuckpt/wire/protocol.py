@@ -415,7 +415,12 @@ class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /owners/{owner_id}/claim: take over kernels of dead servers of this owner's root_dir and hub server, or a batch run's own."""
+    """POST /owners/{owner_id}/claim: take over kernels of dead servers of this owner's root_dir and hub server, or a batch run's own.
+
+    `kernel_id`: only this kernel, wherever its notebook is; also one that the owner has already.
+    """
+
+    kernel_id: str = ""
 
 
 class SuspendedKernel(msgspec.Struct, frozen=True):

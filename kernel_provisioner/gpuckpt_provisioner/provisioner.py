@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Enum, List, Unicode, default
 
+from jupyter_gpuckpt.client import relayed_kernelspecs
 from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
@@ -139,6 +140,9 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - as the base
         """Prepare a launch, or the adoption of an earlier server's kernel, for which the returned command is empty."""
+        # An editor's kernelspec starts the relay, which has kernels of its own: here its kernel itself is started.
+        if (spec := relayed_kernelspecs.real(self._manager.kernel_spec)) is not None:
+            self._manager._kernel_spec = self.kernel_spec = spec
         # A restart calls this again: it must start a fresh kernel, never adopt one.
         if not self._launched:
             self._saved = self._owner_here().adoption(self.kernel_id)

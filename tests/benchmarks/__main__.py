@@ -39,6 +39,7 @@ BENCHMARKS = {
     "page": "page",
     "store": "store",
     "remote": "remote",
+    "relay": "relay_round_trips",
     "others": "others",
     "gpu-driver": "gpu_driver",
     "gpu-kernel": "gpu_kernel",

@@ -198,8 +198,10 @@ async def _ready(handler: BaseHandler, owner_id: str, request: protocol.ReadyReq
 
 
 @_answers(calls.claim)
-def _claim(handler: BaseHandler, owner_id: str) -> Awaitable[list[protocol.SuspendedKernel]]:
-    return handler.daemon.owners.claim(owner_id)
+def _claim(
+    handler: BaseHandler, owner_id: str, request: protocol.ClaimRequest
+) -> Awaitable[list[protocol.SuspendedKernel]]:
+    return handler.daemon.owners.claim(owner_id, request.kernel_id)
 
 
 ROUTES = _routes.handlers(BaseHandler) | snapshot_routes.ROUTES

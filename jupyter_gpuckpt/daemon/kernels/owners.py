@@ -121,23 +121,31 @@ class Owners:
         for owner in {kernel.record.owner for kernel in self._kernels}:
             self._tasks.start(self._expire(owner, RESTART_SECONDS))
 
-    async def claim(self, owner_id: str) -> list[SuspendedKernel]:
+    async def claim(self, owner_id: str, kernel_id: str = "") -> list[SuspendedKernel]:
         """Transfer to a server the kernels of dead servers that belong to it (see `belongs`), or to a batch run the kernels of that run.
 
-        No two servers get the same kernel: other places' records are transferred under a lock, this place's on the event loop.
+        With `kernel_id` only this kernel, of any dead server with the same hub server, or the owner's own. No two servers get the same
+        kernel: other places' records are transferred under a lock, this place's on the event loop.
         """
         claimant = await self.awaited(owner_id)
         if claimant.kind is OwnerKind.SCRIPT:
             raise ConfigurationError("Only a server or a batch run can claim kernels.")
-        wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
+
+        def wanted(record: KernelRecord) -> bool:
+            if not kernel_id:
+                return belongs(record, claimant)
+            return record.kernel_id == kernel_id and may_be_handed_over(record, claimant)
+
         found = await asyncio.to_thread(self._records.take_over, wanted, self._machine.bring)
         await self._receive(found)
         taken = {record.kernel_id for record in found}
         claimed = []
         for kernel in list(self._kernels):
             record = kernel.record
-            if belongs(record, claimant) and (
+            is_own = bool(kernel_id) and record.owner.owner_id == owner_id
+            if wanted(record) and (
                 record.kernel_id in taken
+                or is_own
                 or claimant.kind is OwnerKind.BATCH
                 or self._is_dead(record.owner)
             ):
@@ -209,9 +217,11 @@ class Owners:
                 left.append(Kernel(kernel_id, record.state, owner, name=record.name))
         return left
 
-    async def leave(self, owner_id: str) -> None:
-        """Let the next server claim this owner's kernels although its process may still run. This cannot be undone."""
+    async def leave(self, owner_id: str, kernel_id: str = "") -> None:
+        """Let the next server claim this owner's kernels, or one of them, although its process may still run."""
         for kernel in self._kernels.of_owner(owner_id):
+            if kernel_id not in {"", kernel.kernel_id}:
+                continue
             left = msgspec.structs.replace(kernel.record.owner, pid=0, start_time=0.0)
             await self._kernels.update(kernel, owner=left)
 
@@ -253,18 +263,26 @@ def belongs(record: KernelRecord, claimant: Owner) -> bool:
     without a path belongs to a server of the same root_dir. No server may claim one that its user has shut down.
     """
     former = record.owner
-    if record.ends:
+    if not may_be_handed_over(record, claimant):
         return False
-    if OwnerKind.BATCH in {former.kind, claimant.kind}:
-        return (former.kind, former.owner_id) == (claimant.kind, claimant.owner_id)
-    if former.kind is not OwnerKind.SERVER or former.hub_server != claimant.hub_server:
-        return False
+    if former.kind is OwnerKind.BATCH:
+        return True
     root = str(record.jupyter.get("root") or former.root_dir)
     paths = [path for session in _sessions(record) if (path := str(session.get("path") or ""))]
     if not paths:
         return os.path.normpath(former.root_dir) == os.path.normpath(claimant.root_dir)
     new_root = Path(os.path.normpath(claimant.root_dir))
     return any(Path(os.path.normpath(Path(root, path))).is_relative_to(new_root) for path in paths)
+
+
+def may_be_handed_over(record: KernelRecord, claimant: Owner) -> bool:
+    """Return whether an owner of this kind may take a kernel over from a dead one, wherever its notebook is."""
+    former = record.owner
+    if record.ends:
+        return False
+    if OwnerKind.BATCH in {former.kind, claimant.kind}:
+        return (former.kind, former.owner_id) == (claimant.kind, claimant.owner_id)
+    return former.kind is OwnerKind.SERVER and former.hub_server == claimant.hub_server
 
 
 def _sessions(record: KernelRecord) -> list[dict[str, Any]]:

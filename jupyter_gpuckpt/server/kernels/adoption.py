@@ -14,7 +14,13 @@ from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
 from ..messages.probe import kernel_info, learn_info
 from . import agent_calls
-from .notebook_sessions import environment_of, list_sessions, manager_of, moved_rows
+from .notebook_sessions import (
+    environment_of,
+    forget_sessions,
+    list_sessions,
+    manager_of,
+    moved_rows,
+)
 
 if TYPE_CHECKING:
     import logging
@@ -70,6 +76,27 @@ class Adoption:
             )
         if kept_elsewhere:
             self._operations.spawn(self._claim_again())
+
+    async def adopted_for(self, path: str) -> str:
+        """List the kernel that an editor's relay has left for a notebook since this server started; return its id, else empty.
+
+        Raises DaemonUnavailable if the notebook may have a kernel that cannot be listed now.
+        """
+        root = str(self._kernels.root_dir)
+        await self._link.require_no_kernel(path, root)
+        kernel_id = await self._link.left_kernel(path, root)
+        if not kernel_id or kernel_id in self._kernels:
+            return ""
+        try:
+            for saved in await self._link.claim(kernel_id):
+                await self.adopt(saved, resume_busy=False)
+                # The session that is being created is its only one.
+                forget_sessions(self._sessions, kernel_id)
+                self._log.info("Kernel %s was left for %s", kernel_id, path)
+                return kernel_id
+        except Exception:
+            self._log.exception("Kernel %s, left for %s, could not be listed.", kernel_id, path)
+        return ""
 
     async def adopt(self, saved: SuspendedKernel, *, resume_busy: bool) -> None:
         """List a claimed kernel again, with its sessions."""

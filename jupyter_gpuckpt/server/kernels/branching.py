@@ -23,6 +23,7 @@ from jupyter_core.utils import ensure_async
 from tornado import web
 
 from ...client import socket_folders
+from ...client.left_kernels import path_below
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...linux.ports import HeldPorts, moved_connection
 from ...wire import calls
@@ -32,7 +33,7 @@ from ...wire.protocol import BranchRequest, SuspendedKernel
 from ...wire.states import KernelState
 from ...wire.tool_branches import branch_name, console_row, is_tool_branch
 from ..messages.begun_cells import begun_cells
-from .notebook_sessions import forget_sessions, path_below, sessions_of
+from .notebook_sessions import forget_sessions, sessions_of
 
 if TYPE_CHECKING:
     import logging

@@ -11,22 +11,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...client import AsyncClient, Client
+from ...client.left_kernels import left_kernel
 from ...client.mirror import Mirror
 from ...errors import DaemonSilent, DaemonUnavailable, GpuCkptError, HostError
-from ...wire import calls, decoding
-from ...wire.place import start_time
+from ...wire import calls
 from ...wire.protocol import (
     RESTART_SECONDS,
+    ClaimRequest,
     Event,
     Kernel,
     Owner,
-    OwnerKind,
     Position,
     SuspendedKernel,
 )
@@ -34,7 +31,6 @@ from ...wire.states import KernelState
 from ..messages.output import KernelOutput
 from ..messages.served_kernel import Provisioner, ServedKernel
 from .kernel_listener import KernelListener
-from .notebook_sessions import path_below
 
 if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
@@ -47,48 +43,6 @@ if TYPE_CHECKING:
 
 #: How long this server waits for a daemon that runs but does not answer, before it says so.
 _PATIENCE_SECONDS = 5.0
-
-
-class _Spec(msgspec.Struct):
-    """The part of a kernel's launch spec that is needed here."""
-
-    kernel_id: str
-
-
-class _Record(msgspec.Struct):
-    """The part of a kernel's record (`daemon/kernels/kernel_records.py`) that is needed here."""
-
-    spec: _Spec
-    owner: Owner
-    jupyter: dict[str, Any] = {}
-
-
-def left_kernel(state_dir: Path, path: str, *, root: str, owner_id: str) -> str:
-    """Return the id of a notebook's kernel that `owner_id` or a server that has ended left with the daemon; empty if there is none."""
-    for file in sorted((state_dir / "kernels").glob("*/record.json")):
-        try:
-            record = decoding.from_json(file.read_bytes(), _Record)
-        except (OSError, msgspec.DecodeError):  # it has just ended, or the daemon reports it
-            continue
-        owner = record.owner
-        if owner.kind is not OwnerKind.SERVER:
-            continue
-        runs = bool(owner.pid) and start_time(owner.pid) == owner.start_time
-        if runs and owner.owner_id != owner_id:
-            continue
-        if path in _paths(record.jupyter, root):
-            return record.spec.kernel_id
-    return ""
-
-
-def _paths(jupyter: dict[str, Any], root: str) -> set[str]:
-    """Return the paths of a kernel's sessions, relative to `root`."""
-    rows, saved_root = jupyter.get("sessions"), str(jupyter.get("root", ""))
-    return {
-        path_below(str(row.get("path", "")), saved_root=saved_root, root=root)
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict)
-    }
 
 
 class DaemonLink:
@@ -214,12 +168,23 @@ class DaemonLink:
                 " server that is started with --GpuCkptServer.clean_start=True does without the kernels of earlier servers."
             )
 
-    async def claim(self) -> list[SuspendedKernel]:
-        """Claim the kernels that earlier servers left and return them; provisioners get them by `adoption`."""
-        claimed = await self.daemon.send(calls.claim(self.owner_id))
+    async def claim(self, kernel_id: str = "") -> list[SuspendedKernel]:
+        """Claim the kernels that earlier servers left, or only one, and return them; provisioners get them by `adoption`."""
+        claimed = await self.daemon.send(calls.claim(self.owner_id, ClaimRequest(kernel_id)))
         for saved in claimed:
             self.offer(saved)
         return claimed
+
+    async def left_kernel(self, path: str, root: str) -> str:
+        """Return the id of the kernel that an editor's relay, or a server, has left for a notebook; empty if there is none."""
+        return await asyncio.to_thread(
+            left_kernel,
+            self.settings.state,
+            path,
+            root=root,
+            owner_id="",
+            known=frozenset(self.served),
+        )
 
     async def kept_elsewhere(self) -> list[Kernel]:
         """List the kernels that would be claimed if their servers had ended."""

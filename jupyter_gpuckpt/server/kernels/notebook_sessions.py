@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+from ...client.left_kernels import path_below
 
 if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import (
@@ -30,17 +31,17 @@ _COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
 def install_sessions(
     sessions: SessionManager,
     report: Callable[[str], None],
-    require_no_kernel: Callable[[str], Awaitable[None]] | None,
+    adopted_for: Callable[[str], Awaitable[str]] | None,
 ) -> None:
     """Extend the configured session manager; one of a foreign class is unchanged.
 
-    `report`: called for each kernel whose sessions change. `require_no_kernel`: raises an error if a notebook must not get a kernel;
-    None: each may get one.
+    `report`: called for each kernel whose sessions change. `adopted_for`: returns the id of a kernel that was left for a notebook, empty
+    if a new one is to be started, and raises an error if none may be; None: each notebook gets a new one.
     """
     if isinstance(sessions, SessionManager):
         sessions.__class__ = mixed(ReportingSessions, type(sessions))
         ours = cast("ReportingSessions", sessions)
-        ours.gpuckpt_report, ours.gpuckpt_require_no_kernel = report, require_no_kernel
+        ours.gpuckpt_report, ours.gpuckpt_adopted_for = report, adopted_for
 
 
 def mixed(mixin: type, used: type) -> type:
@@ -52,14 +53,19 @@ class ReportingSessions(_Base):
     """A mixin of the configured session manager: it reports created and changed sessions, and asks before it starts a kernel."""
 
     gpuckpt_report: Callable[[str], None]
-    gpuckpt_require_no_kernel: Callable[[str], Awaitable[None]] | None
+    gpuckpt_adopted_for: Callable[[str], Awaitable[str]] | None
 
     async def start_kernel_for_session(
         self, session_id: str, path: str | None, *args: Any, **kwargs: Any
     ) -> str:
-        """Start a kernel as the base does. Raises DaemonUnavailable if the notebook may have one that is not listed."""
-        if path and self.gpuckpt_require_no_kernel is not None:
-            await self.gpuckpt_require_no_kernel(path)
+        """Return the id of a kernel that was left for the notebook; else start one as the base does.
+
+        Raises DaemonUnavailable if the notebook may have one that is not listed.
+        """
+        if path and self.gpuckpt_adopted_for is not None:
+            left = await self.gpuckpt_adopted_for(path)
+            if left:
+                return left
         kernel_id: str = await super().start_kernel_for_session(session_id, path, *args, **kwargs)
         return kernel_id
 
@@ -120,16 +126,6 @@ def moved_rows(rows: list[dict[str, Any]], *, saved_root: str, root: str) -> lis
     return [
         {**row, "path": path_below(row["path"], saved_root=saved_root, root=root)} for row in rows
     ]
-
-
-def path_below(path: str, *, saved_root: str, root: str) -> str:
-    """Return a session's path relative to `root` instead of `saved_root`; unchanged if it does not lie below `root`."""
-    if not saved_root or saved_root == root:
-        return path
-    absolute = Path(os.path.normpath(Path(saved_root, path)))
-    if not absolute.is_relative_to(root):
-        return path
-    return absolute.relative_to(root).as_posix()
 
 
 def environment_of(
