@@ -19,4 +19,5 @@
 - `unpacked_snapshots`: what several resumes of one snapshot share.
 - `unwritten_memory`: the memory of a kernel that a save takes from the predecessor.
 - `verify`: verification of a snapshot.
+- `working_folder`: the files of a kernel's working folder in its snapshots.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from ..wire.protocol import ResumeRequest
 from . import kept_files, open_files, room
 from .stored_content import StoredContent
 from .unpacked_snapshots import UnpackedSnapshots
+from .working_folder.folder_copies import FolderCopy
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +57,14 @@ def resume(  # noqa: PLR0913 - all but the first three by name
     digests: FileDigests | None = None,
     is_copy: bool = False,
     unpacked: UnpackedSnapshots | None = None,
+    folder: FolderCopy | None = None,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
     and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`. `unpacked`: what
-    resumes of the same snapshot share.
+    resumes of the same snapshot share. `folder`: the working folder that a branch has for itself.
     Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
@@ -76,7 +78,10 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             here = machine_profile.host()
             allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
-            changed = _changes_of_files(manifest, here, digests, force=request.force)
+            if folder is not None:
+                folder.make(progress)
+            inside = folder.inside if folder is not None else Path
+            changed = _changes_of_files(manifest, here, digests, inside, force=request.force)
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
         attempt = partial(
             thaw.thaw,
@@ -90,6 +95,7 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             kept=kept,
             force=request.force,
             is_copy=is_copy,
+            in_namespaces=folder.mount if folder is not None else lambda init_pid: None,
             progress=progress,
         )
         try:
@@ -115,10 +121,18 @@ def resume(  # noqa: PLR0913 - all but the first three by name
 
 
 def _changes_of_files(
-    manifest: Manifest, this_host: Host, digests: FileDigests, *, force: bool
+    manifest: Manifest,
+    this_host: Host,
+    digests: FileDigests,
+    inside: Callable[[str], Path],
+    *,
+    force: bool,
 ) -> list[str]:
-    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm."""
-    found = open_files.differences(manifest, this_host, digests.outlines)
+    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm.
+
+    `inside`: as in `missing_files.missing`.
+    """
+    found = open_files.differences(manifest, this_host, digests.outlines, inside)
     refused = open_files.refusals(found)
     if refused and not force:
         names = open_files.former_names(found, manifest, this_host)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.wire.daemon_settings import Settings
+    from jupyter_gpuckpt.wire.folder_records import FolderRules
     from jupyter_gpuckpt.wire.own_sockets import OwnSockets
 
 OnLostLease = Literal["auto", "continue", "pause"]
@@ -39,6 +40,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     gpu_copy: GpuCopy,
     on_lost_lease: OnLostLease,
     keep_files: list[str],
+    working_folder: FolderRules,
     own_ports: list[int],
     own_sockets: OwnSockets,
     jupyter: dict[str, Any],
@@ -64,6 +66,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
         gpu_copy=gpu_copy,
         on_lost_lease=on_lost_lease,
         keep_files=list(keep_files),
+        working_folder=working_folder,
         own_ports=own_ports,
         own_sockets=own_sockets,
         jupyter=public,

@@ -6,8 +6,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +34,13 @@ from ...images import worker_processes
 from ...store import bringing, stores
 from ...store.annotation_files import SUFFIX as ANNOTATIONS
 from ...wire.daemon_settings import Settings
+from ...wire.folder_records import FolderComparison
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
 from ...wire.protocol import (
     CopyRequest,
+    FilesChoice,
     GpuRoom,
     HostReport,
     Owner,
@@ -54,6 +56,7 @@ from .ferry_choice import FerryChoice
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
+from .working_folders import WorkingFolders
 
 if TYPE_CHECKING:
     from ...engine.memory.tracked_kernels import TrackedKernel, TrackedKernels
@@ -100,6 +103,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._ferry = FerryChoice()
+        self.folders = WorkingFolders(settings.data / "folders" / place.key)
         self._store: LocalStore | None = None
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
@@ -184,8 +188,9 @@ class Machine:
         for snapshot_id in possible:
             placing.remove_links(self.store.manifest(snapshot_id))
 
-    def clear(self) -> None:
+    def clear(self, kernel_ids: Collection[str]) -> None:
         """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""
+        self.folders.remove_others(kernel_ids)
         shutil.rmtree(self._spill, ignore_errors=True)
         kept_file_copies.collect(kept_dir(self._spill))
 
@@ -315,12 +320,42 @@ class Machine:
                 digests=self._digests,
                 is_copy=is_copy,
                 unpacked=self._unpacked_snapshots(),
+                folder=self.folders.copy_of(record, manifest, self.store, self._engine()),
                 progress=progress,
             )
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    @contextmanager
+    def files_put_back(
+        self,
+        manifest: Manifest,
+        record: KernelRecord,
+        choice: FilesChoice,
+        making: Making,
+        progress: Progress,
+    ) -> Iterator[list[str]]:
+        """Put the files of a snapshot into the kernel's working folder, as `WorkingFolders.put_back` does."""
+        former = None
+        if choice and record.snapshot_id:
+            former = self.manifest(record, record.snapshot_id)
+            if former.info.kernel_id != record.kernel_id:
+                former = None  # a branch that has no files of its own yet
+        with (
+            self._local_chunks(self._settings.data, self.store, manifest.info, progress),
+            self.folders.put_back(
+                manifest, former, record, choice, making, self.store, self._engine(), progress
+            ) as warnings,
+        ):
+            yield warnings
+
+    def compare_files(
+        self, first: Manifest | KernelRecord, second: Manifest | KernelRecord
+    ) -> FolderComparison:
+        """Compare the files of two moments, as `WorkingFolders.compare` does."""
+        return self.folders.compare(first, second, self.store, self._engine())
 
     def copy(
         self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
@@ -490,4 +525,5 @@ class Machine:
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
             user_namespace=not privileges.suffice(),
+            own_folders=(self._settings.data, self._settings.store),
         )
