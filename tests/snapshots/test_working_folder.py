@@ -52,9 +52,7 @@ def taken(program, *, stop=False, rules=RULES):
     """Save a program with its folder; return the snapshot."""
     spec = replace(program.spec, working_folder=rules)
     options = SaveOptions(stop=stop, name="program")
-    return save(
-        program.tree, spec, program.store, program.engine, options, progress=Progress()
-    )
+    return save(program.tree, spec, program.store, program.engine, options, progress=Progress())
 
 
 def files_of(saved, store):
@@ -235,9 +233,7 @@ def test_a_file_that_another_program_writes_is_left_out_and_told(run, store, mon
         return found
 
     (folder / "written").write_text("")
-    monkeypatch.setattr(
-        "jupyter_gpuckpt.snapshots.working_folder.folder_saves.walk", disturbed
-    )
+    monkeypatch.setattr("jupyter_gpuckpt.snapshots.working_folder.folder_saves.walk", disturbed)
     saved = taken(program)
     assert "written" not in files_of(saved, store)
     assert "steady" in files_of(saved, store)
