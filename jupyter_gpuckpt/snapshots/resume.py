@@ -81,7 +81,10 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             if folder is not None:
                 folder.make(progress)
             inside = folder.inside if folder is not None else Path
-            changed = _changes_of_files(manifest, here, digests, inside, force=request.force)
+            made_anew = manifest.launch.cwd if folder is not None or request.files else ""
+            changed = _changes_of_files(
+                manifest, here, digests, inside, made_anew, force=request.force
+            )
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
         attempt = partial(
             thaw.thaw,
@@ -125,14 +128,20 @@ def _changes_of_files(
     this_host: Host,
     digests: FileDigests,
     inside: Callable[[str], Path],
+    made_anew: str,
     *,
     force: bool,
 ) -> list[str]:
     """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm.
 
-    `inside`: as in `missing_files.missing`.
+    `inside`: as in `missing_files.missing`. `made_anew`: a folder that was put back as it was, so that other folders in it are no changes.
     """
-    found = open_files.differences(manifest, this_host, digests.outlines, inside)
+    found = [
+        one
+        for one in open_files.differences(manifest, this_host, digests.outlines, inside)
+        if one.difference is not open_files.Difference.REPLACED
+        or not f"{one.file.path}/".startswith(f"{made_anew or None}/")
+    ]
     refused = open_files.refusals(found)
     if refused and not force:
         names = open_files.former_names(found, manifest, this_host)

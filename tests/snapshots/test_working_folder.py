@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -83,8 +84,6 @@ def test_files_are_those_of_the_moment_of_the_memory(run, store, tmp_path, stop)
         mapped = int.from_bytes(found["array"][:8], "little")
         written = int(found["text"] or said)
         # The database is read as another process would after a crash: its log is part of the folder.
-        import sqlite3
-
         with sqlite3.connect(target / "data.sqlite") as database:
             (stored,) = database.execute("select n from numbers").fetchone()
         assert mapped in {said, said + 1}

@@ -422,12 +422,12 @@ class Machine:
         secrets = self._stored_secrets(manifest)
         return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
-    def changes(self, snapshot_id: str) -> Changes:
-        """Return the differences between the files and the machine now and those of a snapshot."""
+    def changes(self, snapshot_id: str, *, with_files: bool) -> Changes:
+        """Return the differences between the files and the machine now and those of a snapshot. `with_files`: see `changes.changes`."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         return late_modules.changes.changes(
-            self.store.manifest(snapshot_id), self.store, self._digests
+            self.store.manifest(snapshot_id), self.store, self._digests, with_files=with_files
         )
 
     def check_arrival(self, manifest: Manifest) -> Arrival:

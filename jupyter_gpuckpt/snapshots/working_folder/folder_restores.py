@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _JOURNAL, _UNFINISHED, _OLD, _NEW = "journal", "journal.unfinished", "old", "new"
 #: How many files are written at the same time, and from how many on the whole file system is written to the disk instead of each file.
 _AT_ONCE, _MANY = 128, 64
+#: That something else, a link for instance, is where a directory was.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class FolderRestore:
@@ -264,17 +266,18 @@ def _settle(beneath: Beneath, paths: Collection[str]) -> None:
         if not path:
             os.fsync(beneath.descriptor)
             continue
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),
-            beneath.parent(path) as (folder, name),
-        ):
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            try:
+        try:
+            with beneath.parent(path) as (folder, name):
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
                 descriptor = os.open(name, flags, dir_fd=folder)
-            except PermissionError:  # a file of ours that nobody may read
-                sync_file_system(beneath.descriptor)
-                return
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        except PermissionError:  # a file of ours that nobody may read
+            sync_file_system(beneath.descriptor)
+            return
+        except OSError as error:
+            if error.errno in _GONE:
+                continue
+            raise
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
