@@ -1,4 +1,4 @@
-"""Use cases of snapshots: save, suspend, resume, export, import, verify.
+"""Use cases of snapshots: save, suspend, resume, export, import, verify; in `working_folder` the files of a kernel's working folder.
 
 - `arrivals`: the check for whether a kernel that was saved elsewhere could be resumed here.
 - `changes`: the changes, since a snapshot, of the files that its kernel had open.
@@ -19,5 +19,4 @@
 - `unpacked_snapshots`: what several resumes of one snapshot share.
 - `unwritten_memory`: the memory of a kernel that a save takes from the predecessor.
 - `verify`: verification of a snapshot.
-- `working_folder`: the files of a kernel's working folder in its snapshots.
 """
