@@ -72,3 +72,11 @@ def _use_all_files(folder: Path) -> None:
 def has_no_file_left(disk: Path) -> bool:
     """Return whether a disk allows no further file."""
     return os.statvfs(disk).f_favail == 0
+
+
+def leave(disk: Path, part: float) -> None:
+    """Write a file until only this part of a disk is free."""
+    facts = os.statvfs(disk)
+    blocks = facts.f_bavail - int(part * facts.f_blocks)
+    with (disk / FILLER).open("ab") as file:
+        os.posix_fallocate(file.fileno(), file.tell(), blocks * facts.f_frsize)

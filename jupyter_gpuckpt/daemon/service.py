@@ -92,7 +92,7 @@ class Daemon:
             self.leases,
             self.removal.after,
         )
-        self.endings = Endings(self.kernels, self.verbs)
+        self.endings = Endings(self.kernels, self.verbs, self.removal.delete_periodic)
         self.former = FormerProcesses(
             records.state_dir / "former",
             place,

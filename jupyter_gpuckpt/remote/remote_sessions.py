@@ -139,12 +139,16 @@ class Sessions:
         return sorted(one for one in found if ids.is_id(one))
 
     def add(
-        self, facts: Facts, snapshot: RemoteSnapshot, tenure: Tenure | None = None
+        self,
+        facts: Facts,
+        snapshot: RemoteSnapshot,
+        tenure: Tenure | None = None,
+        thinned: Callable[[RemoteSession], RemoteSession] = lambda session: session,
     ) -> RemoteSession:
         """List a snapshot; it replaces an earlier upload of the same snapshot. The session keeps the facts of its newest snapshot.
 
-        `tenure`: the caller's lease of the session, or None. Raises SessionLost if another daemon has held the lease since,
-        ManifestErased, and the errors of `Bucket`.
+        `tenure`: the caller's lease of the session, or None. `thinned`: returns the session without what is not kept beside the new
+        snapshot. Raises SessionLost if another daemon has held the lease since, ManifestErased, and the errors of `Bucket`.
         """
 
         def add(session: RemoteSession) -> RemoteSession:
@@ -160,12 +164,13 @@ class Sessions:
                 for one in session.snapshots
                 if one.deleted_at and one not in others and one.manifest != snapshot.manifest
             }
-            return msgspec.structs.replace(
+            after = msgspec.structs.replace(
                 session,
                 facts=facts if is_newest else session.facts,
                 snapshots=[*others, _as_known(snapshot, session)],
                 erased=_and(session.erased, old) if old else session.erased,
             )
+            return thinned(after)
 
         return self._change(facts, add)
 

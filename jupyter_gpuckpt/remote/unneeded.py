@@ -84,6 +84,22 @@ def judge(
     ]
 
 
+def thinned(session: RemoteSession, now: float) -> RemoteSession:
+    """Return a remote session in which periodic saves are marked as deleted, the more of them the older they are (`retention.thin`).
+
+    `now`: by the remote's clock, with which the collector compares it.
+    """
+    infos = [_info(session, one, place) for place, one in enumerate(reversed(session.listed), 1)]
+    going = retention.thin(reversed(infos)) - newest_of(session).keys()
+    snapshots = [
+        msgspec.structs.replace(one, deleted_at=now)
+        if one.manifest in going and not (one.deleted_at or one.relied_on_by)
+        else one
+        for one in session.snapshots
+    ]
+    return msgspec.structs.replace(session, snapshots=snapshots) if going else session
+
+
 def would_free(verdicts: Iterable[Judged], packs_of: PacksOf) -> int:
     """Return the bytes of the packs that only removed snapshots need."""
     kept, going = dict[str, int](), dict[str, int]()

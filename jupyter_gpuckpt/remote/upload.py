@@ -10,6 +10,7 @@ from its journal, with the epoch that was current when it began.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..store.codecs import CodecError, digest_of_stored
 from ..store.index.places import Places
 from ..store.packs import Entry
 from ..wire.manifest_records import Manifest
-from . import epochs, index_objects, remote_manifests, remote_packs
+from . import epochs, index_objects, remote_manifests, remote_packs, unneeded
 from .buckets import Bucket
 from .epochs import CurrentEpoch
 from .index_objects import Place, RemoteIndex
@@ -37,7 +38,7 @@ from .pack_refs import INDEX_FOLDER, PACK_BYTES, PackRef, PackRows
 from .pack_sender import Pace, PackSender
 from .remote_manifests import RemoteManifest
 from .remote_packs import RemotePack
-from .remote_sessions import Facts, ManifestErased, RemoteSnapshot, Sessions, Tenure
+from .remote_sessions import Facts, ManifestErased, RemoteSession, RemoteSnapshot, Sessions, Tenure
 from .request_errors import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
@@ -104,7 +105,7 @@ class Uploader:
     """An uploader of snapshots from a local store to one remote, one snapshot at a time.
 
     `state`: the folder for journals and for copies of index objects. `machine_id`: this machine's. `upload_rate`: in bytes per
-    second; 0 means no limit.
+    second; 0 means no limit. `ahead_seconds`: by how much the remote's clock is ahead.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Uploader:
         machine_id: str,
         upload_rate: int = 0,
         pack_bytes: int = PACK_BYTES,
+        ahead_seconds: float = 0.0,
     ) -> None:
         only = key.public.only_machine
         if only not in {"", machine_id}:
@@ -135,6 +137,7 @@ class Uploader:
         )
         self._store_id, self._state = key.public.store_id, state
         self._sessions = Sessions(bucket, key.seal, seen)
+        self._ahead_seconds = ahead_seconds
 
     def upload(
         self,
@@ -167,7 +170,7 @@ class Uploader:
             sent = Sent(sent.count_bytes + run.sent.count_bytes, sent.packs + run.sent.packs)
             # An erasure that ran at the same time removed the manifest: the loop writes it again.
             with suppress(ManifestErased):
-                self._sessions.add(facts, snapshot, tenure)
+                self._sessions.add(facts, snapshot, tenure, self._thinned)
                 is_new = True
                 break
         else:
@@ -198,6 +201,11 @@ class Uploader:
             journal.end()
         else:
             self._end(journal, {one.manifest for one in listed if one})
+
+    def _thinned(self, session: RemoteSession) -> RemoteSession:
+        """Return a remote session with fewer periodic saves; as it is if the remote would not let the collector remove them."""
+        now = time.time() + self._ahead_seconds
+        return unneeded.thinned(session, now) if self._remote.bucket.deletes else session
 
     def _journal(self, snapshot_id: str) -> Journal:
         return Journal(path_of(self._state, snapshot_id), self._store_id)

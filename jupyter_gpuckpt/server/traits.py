@@ -80,12 +80,14 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     lose_at_most = Duration(
-        0.0,
+        300.0,
         help="""The most work of a running kernel that is lost if the machine fails: a number of seconds, or a text such as "30s", "10m" or
         "1h". A changed kernel is saved so often, while it runs on. Where its saves would cost more than `autosave_cost` allows, it is
-        saved less often, and the panel says how often. Older ones of these snapshots are removed: after an hour one of five minutes
-        is kept, after a day one an hour, later one a day, and at most 50 of a kernel; GpuCkptDaemon.keep_last and similar settings limit
-        them further. 0: kernels are not saved periodically.""",
+        saved less often, and the panel says how often. Older ones of these snapshots are removed, here and in remotes: up to an hour
+        one of five minutes is kept, up to a day one an hour, later one a day, and at most 50 of a kernel; if less than 5 GB (or a
+        tenth of the disk) are free, only the newest. With less than 1 GB (or a twentieth) no kernel is saved periodically. When
+        a user shuts a kernel down, they are deleted; of the newest that can be undone for a day. GpuCkptDaemon.keep_last and similar
+        settings limit them further. 0: kernels are not saved periodically.""",
     ).tag(config=True)
 
     autosave_cost = Float(

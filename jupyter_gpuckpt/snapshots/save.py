@@ -302,6 +302,8 @@ def _prepared(
 ) -> _Preparation:
     """Check whether the kernel can be saved, and do everything before the freeze that may take time."""
     stop = options.stop
+    if options.cause is Cause.AUTOSAVE:
+        store.require_room_for_periodic()
     warnings = (
         _outer_connections(tree, spec, cut=not options.cause.spares_connections) if stop else []
     )

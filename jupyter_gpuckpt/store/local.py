@@ -486,6 +486,20 @@ class LocalStore:
         with store_errors(self.root):
             return disk_reserve.free_bytes(self.root)
 
+    def is_short(self) -> bool:
+        """Return whether the store's disk has too little room for more than the newest periodic save of each kernel."""
+        with store_errors(self.root):
+            return faults.is_short(self.root)
+
+    def require_room_for_periodic(self) -> None:
+        """Raise StoreFull if what is left of the store's disk is not for periodic saves."""
+        with store_errors(self.root):
+            if faults.is_scarce(self.root):
+                raise StoreFull(
+                    f"No periodic save was made, because only {self.free_bytes() >> 20} MB are free in {self.root}.",
+                    hint="Free space there, or delete snapshots that you do not need.",
+                )
+
     def _place(self, digest: bytes) -> Location:
         return next(iter(self.locate((digest,))))
 

@@ -48,10 +48,12 @@ def judge(
     needed: Collection[str],
     living: Collection[str],
     scales: Scales,
+    is_short: bool = False,
 ) -> list[Verdict]:
     """Return the verdict on each of `snapshots`, newest first.
 
-    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept.
+    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept. `is_short`: whether the
+    disk is short, so that of the periodic saves of a kernel only the newest is kept.
 
     `scales` are used only if `max_bytes` is set. Snapshots that may not be removed are added first, then the
     others from the newest on. So the weight of an old snapshot is at least what its removal frees. A snapshot with weight 0 is kept.
@@ -71,7 +73,8 @@ def judge(
         exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_tool_saves]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
-    thinned = _thinned(ordered) - held.keys() if policy.thins else set()
+    thinned = thin(ordered, most=1 if is_short else _MOST_PERIODIC) if policy.thins else set()
+    thinned -= held.keys()
     # The older of these suspends and saves by tools, and thinned saves, are left to no rule.
     judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys() | thinned
     for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
@@ -84,23 +87,29 @@ def judge(
     return [_verdict(info, policy, kept, over, thinned) for info in ordered]
 
 
-def _thinned(ordered: Iterable[SnapshotInfo]) -> set[str]:
-    """Return the ids of the periodic saves that are not kept, because later ones of the same time are (`_THINNING`)."""
+def thin(ordered: Iterable[SnapshotInfo], *, most: int = _MOST_PERIODIC) -> set[str]:
+    """Return the ids of the periodic saves that are not kept, because later ones of the same time are (`_THINNING`).
+
+    `ordered`: newest first. `most`: how many of a kernel are kept at most.
+    """
     found: set[str] = set()
     for infos in _by_kernel(ordered):
         latest, kept = infos[0].created, set[tuple[float, float | str]]()
-        for info in infos:
-            if info.cause is not Cause.AUTOSAVE or info.title or info.note:
-                continue
+        for info in filter(is_periodic, infos):
             # A clock that was set makes ages wrong. Snapshots that seem to be from the future count as new.
             age = latest - info.created
             period = next(period for until, period in _THINNING if age <= until)
             slot = (period, info.created // period if period else info.snapshot_id)
-            if slot in kept or len(kept) == _MOST_PERIODIC:
+            if slot in kept or len(kept) == most:
                 found.add(info.snapshot_id)
             else:
                 kept.add(slot)
     return found
+
+
+def is_periodic(info: SnapshotInfo) -> bool:
+    """Return whether a snapshot is a periodic save that no user has marked."""
+    return info.cause is Cause.AUTOSAVE and not (info.pinned or info.title or info.note)
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:

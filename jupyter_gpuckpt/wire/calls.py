@@ -162,6 +162,8 @@ kill = Route(
 #: The stop of a kernel's processes; it is killed after some seconds unless `undo_end` is called before.
 end = Route(Kernel, "PUT", f"{_KERNEL}/end", protocol.EndRequest, seconds=KILL_SECONDS)
 undo_end = Route(Kernel, "DELETE", f"{_KERNEL}/end")
+#: The deletion of the periodic saves of a kernel that its user has shut down; of the newest it can be undone for a day.
+delete_periodic = Route(type(None), "DELETE", f"{_KERNEL}/periodic_saves", None, _NONE)
 #: The process of a kernel is kept, stopped, until it is saved, and the kernel is forgotten, so that a new one can be launched on its ports.
 set_aside = Route(
     type(None), "PUT", f"{_KERNEL}/former", SetAsideRequest, _NONE, seconds=KILL_SECONDS

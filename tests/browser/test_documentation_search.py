@@ -58,6 +58,7 @@ def documentation(tmp_path_factory):
         thread.join()
 
 
+@pytest.mark.slow
 def test_the_first_page_that_a_search_shows_is_the_one_that_helps(documentation, context):
     page = context.new_page()
     first = {}

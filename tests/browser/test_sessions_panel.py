@@ -208,6 +208,7 @@ def test_a_failed_save_says_why_and_the_kernel_carries_on(open_notebook, expect,
         connection.close()
 
 
+@pytest.mark.slow
 def test_two_pages_agree(open_notebook, expect):
     one = open_notebook("two.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
     one.run_cell(0, "41")

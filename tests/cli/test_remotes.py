@@ -180,6 +180,7 @@ def test_adding_never_makes_a_store_and_tells_what_is_wrong(on, share, tmp_path)
     assert not (tmp_path / "second/remotes.json").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_key_is_put_back_by_a_machine_that_keeps_it(on, share, data_dir, tmp_path):
     url, line = share
     _uploaded(data_dir, "share", s1=some_chunks(1, 1))

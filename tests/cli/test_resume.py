@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from jupyter_client import BlockingKernelClient
 
 from tests.conftest import wait_for
@@ -27,6 +28,7 @@ def end(gpuckpt_json, pid):
     wait_for(lambda: not gpuckpt_json("ps")["kernels"])
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_resumed_after_its_kernel_ended_or_was_forgotten(
     kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
 ):

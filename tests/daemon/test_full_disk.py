@@ -10,9 +10,12 @@ import pytest
 
 from jupyter_gpuckpt.errors import StoreFull
 from jupyter_gpuckpt.wire import calls
+from jupyter_gpuckpt.wire.manifest_records import Cause
+from jupyter_gpuckpt.wire.protocol import SaveRequest
+from jupyter_gpuckpt.wire.retention_policy import RetentionPolicy
 from tests.conftest import end_everything_below, environment, wait_for
 from tests.daemon.conftest import LARGE
-from tests.full_disks import fill, small_disk, use_all_files
+from tests.full_disks import fill, leave, small_disk, use_all_files
 
 
 @pytest.fixture
@@ -90,3 +93,31 @@ def test_a_full_disk_costs_saves_and_nothing_else(
         client.send(calls.delete_snapshot(snapshot.snapshot_id))
     wait_for(lambda: saved(client, new))
     assert all(counting(counts, kernel_id) for kernel_id in (suspended, asleep, running, new))
+
+
+def test_periodic_saves_leave_room_for_what_users_do(disk, client, owner, spec, counts, short_dir):
+    kernel_id = str(uuid.uuid4())
+    program = [sys.executable, "-c", LARGE, str(short_dir / kernel_id), str(1 << 20)]
+    client.send(calls.launch(owner.owner_id, spec(program, kernel_id=kernel_id)))
+    wait_for(lambda: counts(kernel_id))
+
+    def save(cause):
+        request = SaveRequest(cause=cause, retention=RetentionPolicy(thins=True))
+        client.wait(client.send(calls.save(kernel_id, request)).operation_id)
+
+    def causes():
+        return [one.cause for one in client.send(calls.snapshots())]
+
+    save(Cause.MANUAL)
+    for _ in range(2):
+        save(Cause.AUTOSAVE)
+    assert causes() == [Cause.AUTOSAVE, Cause.AUTOSAVE, Cause.MANUAL]
+    leave(disk, 0.08)
+    save(Cause.AUTOSAVE)
+    wait_for(lambda: causes() == [Cause.AUTOSAVE, Cause.MANUAL])
+    leave(disk, 0.03)
+    with pytest.raises(StoreFull, match="No periodic save was made"):
+        save(Cause.AUTOSAVE)
+    assert counting(counts, kernel_id)
+    save(Cause.MANUAL)
+    assert causes() == [Cause.MANUAL, Cause.AUTOSAVE, Cause.MANUAL]

@@ -60,6 +60,7 @@ def ended(client, started):
     return last
 
 
+@pytest.mark.slow
 def test_a_suspended_kernel_is_moved_and_offered_first(client, suspended, add, sessions):
     add()
     began = client.send(calls.move(suspended.kernel_id))

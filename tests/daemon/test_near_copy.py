@@ -197,6 +197,7 @@ def test_an_eviction_that_meets_another_task_follows_soon(
         eventually(lambda: the_one(client, snapshot_id).remote_only == "offsite")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
     settings, near, share, dying, owner_of, suspended, counts, eventually
 ):

@@ -123,6 +123,7 @@ def test_a_silent_remote_is_said_to_be_and_another_one_takes_its_place_while_an_
     assert (view.trouble, view.failed) == (None, [])
 
 
+@pytest.mark.slow
 def test_a_daemon_leaves_although_an_upload_and_a_question_hang(
     snapshots, silent, client, settings, eventually
 ):

@@ -179,6 +179,7 @@ def test_a_snapshot_that_is_damaged_fails_and_holds_up_no_other(
     assert settings.log_file.read_text().count("bad was not uploaded") == 2
 
 
+@pytest.mark.slow
 def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
     add, snapshots, client, state_of, reader, settings, eventually, capsys
 ):

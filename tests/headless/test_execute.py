@@ -140,6 +140,7 @@ def test_what_cannot_work_is_refused_in_words_before_a_kernel_starts(
     assert runner.pids()[1] == before
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_at_the_end_costs_no_work(runner):
     runner.start()
     wait_for(lambda: runner.has_shown(AT_FIRST))

@@ -33,6 +33,7 @@ def built(sources, **environment):
     return (sources / INIT).read_bytes()
 
 
+@pytest.mark.slow
 def test_musls_compiler_builds_what_is_static_and_nothing_else(sources, tmp_path):
     """Here a program of its name that writes down what it is asked for, and asks the machine's compiler."""
     programs = tmp_path / "bin"

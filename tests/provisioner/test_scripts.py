@@ -79,6 +79,7 @@ def test_nbclient_runs_a_notebook(notebook, ours):
     assert kernels() == []
 
 
+@pytest.mark.slow
 def test_nbclient_tells_the_error_of_a_cell_and_leaves_no_kernel(notebook, ours):
     content = nbformat.read(notebook, 4)
     content.cells[0].source = "1 / 0"
@@ -199,6 +200,7 @@ def held_criu(alone, ours, short_dir, monkeypatch):
     return hold
 
 
+@pytest.mark.slow
 def test_a_papermill_that_is_killed_while_its_kernel_is_suspended_costs_nothing(
     notebook, ours, held_criu, tmp_path
 ):

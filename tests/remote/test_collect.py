@@ -170,6 +170,7 @@ def stopped(machine, at, meanwhile):
     return machine.bucket
 
 
+@pytest.mark.slow
 def test_an_uploader_that_stands_still_over_three_epochs_lists_only_what_is_there(tmp_path):
     def upload(at):
         there = memory_bucket()
@@ -193,6 +194,7 @@ def test_an_uploader_that_stands_still_over_three_epochs_lists_only_what_is_ther
     assert at_every_request(upload) > 10
 
 
+@pytest.mark.slow
 def test_a_collector_that_stands_still_over_three_epochs_removes_nothing_that_is_needed(tmp_path):
     def collects(at):
         there = memory_bucket()

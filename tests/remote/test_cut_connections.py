@@ -45,6 +45,7 @@ def run(tmp_path, monkeypatch, capsys):
     return remote
 
 
+@pytest.mark.slow
 def test_a_cut_connection_costs_no_machine_its_key(cut_after, run, tmp_path):
     """Each change is written, but the answer is lost."""
     remote, wanted, cut = cut_after

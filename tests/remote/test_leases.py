@@ -264,6 +264,7 @@ def test_an_erased_session_keeps_its_term(machine):
         a.keep("session-1", mine)
 
 
+@pytest.mark.slow
 def test_two_machines_that_fight_never_have_it_both(seaweedfs, tmp_path, monkeypatch):
     for name, value in servers.s3_variables().items():
         monkeypatch.setenv(name, value)

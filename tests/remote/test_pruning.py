@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -236,6 +237,7 @@ def test_machines_tell_only_what_they_changed(keeper):
     assert a.entry("s1").about.pinned
 
 
+@pytest.mark.slow
 def test_what_is_told_while_a_prune_is_stopped_at_any_request_is_kept(tmp_path):
     """Another machine pins one snapshot and evicts its copy of another one, and later epochs come, before the prune continues."""
     outcomes = set()
@@ -275,3 +277,37 @@ def test_what_is_told_while_a_prune_is_stopped_at_any_request_is_kept(tmp_path):
     assert at_every_request(prunes) > 10
     # It was late for both, or for none: one swap removes both.
     assert outcomes == {(), ("s1", "s2")}
+
+
+def test_uploads_thin_the_periodic_saves_of_their_session_only(keeper):
+    a = keeper()
+    a.take("other", created=0, session="two")
+    a.take("mine", created=5, title="mine")
+    a.take("idle", created=6, cause=Cause.IDLE)
+    for created in (10, 320, 330, 340, 3600):
+        a.take(f"p{created}", created=created)
+    # Of the five minutes from 300 on the last one is kept.
+    assert a.listed() == ["idle", "mine", "other", "p10", "p340", "p3600"]
+    deleted = [one for one in a.sessions.get("one").snapshots if one.deleted_at]
+    assert {one.snapshot_id for one in deleted} == {"p320", "p330"}
+    # They count as deleted now, by the remote's clock, so whoever fetches one of them has a day.
+    assert all(abs(one.deleted_at - time.time()) < 3600 for one in deleted)
+    a.collects()
+    assert len(a.sessions.get("one").snapshots) == 5
+
+
+def test_a_periodic_save_that_a_machine_relies_on_is_not_thinned(keeper):
+    a = keeper()
+    a.take("p10", created=10)
+    a.tell("p10", None, Told(relied_on_in="one"))
+    for created in (20, 30, 200):
+        a.take(f"p{created}", created=created)
+    assert a.listed() == ["p10", "p200", "p30"]
+
+
+def test_a_remote_that_deletes_nothing_keeps_all_periodic_saves(keeper):
+    a = keeper()
+    a.bucket.deletes = False
+    for created in (10, 20, 3600):
+        a.take(f"p{created}", created=created)
+    assert a.listed() == ["p10", "p20", "p3600"]

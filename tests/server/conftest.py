@@ -223,9 +223,12 @@ class SharedServer(Server):
         assert not any(option.startswith("--GpuCkptDaemon.") for option in options)
         if self.process is not None and self.process.poll() is not None:
             self.throw_away()  # it ended between two tests
+        # An option that is given twice is an error, for which the server starts without the extension.
+        given = {option.partition("=")[0] for option in options}
+        made = [one for one in self._as_made["options"] if one.partition("=")[0] not in given]
         wanted = {
             **self._as_made,
-            "options": (*self._as_made["options"], *options),
+            "options": (*made, *options),
             "env": {**self._as_made["env"], **(env or {})},
         }
         if wanted != self._as_started:

@@ -1,6 +1,9 @@
 """A server that starts without the sessions of earlier ones, and the next one that lists them."""
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_clean_start_leaves_sessions_to_the_next_server(make_server):
     first = make_server().start()
     page = first.open()

@@ -131,6 +131,7 @@ def test_the_kernel_and_who_answers_for_it_say_the_same(server):
     assert server.kernel(page.kernel_id)["state"] == "suspended"
 
 
+@pytest.mark.slow
 def test_twenty_page_loads_wake_nothing_also_after_a_restart_of_the_server(server):
     page, large = server.open(), server.open("large.ipynb", binary=True)
     slider, _ = widgets_of(page)

@@ -142,6 +142,7 @@ logging.StreamHandler.emit = emit_and_stop
 """
 
 
+@pytest.mark.slow
 def test_a_stop_signal_in_the_middle_of_a_log_line_is_not_lost(make_server, daemon_env):
     config = Path(daemon_env["JUPYTER_CONFIG_DIR"])
     config.mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from jupyter_client.blocking import BlockingKernelClient
 
 from tests.blocking_clients import printed
@@ -40,6 +41,7 @@ def test_kernels_are_saved_branched_and_woken_as_over_tcp(server_with):
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.slow
 def test_a_blocking_client_gets_the_output_of_its_first_cell_after_a_resume(server_with):
     server = server_with("--KernelManager.transport=ipc")
     page = server.open()

@@ -55,6 +55,7 @@ def test_the_least_recently_used_idle_kernel_is_suspended_if_memory_is_short(
     assert group.kills() == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_suspended_runs_on_and_another_one_is(group, server, eventually):
     older, newer = (server.open(f"{name}.ipynb") for name in ("older", "newer"))
     with socket.create_server(("127.0.0.1", 0)) as listener:

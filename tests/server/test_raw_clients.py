@@ -43,6 +43,7 @@ def test_a_client_that_cannot_resume_a_kernel_is_told_how(clean_server, page, cl
     assert printed(client, "print('back')") == "back\n"
 
 
+@pytest.mark.slow
 def test_the_use_of_processors_is_not_negative_after_a_resume(clean_server, page, client):
     def usage():
         # A message on the control channel may be lost where a resume has just cut the connection.

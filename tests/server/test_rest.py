@@ -197,11 +197,11 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
 
     for path in ("kernels", kernel, f"{kernel}/variables", "snapshots", snapshot, "store", "host"):
         ask("GET", path)
-    ask("GET", f"{snapshot}/changes")
-    ask("GET", f"{snapshot}/notebook")
-    ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
+    for path in (f"{snapshot}/changes", f"{snapshot}/notebook"):
+        ask("GET", path)
+    for path in (f"{snapshot}/compare?kernel_id={page.kernel_id}", "templates"):
+        ask("GET", path)
     ask("GET", f"compare?first={snapshot_id}&second={page.kernel_id}")
-    ask("GET", "templates")
     ask("POST", "templates", ok=False, json={"name": "made", "snapshot_id": "f" * 32})
     ask("DELETE", f"{kernel}/branch", ok=False)  # It is no branch.
     ask("POST", f"{kernel}/keep_running")

@@ -21,6 +21,7 @@ def gpuckpt(server):
     return partial(run_command, server.env)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compared_with_its_latest_snapshot_and_with_what_it_is_now(server, gpuckpt):
     page = server.open("train.ipynb")
     page.run("x, same, gone = 41, list(range(9)), 1")
@@ -80,6 +81,7 @@ print(reply["content"]["user_expressions"]["it"]["data"]["text/plain"])
         gpuckpt("end", document["operation"]["kernel_id"], "--yes")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_ended_is_not_started_again(server, gpuckpt, eventually):
     page = server.open("train.ipynb")
     other = server.open("other.ipynb")
@@ -102,6 +104,7 @@ def test_a_kernel_that_is_ended_is_not_started_again(server, gpuckpt, eventually
     gpuckpt("end", "train", "--yes")
 
 
+@pytest.mark.slow
 def test_titled_and_pinned_snapshots_are_deleted_only_when_asked_for(server, gpuckpt):
     page = server.open("train.ipynb")
     page.run("x = 1")

@@ -425,6 +425,7 @@ libc.shmat(shared, None, 0), libc.shmctl(shared, 0, None)
 """
 
 
+@pytest.mark.slow
 def test_a_restart_is_undone_with_the_process_that_was_kept(server, page):
     """The page's websocket is the same all the time, and the process on which it works, too, in the end."""
     page.run(UNSAVEABLE + "x = [1]; y = id(x)")

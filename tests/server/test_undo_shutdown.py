@@ -131,3 +131,28 @@ def test_a_kernel_that_was_replaced_by_another_does_not_come_back(server):
     server.stop()
     server.start()
     assert [kernel["id"] for kernel in server.get("api/kernels")] == [changed["kernel"]["id"]]
+
+
+def test_its_periodic_saves_are_deleted_with_it_but_not_what_a_user_saved(server_with):
+    server = server_with(
+        "--GpuCkptServer.undo_shutdown_for=0.5",
+        "--GpuCkptServer.lose_at_most=0.5",
+        "--GpuCkptServer.autosave_cost=1000",
+    )
+
+    def snapshots(query=""):
+        found = server.get(f"api/gpuckpt/snapshots{query}")["snapshots"]
+        return {one["snapshot_id"]: one["cause"] for one in found}
+
+    page = server.open()
+    saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    for number in range(2):
+        page.run(f"x = {number}")
+        wait_for(lambda number=number: len(snapshots()) > number + 1)
+    delete_session(server, page)
+    wait_for(lambda: snapshots() == {saved: "manual"}, said=server.log)
+    # The newest can be undeleted for a day.
+    [(newest, cause)] = snapshots("?deleted=1").items()
+    assert cause == "autosave"
+    server.request("POST", f"api/gpuckpt/snapshots/{newest}/undelete")
+    assert snapshots() == {saved: "manual", newest: "autosave"}

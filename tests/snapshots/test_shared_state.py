@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 #: A spawn lock and queue (semaphores in /dev/shm), a loky pool, shared memory in which a process of its own keeps two counters
 #: equal under a lock, a deleted open file that has another name on disk, an anonymous mapping shared with a forked child.
 WORKSHOP = """
@@ -93,6 +95,7 @@ def told(line: str) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_locks_pools_and_shared_memory_come_back_from_older_and_newer_snapshots(
     run, tmp_path
 ) -> None:

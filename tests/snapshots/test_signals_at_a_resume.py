@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 #: Linux tells a parent of children that are stopped, as they are at the end of a restore.
 PROGRAM = """
     import signal, subprocess, time
@@ -20,6 +22,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_a_handler_of_a_signal_from_the_restore_finds_its_stack(run) -> None:
     program = run(PROGRAM)
     program.lines(more_than=3)

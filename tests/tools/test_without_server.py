@@ -44,6 +44,7 @@ def kernel_id(env):
     script.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_agent_tries_and_keeps_a_branch_without_a_server(env, kernel_id):
     async def work():

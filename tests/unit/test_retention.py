@@ -308,6 +308,22 @@ def test_a_day_of_saves_leaves_few_whenever_they_are_thinned():
         assert max(later - age for age, later in itertools.pairwise(young)) <= 2 * period
 
 
+def test_on_a_short_disk_only_the_newest_periodic_save_of_each_kernel_is_kept():
+    other = [msgspec.structs.replace(one, kernel_id="other") for one in periodic_saves(900, 300)]
+    other = [msgspec.structs.replace(one, snapshot_id=f"o{one.snapshot_id}") for one in other]
+    named = msgspec.structs.replace(snapshot("named", 1.0, cause=Cause.AUTOSAVE), title="mine")
+    verdicts = retention.judge(
+        [*periodic_saves(900, 300), *other, named],
+        RetentionPolicy(thins=True),
+        needed=["p600"],
+        living=[],
+        scales=Unshared(),
+        is_short=True,
+    )
+    gone = {one.snapshot.snapshot_id for one in verdicts if one.removed}
+    assert gone == {"p300", "op300", "op600"}
+
+
 def test_only_periodic_saves_without_a_name_are_thinned():
     saves = [
         msgspec.structs.replace(one, **fields)

@@ -43,6 +43,7 @@ def modules() -> tuple[str, ...]:
     return tuple(found)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_jupyter_servers_own_tests_of_kernels_and_sessions_pass_with_the_extension(criu):
     suite = suite_named("jupyter_server")

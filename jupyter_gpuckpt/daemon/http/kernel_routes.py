@@ -32,6 +32,7 @@ _routes.passed_on(
         calls.park: lambda daemon: daemon.verbs.park,
         calls.move: lambda daemon: daemon.moves.move,
         calls.undo_end: lambda daemon: daemon.endings.undo,
+        calls.delete_periodic: lambda daemon: daemon.removal.delete_periodic,
         calls.undo_restart: lambda daemon: daemon.former.undo,
         calls.operation: lambda daemon: daemon.operations.get,
         calls.notices: lambda daemon: daemon.reaction.report,

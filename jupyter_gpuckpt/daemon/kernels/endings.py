@@ -1,14 +1,14 @@
 """Shutdowns that can be undone for a while: a kernel's processes are stopped at first, and killed when that time is over.
 
 The kernel's record holds the time of the kill, so that the next daemon keeps to it. A suspended kernel has no process and is only
-forgotten at that time; its snapshots stay.
+forgotten at that time. Its snapshots stay, except for periodic saves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from ...errors import GpuCkptError, KernelNotFound
 from ...wire.deadlines import Deadline, after
@@ -22,10 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class Endings:
-    """The timers of kernels that were shut down."""
+    """The timers of kernels that were shut down. `delete_periodic`: deletes the periodic saves of one that has ended; never raises."""
 
-    def __init__(self, kernels: Kernels, verbs: Verbs) -> None:
-        self._kernels, self._verbs = kernels, verbs
+    def __init__(
+        self, kernels: Kernels, verbs: Verbs, delete_periodic: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._kernels, self._verbs, self._delete_periodic = kernels, verbs, delete_periodic
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
@@ -88,3 +90,5 @@ class Endings:
             _log.debug("kernel %s had ended", kernel.kernel_id)
         except GpuCkptError as error:
             _log.error("kernel %s could not be killed: %s", kernel.kernel_id, error)
+        else:
+            await self._delete_periodic(kernel.kernel_id)

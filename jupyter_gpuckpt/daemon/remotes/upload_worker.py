@@ -267,6 +267,7 @@ def _done(daemon: _Daemon, task: AnyTask) -> Ended:
             state=state_folder(data_dir, opened.remote.name),
             machine_id=opened.machine_id,
             upload_rate=0 if _is_urgent(task) else opened.remote.upload_rate,
+            ahead_seconds=opened.remote.clock_ahead_seconds,
         )
         if isinstance(task, GiveUp):
             uploader.give_up(task.snapshot_id)

@@ -1,7 +1,8 @@
 """Removal of snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
 
 A deletion by a user can be undone for a while. The end of that time is recorded beside the snapshot, so that the next daemon
-keeps to it.
+keeps to it. The periodic saves of a kernel that its user has shut down are deleted with it, the newest a day later: it is listed among
+the deleted snapshots until then.
 
 Retention runs after every save and suspend with a policy, once no operation runs: reading all manifests must not
 delay a suspend that is racing against the end of the machine. It never fails an operation.
@@ -13,14 +14,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ...errors import GpuCkptError
+from ...errors import GpuCkptError, SnapshotInUse, SnapshotNotFound
 from ...store import retention
 from ...wire.deadlines import Deadline
 from ...wire.manifest_records import SnapshotInfo
 from ...wire.protocol import OperationState
+from ...wire.snapshot_order import newest_first
 from ...wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..kernels.jobs import Job
 from ..kernels.kernel_records import KernelRecord
@@ -29,6 +32,9 @@ from ..kernels.operations import Operations, RunningOperation
 from ..repeating import Tasks, until
 from . import user_deletions
 from .inventory import Inventory, needed_ids
+
+#: How long the last periodic save of a kernel that was shut down can be undeleted.
+_ENDED_SECONDS = 86_400.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +67,23 @@ class Removal:
 
         Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
         """
+        await self._delete(snapshot_id, self._undo_seconds, here_only=here_only)
+
+    async def delete_periodic(self, kernel_id: str) -> None:
+        """Delete the periodic saves of a kernel that its user has shut down; of the newest this can be undone for a day. Never raises."""
+        try:
+            found = await asyncio.to_thread(self._machine.store.snapshots, kernel_id)
+            for place, info in enumerate(filter(retention.is_periodic, newest_first(found))):
+                with suppress(SnapshotNotFound, SnapshotInUse):
+                    await self._delete(info.snapshot_id, 0.0 if place else _ENDED_SECONDS)
+        except GpuCkptError as error:
+            _log.warning("periodic saves of kernel %s are kept: %s", kernel_id, error)
+
+    async def _delete(
+        self, snapshot_id: str, undo_seconds: float, *, here_only: bool = False
+    ) -> None:
         await self._inventory.require_unneeded(snapshot_id)
-        mark = partial(self._mark_deleted, snapshot_id, here_only=here_only)
+        mark = partial(self._mark_deleted, snapshot_id, undo_seconds, here_only=here_only)
         self._purges.start(self._purge(await asyncio.to_thread(mark)))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
@@ -73,7 +94,9 @@ class Removal:
         """Set the timers of the deletions that an earlier daemon accepted."""
         self._purges.start(self._look_for_deleted())
 
-    def _mark_deleted(self, snapshot_id: str, *, here_only: bool = False) -> Deadline:
+    def _mark_deleted(
+        self, snapshot_id: str, undo_seconds: float, *, here_only: bool = False
+    ) -> Deadline:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
         store = self._machine.store
         known = [info for info in store.snapshots() if info.snapshot_id == snapshot_id]
@@ -87,7 +110,7 @@ class Removal:
         for info in noted:
             # This comes first, so that no crash loses it. It is sent only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
-        until = store.mark_deleted(snapshot_id, self._undo_seconds)
+        until = store.mark_deleted(snapshot_id, undo_seconds)
         for info in noted:
             # Again, with another time: until now the snapshot was listed, and the sender removes such a record as that of a deletion
             # that was undone.
@@ -194,6 +217,7 @@ class Removal:
             needed=needed,
             living={record.kernel_id for record in records},
             scales=store.weights(),
+            is_short=store.is_short(),
         )
         gone = [verdict.snapshot.snapshot_id for verdict in verdicts if verdict.removed]
         if not gone:

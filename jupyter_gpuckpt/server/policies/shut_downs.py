@@ -199,6 +199,10 @@ class ShutDowns(KernelListener):
             self._log.debug("kernel %s is gone already: %s", kernel_id, error)
         await kept.manager.shutdown_kernel()
         kept.open_gate()
+        try:
+            await self._link.daemon.send(calls.delete_periodic(kernel_id))
+        except GpuCkptError as error:
+            self._log.warning("The periodic saves of kernel %s are kept: %s", kernel_id, error)
         activity = jupyter_internals.activity_stream(kept.manager)
         for stream in [activity, *jupyter_internals.drop_buffered(self._kernels, kernel_id)]:
             if stream is not None and not stream.closed():
