@@ -80,10 +80,13 @@ _END_SECONDS = 60.0
 
 
 class EarlierSnapshots:
-    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same."""
+    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same.
 
-    def __init__(self, store: LocalStore, kernel_id: str) -> None:
-        self._store = store
+    `parent`: the snapshot from which it was branched, which counts where it has none of its own.
+    """
+
+    def __init__(self, store: LocalStore, kernel_id: str, parent: str = "") -> None:
+        self._store, self._parent = store, parent
         try:
             #: Newest first, deleted ones included: their numbers are not used again.
             self._listed = store.listed(kernel_id)
@@ -112,10 +115,10 @@ class EarlierSnapshots:
 
     def _newest(self, wanted: Callable[[SnapshotInfo], bool]) -> Manifest | None:
         infos = (one.info for one in self._listed if not one.annotations.deleted)
-        newest = next(filter(wanted, infos), None)
+        newest = next((info.snapshot_id for info in infos if wanted(info)), self._parent)
         try:
-            if newest is not None:
-                return self._store.manifest(newest.snapshot_id)
+            if newest:
+                return self._store.manifest(newest)
         except StoreError as error:
             logger.warning(
                 "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
@@ -315,7 +318,7 @@ def _prepared(
         stop=stop,
         gpu_bytes=sum(gpu.memory_of(pids(tree)).values()),
     )
-    earlier = EarlierSnapshots(store, spec.kernel_id)
+    earlier = EarlierSnapshots(store, spec.kernel_id, options.parent_snapshot_id)
     predecessor, earlier_gpu = earlier.predecessor()
     settle_packs(store, predecessor, options.cause, threads=settings.threads, progress=progress)
     if stop:
@@ -344,7 +347,7 @@ def _folder(
         store,
         settings,
         earlier_folder(earlier.with_files() if is_saved else None, store),
-        options.folder_base,
+        options.parent_snapshot_id if options.has_own_folder else "",
         is_saved=is_saved,
     )
 

@@ -302,9 +302,11 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: As in `SnapshotInfo`.
     cell: int = 0
     in_cell: bool = False
-    #: Whether the files of the working folder are in it, and of a branch's folder the snapshot with whose files it began.
+    #: Whether the files of the working folder are in it.
     has_files: bool = False
-    folder_base: str = ""
+    #: Of a branch: the snapshot from which it was made, and whether it has a working folder for itself.
+    parent_snapshot_id: str = ""
+    has_own_folder: bool = False
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):

@@ -128,11 +128,15 @@ def freeze(
 def _options(
     record: KernelRecord, request: SaveRequest, *, stop: bool, name: str, parked: bool
 ) -> SaveOptions:
-    """Return the options of a save: those of the request, and where the kernel's own working folder comes from."""
+    """Return the options of a save: those of the request, and where the kernel comes from. The files of a branch's own folder are saved."""
     options = request.options(stop=stop, name=name, parked=parked)
-    if not record.own_folder:
-        return options
-    return msgspec.structs.replace(options, has_files=True, folder_base=record.parent_snapshot_id)
+    has_own = bool(record.own_folder)
+    return msgspec.structs.replace(
+        options,
+        has_files=options.has_files or has_own,
+        parent_snapshot_id=record.parent_snapshot_id,
+        has_own_folder=has_own,
+    )
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
