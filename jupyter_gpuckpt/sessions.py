@@ -32,7 +32,7 @@ from .wire.daemon_settings import Settings
 from .wire.manifest_records import Cause, Variables
 from .wire.protocol import FilesChoice, Kernel, Operation, Result, SaveRequest
 from .wire.retention_policy import KEPT_TOOL_SAVES, RetentionPolicy
-from .wire.snapshot_records import Snapshot
+from .wire.snapshot_records import PruneRequest, Snapshot
 from .wire.states import ALIVE, GPU_AWAY, KernelState
 from .wire.tool_branches import branch_name, is_branch_of
 from .wire.variable_changes import Comparison, compare
@@ -304,7 +304,7 @@ class Sessions:
         """Return the request of a save or suspend, with the kernel's variables if it reports them and a tool will compare them."""
         if self.cause is Cause.MANUAL:
             return SaveRequest(title=title, pinned=pinned)
-        policy = RetentionPolicy(keep_tool_saves=KEPT_TOOL_SAVES)
+        policy = _tool_saves()
         found = self._variables_now(self._client.send(calls.kernel(kernel_id)))
         return SaveRequest(cause=self.cause, title=title, variables=found, retention=policy)
 
@@ -375,7 +375,14 @@ class ToolSessions(Sessions):
         result = self._go_back(kernel_id, snapshot_id, force=False, files=files)
         if self._client.send(calls.launch_spec(snapshot_id)).kernel_id != kernel_id:
             self._tell_kept(self._client.send(calls.kernel(kernel_id)))
+        # Not with the save: the snapshot to which it goes back may be the oldest that is kept.
+        self._client.send(calls.prune(PruneRequest(_tool_saves())))
         return result
+
+
+def _tool_saves() -> RetentionPolicy:
+    """Return the policy by which what tools saved is thinned."""
+    return RetentionPolicy(keep_tool_saves=KEPT_TOOL_SAVES)
 
 
 class AsyncSessions:
