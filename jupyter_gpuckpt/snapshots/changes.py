@@ -46,14 +46,17 @@ def changes(
     """
     this_host, known = machine_profile.host(), digests or FileDigests()
     found = open_files.differences(manifest, this_host, known.outlines)
-    put_back = _in_folder(manifest, store) if with_files and manifest.folder else set[str]()
+    is_here = store.stubs.find(manifest.info.snapshot_id) is None
+    put_back = set[str]()
+    if with_files and is_here and manifest.folder is not None:
+        put_back = _in_folder(manifest, store)
     listed = {
         one.file.path: _change(one)
         for one in found
         if one.difference in _CHANGES and one.file.path not in put_back
     }
     problems = obstacles(manifest, this_host, known)
-    if store.stubs.find(manifest.info.snapshot_id) is None:
+    if is_here:
         with TemporaryDirectory() as directory:
             images = Path(directory)
             write_images(manifest, store, images, [*FILES, *MEMORY])

@@ -230,6 +230,31 @@ def test_a_resume_that_fails_brings_the_former_files_back(client, followed, even
     eventually(lambda: followed.says() == (first, 1))
 
 
+def test_a_mapped_file_that_was_removed_comes_back(client, followed, eventually):
+    """By the file and by the memory that maps it; without files the resume is refused."""
+    followed.do(
+        "import mmap; f = open('m', 'w+b'); f.truncate(8192); m = mmap.mmap(f.fileno(), 8192)"
+    )
+    followed.do("m[:4] = b'then'; x = m[0]")
+    snapshot_id = take(client, "save", followed.kernel_id).snapshot_id
+    lines = followed.lines
+    followed.do("m[:4] = b'nows'; os.unlink('m')")
+    take(client, "suspend", followed.kernel_id)
+    (found,) = [
+        one
+        for one in client.send(calls.changes(snapshot_id)).files
+        if one.path == str(followed.folder / "m")
+    ]
+    assert found.change == "missing"
+    with_files = client.send(calls.changes(snapshot_id, files=True))
+    assert str(followed.folder / "m") not in [one.path for one in with_files.files]
+    assert not with_files.obstacles
+    go_back(client, followed, snapshot_id, lines)
+    assert (followed.folder / "m").read_bytes()[:4] == b"then"
+    followed.do("m[:4] = b'more'; x = 5")
+    assert (followed.folder / "m").read_bytes()[:4] == b"more"
+
+
 def test_a_snapshot_without_files_says_so(client, owner, spec, short_dir, eventually):
     followed = Followed(client, owner, spec, short_dir, eventually, FolderRules())
     followed.do("open('a', 'w').write('then')")

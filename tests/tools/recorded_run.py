@@ -19,8 +19,9 @@ from tests.tools.scripted_agent import ToolFailed, agent
 PAGE = Path(__file__).parents[2] / "docs" / "agents-run.md"
 HEAD = """# A recorded run
 
-A scripted agent looks for the fix of a bug, in a notebook whose kernel has read data and imports a program of its folder. The calls and answers are those
-of a real run over MCP, written by `tests/tools/recorded_run.py`; ids, times and sizes are replaced, and empty fields left out. [AI agents](agents.md) has the tools.
+A scripted agent looks for the fix of a bug, in a notebook whose kernel has read data and imports a program of its folder. The calls and
+answers are those of a real run over MCP, written by `tests/tools/recorded_run.py`; ids, times and sizes are replaced, and empty fields left
+out. [AI agents](agents.md) has the tools.
 
 The notebook's kernel has loaded data for an hour, say, and its folder has a program with a bug:
 
@@ -47,7 +48,9 @@ REPLACED = {
     r"-tool-\w{8}-\w{4}": "-tool-1",
     r"File (<ipython|~|/)[^\\]*": "File ",
 }
-ID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b")
+ID = re.compile(
+    r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b"
+)
 
 
 class Recording:

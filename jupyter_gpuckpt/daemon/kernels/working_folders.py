@@ -36,10 +36,11 @@ class WorkingFolders:
         self._folders = folders
 
     def of_branch(self, manifest: Manifest, kernel_id: str, name: str) -> str:
-        """Return the path of the folder that a new branch will have for itself; empty if it shares that of the original."""
-        is_wanted = is_tool_branch(name) or manifest.launch.working_folder.is_saved
-        is_branch = manifest.info.kernel_id != kernel_id
-        if manifest.folder is None or not is_wanted or not is_branch:
+        """Return the path of the folder that a new branch will have for itself; empty if it shares that of the original.
+
+        A person's branch shares it: there the files are beside its notebook, and stay when it ends.
+        """
+        if manifest.folder is None or not is_tool_branch(name):
             return ""
         return str(self._folders / kernel_id / "files")
 
