@@ -138,13 +138,13 @@ def test_another_user_of_the_machine_gets_nothing(start):
 SETUP = """
 import pathlib
 def change(name, code):
-    lines = [one for one in pathlib.Path("steps.py").read_text().splitlines() if not one.startswith(name)]
-    pathlib.Path("steps.py").write_text(chr(10).join([*lines, f"{name} = {code}"]) + chr(10))
+    lines = [one for one in pathlib.Path("pipeline.py").read_text().splitlines() if not one.startswith(name)]
+    pathlib.Path("pipeline.py").write_text(chr(10).join([*lines, f"{name} = {code}"]) + chr(10))
 def score():
     made = {}
-    exec(pathlib.Path("steps.py").read_text(), made)
+    exec(pathlib.Path("pipeline.py").read_text(), made)
     return sum([made["load"] is list, made["total"] is sum])
-pathlib.Path("steps.py").write_text("load = None" + chr(10) + "total = None" + chr(10))
+pathlib.Path("pipeline.py").write_text("load = None" + chr(10) + "total = None" + chr(10))
 """
 RIGHT = {"load": "list", "total": "sum"}
 WRONG = ["change({step!r}, 'len'); print(score())", "1 / 0", "import os; os._exit(1)"]
