@@ -280,7 +280,7 @@ def end(args: Namespace) -> int:
 def list_snapshots(args: Namespace) -> int:
     """List snapshots, newest first."""
     with daemon() as client:
-        found = client.send(calls.snapshots())
+        found = client.send(calls.snapshots(deleted=args.deleted))
     if args.kernel:
         # Snapshots outlive their kernels, so kernels are taken from the snapshots.
         kernel_ids = fitting(args.kernel, {info.kernel_id: info.name for info in reversed(found)})

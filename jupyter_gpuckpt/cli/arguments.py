@@ -155,6 +155,7 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
         default="",
         help="list only the snapshots of this kernel: its notebook or id, or a part",
     )
+    listing.flag("--deleted", "list instead the deleted snapshots that `undelete` can bring back")
     command("show", "show a snapshot", "With --json, all of it that is not secret.").snapshot()
     diff = command(
         "diff",
@@ -177,7 +178,8 @@ def _about_snapshots(command: Callable[..., Parser]) -> None:
     command(
         "undelete",
         "bring deleted snapshots back, while that can be done",
-        "By default that is possible for a minute. Without SNAPSHOT, all possible deletions are undone.",
+        "By default that is possible for a minute, for the last periodic save of a kernel that a user shut down for a day. Without"
+        " SNAPSHOT, all possible deletions are undone.",
     ).snapshot("*")
     note = command("note", "change the note or title of a snapshot")
     note.snapshot()

@@ -39,7 +39,8 @@ def add_arguments(to: Parser) -> None:
     to.flag("--allow-errors", "go on after errors of cells")
     to.seconds(
         "--lose-at-most",
-        "how much work may be lost if the machine or container ends without a warning: the kernel is saved so often; default: all of it",
+        "how much work may be lost if the machine or container ends without a warning: the kernel is saved so often; 0: never;"
+        " default: 5m, or longer where saves take more than 5%% of a processor",
     )
     to.flag("--restart", "start a new execution; the kernel of the earlier one is suspended")
     to.add_argument(

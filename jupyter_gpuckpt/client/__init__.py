@@ -19,6 +19,7 @@ setting or a record only.
 - `quick_httpx`: an import of httpx without its command line.
 - `recipes`: the cells of a notebook, or a script, that prepare a kernel.
 - `reviving`: kernels that are created from a snapshot.
+- `save_costs`: the cost of periodic saves, and how often they are made.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.
 - `starting`: finding the daemon of this place, and starting it if it does not run.

@@ -7,12 +7,14 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
+from ..client.save_costs import SaveCost
 from ..errors import ConfigurationError, GpuCkptError, StoreFull, StoreUnavailable, is_disk_full
 from ..linux.disk_reserve import write_atomically
 from ..wire import daemon_settings
@@ -31,7 +33,10 @@ _WRITE_EVERY_SECONDS, _WRITE_PART = 0.5, 0.1
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """The options of an execution. `timeout_seconds` None: cells have no time limit. `lose_at_most_seconds` None: no periodic saves."""
+    """The options of an execution. `timeout_seconds` None: cells have no time limit.
+
+    `lose_at_most_seconds` None: the kernel is saved as often as by default; 0: never.
+    """
 
     notebook: Path
     output: Path
@@ -128,7 +133,7 @@ async def _run(
     warn: Callable[[str], None],
 ) -> None:
     beside = [asyncio.ensure_future(client.write_often())]
-    if lose_at_most_seconds is not None:
+    if lose_at_most_seconds != 0:
         saving = _save_often(client, manager, lose_at_most_seconds, warn)
         beside.append(asyncio.ensure_future(saving))
     try:
@@ -144,19 +149,24 @@ async def _run(
 async def _save_often(
     client: _Executing,
     manager: BatchKernelManager,
-    seconds: float,
+    wanted_seconds: float | None,
     warn: Callable[[str], None],
 ) -> None:
+    cost, told = SaveCost(), ""
     while True:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(cost.pause_seconds(wanted_seconds))
         if not isinstance(client.kc, JournalClient) or not manager.record.is_ready:
             continue
         try:
             peer_access_off = await client.kc.prepare_save()
-            await asyncio.to_thread(manager.gpuckpt_owner.save, peer_access_off=peer_access_off)
+            save = partial(manager.gpuckpt_owner.save, peer_access_off=peer_access_off)
+            cost = await asyncio.to_thread(save)
         except GpuCkptError as error:
-            warn(f"The kernel was not saved: {error.message} {error.hint}".strip())
+            if error.message != told:
+                warn(f"The kernel was not saved: {error.message} {error.hint}".strip())
+            told = error.message
         else:
+            told = ""
             await client.kc.ask("peers_on")
 
 

@@ -16,6 +16,7 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from papermill.log import logger
 from papermill.utils import merge_kwargs, remove_args
 
+from ..client.save_costs import SaveCost
 from ..errors import ConfigurationError, GpuCkptError
 from ..wire import daemon_settings, durations
 from .journal_reader import Rewound
@@ -112,24 +113,30 @@ def _stopped_by_sigterm(manager: BatchKernelManager) -> Iterator[None]:
 
 @contextmanager
 def _saved_often(manager: BatchKernelManager, lose_at_most: float | str | None) -> Iterator[None]:
-    """Save the kernel periodically during the block, in a thread, because papermill's event loop runs during cells only."""
-    if lose_at_most is None:
-        yield
-        return
+    """Save the kernel periodically during the block, in a thread, because papermill's event loop runs during cells only.
+
+    `lose_at_most` None: as often as by default; 0: never.
+    """
     try:
-        seconds = durations.to_seconds(lose_at_most)
+        wanted_seconds = None if lose_at_most is None else durations.to_seconds(lose_at_most)
     except ValueError as error:
         raise ConfigurationError(f"gpuckpt_lose_at_most: {error}") from None
+    if wanted_seconds == 0:
+        yield
+        return
     ended = threading.Event()
 
     def save_often() -> None:
-        while not ended.wait(seconds):
+        cost, told = SaveCost(), ""
+        while not ended.wait(cost.pause_seconds(wanted_seconds)):
             if not manager.record.is_ready:
                 continue
             try:
-                manager.gpuckpt_owner.save(peer_access_off=False)
+                cost = manager.gpuckpt_owner.save(peer_access_off=False)
             except GpuCkptError as error:
-                logger.warning("The kernel was not saved: %s", error)
+                if error.message != told:
+                    logger.warning("The kernel was not saved: %s", error)
+                told = error.message
 
     thread = threading.Thread(target=save_often, name="gpuckpt-autosave", daemon=True)
     thread.start()

@@ -11,6 +11,7 @@ from gpuckpt_provisioner.owner import ScriptOwner
 
 from ..client import Client, this_owner
 from ..client.reviving import revive
+from ..client.save_costs import SaveCost
 from ..wire import calls
 from ..wire.daemon_settings import Settings
 from ..wire.manifest_records import Cause
@@ -97,13 +98,15 @@ class BatchOwner(ScriptOwner):
         """Give the kernel the notebook's name, for lists."""
         self.client().send(calls.set_jupyter(self._kernel_id, self._name, None))
 
-    def save(self, *, peer_access_off: bool) -> None:
-        """Save the kernel, which runs on; the automatic save before it is removed."""
+    def save(self, *, peer_access_off: bool) -> SaveCost:
+        """Save the kernel, which runs on, and return what that cost; the automatic save before it is removed."""
         request = SaveRequest(
             cause=Cause.AUTOSAVE, retention=_KEEP_ONE, peer_access_off=peer_access_off
         )
-        client = self.client()
-        client.wait(client.send(calls.save(self._kernel_id, request)).operation_id)
+        client, began = self.client(), time.monotonic()
+        done = client.wait(client.send(calls.save(self._kernel_id, request)).operation_id)
+        seconds = time.monotonic() - began
+        return SaveCost(seconds, done.frozen_seconds, done.processor_seconds)
 
     def suspend(self, *, peer_access_off: bool) -> str:
         """Suspend the kernel; return its snapshot's id."""

@@ -8,6 +8,7 @@ import os
 from traitlets import Bool, Float, HasTraits, Int, List, TraitError, Unicode, default
 from traitlets.config import Configurable
 
+from ..client import save_costs
 from ..wire import durations
 
 #: The environment variable by which a hub tells its user's choice of a clean start.
@@ -80,7 +81,7 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     lose_at_most = Duration(
-        300.0,
+        save_costs.DEFAULT_SECONDS,
         help="""The most work of a running kernel that is lost if the machine fails: a number of seconds, or a text such as "30s", "10m" or
         "1h". A changed kernel is saved so often, while it runs on. Where its saves would cost more than `autosave_cost` allows, it is
         saved less often, and the panel says how often. Older ones of these snapshots are removed, here and in remotes: up to an hour
@@ -91,7 +92,7 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     autosave_cost = Float(
-        0.05,
+        save_costs.DEFAULT_SHARE,
         min=0.001,
         help="""The largest share of one processor that the periodic saves of a kernel may use. They stop it for a fifth of that share of
         its time at most.""",

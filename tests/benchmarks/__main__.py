@@ -26,6 +26,8 @@ BENCHMARKS = {
     "freeze": "freeze",
     "audit": "audit",
     "save": "save",
+    "periodic-saves": "periodic_saves",
+    "at-rest": "at_rest",
     "memory-reading": "memory_reading",
     "warm-resume": "warm_resume",
     "cold-resume": "cold_resume",

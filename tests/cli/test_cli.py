@@ -100,6 +100,8 @@ def test_a_kernel_is_saved_listed_shown_and_the_snapshot_removed(kernel, gpuckpt
     assert removed.stdout == f"Deleted snapshot {snapshot_id}.\n"
     assert "undelete" in removed.stderr
     assert gpuckpt_json("list") == {"snapshots": []}
+    (deleted,) = gpuckpt_json("list", "--deleted")["snapshots"]
+    assert deleted["snapshot_id"] == snapshot_id
     assert gpuckpt("undelete").stdout == f"Brought back snapshot {snapshot_id}.\n"
     (back,) = gpuckpt_json("list")["snapshots"]
     assert back == listed

@@ -20,7 +20,7 @@ from jupyter_gpuckpt.remote import remote_manifests
 from jupyter_gpuckpt.wire import calls, place
 from jupyter_gpuckpt.wire.protocol import SaveRequest
 from jupyter_gpuckpt.wire.remote_records import RemoteVerb
-from jupyter_gpuckpt.wire.snapshot_records import SnapshotChangeKind, UploadState
+from jupyter_gpuckpt.wire.snapshot_records import SnapshotChangeKind, UploadRequest, UploadState
 from tests.conftest import processes_naming
 from tests.daemon.conftest import LONG
 from tests.remote import servers
@@ -225,6 +225,27 @@ def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it
     eventually(lambda: os.getpriority(os.PRIO_PROCESS, worker) == NICE, LONG)
     eventually(lambda: place.start_time(pid) is None, LONG)
     assert set(reader().listed()) == {"one"}
+
+
+@pytest.mark.slow
+def test_an_upload_for_which_a_user_waits_is_not_behind_everything_else(
+    add, snapshots, client, uploaded, settings, eventually
+):
+    def priorities():
+        with suppress(ProcessLookupError):
+            return {os.getpriority(os.PRIO_PROCESS, one) for one in workers(settings)}
+
+    snapshots(one=some_chunks(15, TWO), other=some_chunks(16, TWO))
+    add(upload_rate=4 * SLOW)
+    eventually(lambda: priorities() == {NICE}, LONG)
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    # Whichever of them is uploaded now makes room, and the one that is wanted comes first.
+    for snapshot_id in ("one", "other"):
+        client.send(calls.upload(UploadRequest("offsite", [snapshot_id])))
+        eventually(lambda: priorities() == {usual}, LONG)
+    uploaded(client, "one", "other")
+    log = settings.log_file.read_text()
+    assert log.index("uploaded snapshot one") < log.index("uploaded snapshot other")
 
 
 def test_a_stop_signal_ends_an_upload_at_once(add, snapshots, client, reader, settings, eventually):

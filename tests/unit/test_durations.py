@@ -4,7 +4,6 @@ import pytest
 from traitlets import TraitError
 from traitlets.config import Config
 
-from jupyter_gpuckpt.server.policies.autosave import _Cost
 from jupyter_gpuckpt.server.traits import ServerTraits
 from jupyter_gpuckpt.wire import durations
 
@@ -37,9 +36,3 @@ def test_what_is_no_time_is_refused_with_an_example(text):
         durations.to_seconds(text)
     with pytest.raises(TraitError, match="a text such as"):
         ServerTraits(lose_at_most=text)
-
-
-def test_the_pause_between_saves_follows_from_their_cost():
-    assert _Cost().least_seconds(0.05) == 0
-    assert _Cost(5.0, 0.1, 4.0).least_seconds(0.05) == pytest.approx(80)
-    assert _Cost(5.0, 2.0, 4.0).least_seconds(0.05) == pytest.approx(200)

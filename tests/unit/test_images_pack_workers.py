@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import signal
 import sys
 
@@ -17,6 +18,7 @@ from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.wire.progress import Progress
+from tests.conftest import wait_for
 from tests.worker_processes import workers, working
 
 __all__ = ["workers"]
@@ -93,6 +95,21 @@ def test_they_store_what_threads_store(tmp_path, store, sources, monkeypatch):
     monkeypatch.setattr(worker_processes, "_MIN_PROCESSES", 100)
     with LocalStore(tmp_path / "other") as other:
         assert pack(sources, other, threads=THREADS, progress=Progress()) == first
+
+
+def test_their_processor_time_counts_also_when_they_have_ended(store, sources):
+    def own():
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
+    worker_processes._fork_server.warm_up()
+    wait_for(worker_processes.is_ready)
+    before, before_own = worker_processes.processor_seconds(), own()
+    pack(sources, store, threads=THREADS, progress=Progress())
+    wait_for(lambda: not working())
+    theirs = worker_processes.processor_seconds() - before - (own() - before_own)
+    # To hash and compress a hundred MB of all kinds takes a second.
+    assert theirs > 0.1
 
 
 def test_a_file_that_becomes_shorter_is_said(store, path):

@@ -1,4 +1,6 @@
-"""The daemon's side of the process that works with a remote at the lowest priority: it uploads, sends changes, and collects.
+"""The daemon's side of the process that works with a remote: it uploads, sends changes, and collects.
+
+Unless a user waits for its work, it has the lowest priority.
 
 An upload asks the daemon what the open store knows: the locations of chunks, and chunks that were moved meanwhile. The process reads packs
 by itself. It ends when its socket is closed: when the task is stopped, or when the daemon is killed. The journal of an upload records what
@@ -60,6 +62,8 @@ class Task(_AtRemote, frozen=True, tag=True):
     content: bytes
     #: Whether this machine goes soon: at full rate, and at the usual priority.
     is_urgent: bool = False
+    #: Whether a user waits for it: at the usual priority.
+    is_awaited: bool = False
     tenure: Tenure | None = None
     #: The term of the session in which the snapshot was made.
     term: int = 0
@@ -173,10 +177,16 @@ class Sending:
     """One task of the process. `run`, `give_up`, `amend` or `collect` is called in one thread, the other methods in any."""
 
     def __init__(
-        self, data_dir: Path, remote: Remote, snapshot_id: str = "", *, is_urgent: bool = False
+        self,
+        data_dir: Path,
+        remote: Remote,
+        snapshot_id: str = "",
+        *,
+        is_urgent: bool = False,
+        is_awaited: bool = False,
     ) -> None:
         self._data_dir, self._remote, self._snapshot_id = data_dir, remote, snapshot_id
-        self._is_urgent = is_urgent
+        self._is_urgent, self.is_awaited = is_urgent, is_awaited
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_stopped = self._is_held = False
@@ -206,6 +216,7 @@ class Sending:
             manifest.info,
             store.manifest_file(self._snapshot_id),
             self._is_urgent,
+            self.is_awaited,
             tenure,
             term,
         )

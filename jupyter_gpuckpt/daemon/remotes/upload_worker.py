@@ -1,6 +1,6 @@
 """The process that works with a remote: it uploads a snapshot, gives an upload up, sends changes of snapshots, or collects.
 
-It has the lowest priority unless this machine goes soon. `sending.py` starts it and defines the messages.
+It has the lowest priority unless a user waits or this machine goes soon. `sending.py` starts it and defines the messages.
 
 python -m jupyter_gpuckpt.daemon.remotes.upload_worker      with a socket as standard input
 """
@@ -231,7 +231,7 @@ def main(connection: socket.socket) -> None:
     task = receive(connection, Task, GiveUp, Amend, Collect)
     if not isinstance(task, AnyTask):
         return
-    if not _is_urgent(task):
+    if not (_is_urgent(task) or (isinstance(task, Task) and task.is_awaited)):
         idle_priority.take()
     daemon = _Daemon(connection)
     logging.getLogger().addHandler(_ToDaemon(daemon))

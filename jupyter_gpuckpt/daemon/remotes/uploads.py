@@ -214,8 +214,13 @@ class RemoteUploader:
             self._note_change(back, lambda known: known.with_again(back))
 
     def ask(self, snapshot_ids: list[str]) -> None:
-        """Upload snapshots before all others, also those that are gone from the remote. The next daemon continues with these."""
+        """Upload snapshots before all others, also those that are gone from the remote. The next daemon continues with these.
+
+        An upload in the background, which has the lowest priority, makes room; it continues later, or now if it is one of these.
+        """
         self.queue.ask(snapshot_ids)
+        if self._current is not None and not self._current.sending.is_awaited:
+            self._current.sending.stop()
         self._note_change(snapshot_ids, lambda known: known.with_wanted(snapshot_ids))
 
     def _note_change(self, changed: list[str], change: Callable[[Uploaded], Uploaded]) -> None:
@@ -406,8 +411,13 @@ class RemoteUploader:
         return True
 
     def _begin(self, snapshot_id: str) -> _Current:
-        is_urgent = self.queue.hurries
-        sending = Sending(self._uploads.data_dir, self.remote, snapshot_id, is_urgent=is_urgent)
+        sending = Sending(
+            self._uploads.data_dir,
+            self.remote,
+            snapshot_id,
+            is_urgent=self.queue.hurries,
+            is_awaited=snapshot_id in self.queue.asked,
+        )
         self._current = _Current(snapshot_id, sending)
         return self._current
 

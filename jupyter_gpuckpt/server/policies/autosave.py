@@ -8,7 +8,7 @@ A kernel counts as changed when
    thread that uses less is missed until the next cell, and a completion that takes long is mistaken for a change.
 
 A save of the changed kernel is complete `lose_at_most` after the change was seen, so that is the most that can be lost. A save has a
-cost: the kernel stands still, and a processor computes. Where both cannot be had, the cost (`_Cost.least_seconds`) decides how often a
+cost: the kernel stands still, and a processor computes. Where both cannot be had, the cost (`client/save_costs.py`) decides how often a
 kernel is saved, and users are told how soon that is. One kernel is saved at a time, with pauses in between. A kernel in another
 operation is left alone, and explicit requests come first (`before_freeze`).
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ...client.save_costs import SaveCost
 from ...errors import (
     GpuCkptError,
     KernelBusy,
@@ -46,8 +47,6 @@ _WORKING, _WORKING_SECONDS = 0.01, 0.5
 _LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
 #: The longest pause between the saves of two kernels, in seconds.
 _LONGEST_PAUSE = 1.0
-#: A kernel may stand still for this part of the share of a processor that saves may use.
-_STANDSTILL_PART = 0.2
 #: Errors that are not logged as warnings: another operation came first, or the save was canceled.
 _QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
 
@@ -63,20 +62,6 @@ class _Watched:
     worked_seconds: float
     measured_at: float
     changed_at: float | None = None
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """The cost of a kernel's last periodic save, in seconds: until it was complete, of standstill, of processor time."""
-
-    seconds: float = 0.0
-    frozen_seconds: float = 0.0
-    processor_seconds: float = 0.0
-
-    def least_seconds(self, share: float) -> float:
-        """Return the least time between two saves that take at most this share of a processor."""
-        standstill = self.frozen_seconds / (share * _STANDSTILL_PART)
-        return max(standstill, self.processor_seconds / share)
 
 
 class Autosave(KernelListener):
@@ -98,7 +83,7 @@ class Autosave(KernelListener):
         self._operations, self._kernels = operations, kernels
         self._wanted_seconds, self._share, self._log = wanted_seconds, share, log
         self._watched: dict[str, _Watched] = {}
-        self._costs: dict[str, _Cost] = {}
+        self._costs: dict[str, SaveCost] = {}
         #: When a kernel may be saved again, on the event loop's clock.
         self._rest_until: dict[str, float] = {}
         #: The reason of a kernel's last failure, by kernel id; it is logged again only when it changes.
@@ -167,8 +152,8 @@ class Autosave(KernelListener):
         begin = changed_at + self._wanted_seconds - lead
         return max(begin, self._rest_until.get(kernel_id, 0.0))
 
-    def _cost(self, kernel_id: str) -> _Cost:
-        return self._costs.get(kernel_id, _Cost())
+    def _cost(self, kernel_id: str) -> SaveCost:
+        return self._costs.get(kernel_id, SaveCost())
 
     def _given_seconds(self, kernel_id: str) -> float:
         """Return how soon after a change a save of a kernel is complete."""
@@ -237,7 +222,7 @@ class Autosave(KernelListener):
         worked, at = await _processor_seconds(served), self._now()
         result = (await end).outcome()
         seconds = self._now() - began
-        self._costs[kernel_id] = _Cost(seconds, result.frozen_seconds, result.processor_seconds)
+        self._costs[kernel_id] = SaveCost(seconds, result.frozen_seconds, result.processor_seconds)
         self._watched[kernel_id] = _Watched(*_life(served), worked, at)
 
     async def _cancel(self) -> None:

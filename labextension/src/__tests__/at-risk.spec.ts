@@ -1,4 +1,4 @@
-import { atRisk, riskText } from '../kernel/at-risk';
+import { atRisk, riskText, unsavedText } from '../kernel/at-risk';
 import type { KernelView, SnapshotView, UploadView } from '../shared/records';
 import { aKernel, aSnapshot, anUpload } from './fakes';
 
@@ -71,5 +71,18 @@ describe('what would be lost with this machine', () => {
     expect(text(never, saved(160, 'waiting'))).toBe(
       'If this machine vanished now, you would lose all of it, although it is saved every 60 s.'
     );
+  });
+});
+
+describe('what would be lost with the kernel', () => {
+  const lost = (changes: Partial<KernelView>) =>
+    unsavedText(aKernel(changes), NOW);
+
+  it('is what changed since it was saved', () => {
+    expect(lost({ changed_at: null })).toBe('');
+    expect(lost({ changed_at: NOW - 12 })).toBe(
+      'If this kernel ended now, you would lose the last 12 s.'
+    );
+    expect(lost({ changed_at: NOW - 12, state: 'suspended' })).toBe('');
   });
 });

@@ -54,6 +54,17 @@ export function atRisk(
   return { seconds, isLate: isLate(seconds) };
 }
 
+/** Return what a kernel that has changed would lose if its process ended, in a sentence; empty if it has not. */
+export function unsavedText(kernel: KernelView, now: number): string {
+  if (ASLEEP.includes(kernel.state) || kernel.changed_at === null) {
+    return '';
+  }
+  return trans.__(
+    'If this kernel ended now, you would lose the last %1.',
+    formatSeconds(Math.max(0, now - kernel.changed_at))
+  );
+}
+
 /** Return the sentences about what would be lost. */
 export function riskText(
   { seconds, isLate }: IAtRisk,

@@ -5,6 +5,7 @@ import type { Kernel } from '@jupyterlab/services';
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
+import { unsavedText } from './at-risk';
 import { idleText } from './idle-notice';
 
 import type { ISessionPanel } from '../shared/notebooks';
@@ -20,7 +21,7 @@ import {
 import type { IKernelStates, IUserSettings } from '../shared/tokens';
 import { trans } from '../shared/translation';
 
-/** The interval at which the time until a suspend is drawn, in milliseconds. */
+/** The interval at which times are drawn, in milliseconds. */
 const REDRAW = 30000;
 
 /** Return a text about a lost connection to a kernel or about its restart; null if the kernel's state must be shown. */
@@ -47,7 +48,9 @@ export class StateChip extends ReactWidget {
       name: 'jupyter-gpuckpt:chip',
       factory: async () => this.update(),
       frequency: { interval: REDRAW, backoff: false },
-      standby: () => !this._kernel?.idle_seconds || !this.isVisible
+      standby: () =>
+        !this.isVisible ||
+        !(this._kernel?.idle_seconds || this._kernel?.changed_at)
     });
   }
 
@@ -68,6 +71,7 @@ export class StateChip extends ReactWidget {
     const caption = [
       stateCaption(kernel),
       usageTexts(kernel).join(', '),
+      unsavedText(kernel, Date.now() / 1000),
       operation ? progressText(operation.progress) : ''
     ];
     return (
