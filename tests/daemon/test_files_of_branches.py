@@ -1,5 +1,7 @@
 """Branches have a working folder of their own, at the original's path: what one writes the others do not see."""
 
+import os
+import signal
 import uuid
 
 import pytest
@@ -90,6 +92,20 @@ def test_a_branch_writes_to_its_own_folder_and_is_merged(
         "text": b"held",
         "text.new": b"path",
     }
+    # It is lost, with files that no snapshot of it has: these are saved before others take their place.
+    os.kill(client.send(calls.kernel(kernel_id)).init_pid, signal.SIGKILL)
+    eventually(lambda: client.send(calls.kernel(kernel_id)).state == "lost")
+    (folder / "after").write_text("after")
+    before = content(folder)
+    take(client, "resume", kernel_id, snapshot_id=snapshot_id, files="restore")
+    assert not (folder / "after").exists()
+    newest = client.send(calls.snapshots(kernel_id))[0]
+    assert newest.has_files
+    take(client, "suspend", kernel_id)
+    take(client, "resume", kernel_id, snapshot_id=newest.snapshot_id, files="restore")
+    after = content(folder)
+    del before["shared.big"], after["shared.big"]
+    assert after == before
 
 
 def test_a_conflict_is_named_and_changes_nothing(client, owner, followed, eventually):

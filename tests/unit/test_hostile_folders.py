@@ -88,11 +88,11 @@ def snapshot_of(folder, entries, store, content=(), left_out=()):
     )
 
 
-def restore(manifest, folder, store, settings, *, former=None, merges=False, rules=RULES):
+def restore(manifest, folder, store, settings, *, merges=False, rules=RULES):
     return put_back(
         manifest,
-        former,
-        Place(folder, str(folder), rules),
+        manifest,
+        Place("k", folder, str(folder), rules),
         STAGING + "test",
         store,
         settings,

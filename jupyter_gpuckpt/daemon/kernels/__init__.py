@@ -20,6 +20,6 @@
 - `tree_records`: a copy of each kernel's record on the scratch of its own tree.
 - `usage`: a process tree's use of RAM and GPUs.
 - `verbs`: the verbs that clients request: launch, save, suspend, resume ....
-- `working_folders`: the working folders of kernels, and those that branches have for themselves.
 - `whole_files`: small files of the daemon that are replaced as a whole.
+- `working_folders`: the working folders of kernels, and those that branches have for themselves.
 """

@@ -375,7 +375,7 @@ class Kernels:
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
             self._machine.folders.undo(record)
-        else:
+        elif was is not KernelState.SUSPENDED:  # else its last resume failed, and maybe its undoing
             self._machine.folders.finish(record)
         if kept is not None and kept.state in ABSENT:
             self._machine.expect(kept.sizes.raw_bytes)

@@ -338,11 +338,9 @@ class Machine:
         progress: Progress,
     ) -> Iterator[list[str]]:
         """Put the files of a snapshot into the kernel's working folder, as `WorkingFolders.put_back` does."""
-        former = None
+        former = manifest
         if choice and record.snapshot_id:
             former = self.manifest(record, record.snapshot_id)
-            if former.info.kernel_id != record.kernel_id:
-                former = None  # a branch that has no files of its own yet
         with (
             self._local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.folders.put_back(

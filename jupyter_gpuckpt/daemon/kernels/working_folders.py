@@ -60,7 +60,7 @@ class WorkingFolders:
     def put_back(
         self,
         manifest: Manifest,
-        former: Manifest | None,
+        former: Manifest,
         record: KernelRecord,
         choice: FilesChoice,
         making: Making,
@@ -83,7 +83,9 @@ class WorkingFolders:
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         returns = late_modules.folder_returns
-        place = returns.Place(_folder_of(record), record.spec.cwd, record.spec.working_folder)
+        place = returns.Place(
+            record.kernel_id, _folder_of(record), record.spec.cwd, record.spec.working_folder
+        )
         cause = Cause.TOOL if record.cause is Cause.TOOL else Cause.ROLLBACK
         restore, warnings = returns.put_back(
             manifest,
@@ -159,7 +161,8 @@ class WorkingFolders:
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         if isinstance(moment, Manifest):
-            has_files = moment.folder is not None
+            is_here = store.stubs.find(moment.info.snapshot_id) is None
+            has_files = moment.folder is not None and is_here
             yield late_modules.stored_folders.stored_folder(moment, store) if has_files else None
             return
         spec = moment.spec

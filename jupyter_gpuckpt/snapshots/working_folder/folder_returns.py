@@ -29,6 +29,7 @@ from .stored_folders import StoredFolder, stored_folder
 class Place(NamedTuple):
     """The working folder of a kernel: where it is, its path as the kernel sees it, and its rules."""
 
+    kernel_id: str
     folder: Path
     path: str
     rules: FolderRules
@@ -36,7 +37,7 @@ class Place(NamedTuple):
 
 def put_back(  # noqa: PLR0913 - the last three by name
     manifest: Manifest,
-    former: Manifest | None,
+    former: Manifest,
     place: Place,
     name: str,
     store: LocalStore,
@@ -49,8 +50,8 @@ def put_back(  # noqa: PLR0913 - the last three by name
 ) -> tuple[FolderRestore, list[str]]:
     """Put the files of `manifest` in place; return what undoes that, and warnings.
 
-    `former`: the snapshot in which the kernel is suspended; if the files are others now, a copy of it with them is made first, with the
-    id and number of `making`. `merges`: keep what was changed here since the branch began whose snapshot it is.
+    `former`: the snapshot in which the kernel is suspended; if the files are others now, a copy of it with them is made first for this
+    kernel, with the id and number of `making`. `merges`: keep what was changed here since the branch began whose snapshot it is.
     Raises ConfigurationError, KernelStateConflict for what cannot be merged, CheckpointError, StoreError; then nothing was changed.
     """
     if manifest.folder is None or manifest.folder.path != place.path:
@@ -70,10 +71,10 @@ def put_back(  # noqa: PLR0913 - the last three by name
         now = saving.stored()
         if merges and manifest.folder.base:
             wanted = merged(_base(manifest.folder.base, store), now, wanted)
-        if former is not None and (earlier is None or not _is_same(earlier, now)):
+        if earlier is None or not _is_same(earlier, now):
             stored = saving.finish(progress)
             if stored is not None:
-                store.publish(_with_files(former, stored, making, cause))
+                store.publish(_with_files(former, place.kernel_id, stored, making, cause))
         restore = FolderRestore(place.folder, name)
         try:
             with Beneath(place.folder) as beneath:
@@ -112,12 +113,15 @@ def _is_same(one: StoredFolder, other: StoredFolder) -> bool:
     return known(one) == known(other)
 
 
-def _with_files(former: Manifest, stored: FolderStored, making: Making, cause: Cause) -> Manifest:
+def _with_files(
+    former: Manifest, kernel_id: str, stored: FolderStored, making: Making, cause: Cause
+) -> Manifest:
     """Return the manifest of a copy of a snapshot, with the files of now."""
     streams = [one for one in former.streams if one.name not in {CONTENT, TABLE}]
     info = replace(
         former.info,
         snapshot_id=making.snapshot_id,
+        kernel_id=kernel_id,
         number=making.number,
         created=time.time(),
         cause=cause,
@@ -126,6 +130,11 @@ def _with_files(former: Manifest, stored: FolderStored, making: Making, cause: C
         note="",
         has_files=True,
     )
+    launch = replace(former.launch, kernel_id=kernel_id)
     return replace(
-        former, info=info, streams=[*streams, *stored.packed.streams], folder=stored.record
+        former,
+        info=info,
+        launch=launch,
+        streams=[*streams, *stored.packed.streams],
+        folder=stored.record,
     )
